@@ -14,8 +14,6 @@ imports nothing optional.
 
 from __future__ import annotations
 
-from typing import Any
-
 __version__ = "0.1.0"
 
 # Names of an earlier version, which still work; those of errors are in `brim.errors`.
@@ -44,7 +42,7 @@ def _public_modules() -> dict[str, str]:
     return _modules
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__all__":
         return sorted([*_public_modules(), "__version__"])
     if name.startswith("__"):  # asked for by the import system and by `inspect`

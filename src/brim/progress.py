@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from brim.memory.meter import tree_bytes
 from brim.records import dataclass
+from brim.wording import worded
 
 Advance = Callable[[int], None]
 Watch = Callable[["Progress | bool | None"], "Progress"]
@@ -196,7 +197,8 @@ class Progress:
             self._event("shard", name=name, bytes=size, sha256=sha256, how=how)
 
     def note(self, text: str) -> None:
-        """Show a text that the user should know."""
+        """Show a text that the user should know, with options named as in the terminal or in Python."""
+        text = worded(text)
         with self._lock:
             self._forward("note", text)
             self._event("note", text=text)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from brim.api.recorded_run import recorded_run, shown
-from brim.api.source_api import source_options
+from brim.api.source_api import opened_table, source_options
 from brim.errors import InputError
 from brim.jobs.build_job import BuildPlan, BuildSettings
 from brim.jobs.job import BuildResult
@@ -19,10 +19,8 @@ from brim.options.build_options import (
     SelectOptions,
 )
 from brim.options.declare import shared_values, takes
-from brim.sources.file_table import FileTable
 from brim.sources.open_dataset import selected
 from brim.sources.open_source import read_source
-from brim.sources.selection import Selection
 from brim.storage.location import Access
 
 
@@ -119,17 +117,10 @@ def open_plan(options: OpenPlanOptions) -> SavedBuild:
 def make_build_plan(options: PlanOptions, *, runs: bool) -> BuildPlan:
     """Plan a build. One that `runs` is refused while its stop file exists; others only show what would be done."""
     settings = job_settings(BuildSettings, options)
-    source = options.source
-    if isinstance(source, FileTable | Selection) and (changed := options.changed(ReadFilesOptions)):
-        raise InputError(
-            f"{changed[0].spelling} decides how a path is read, and this source has been read already.",
-            hint="Give it where the source is made: brim.files, brim.bids, brim.table or brim.dataset.",
-        )
     with heard_while_reading(options.destination if runs else None, settings):
-        if isinstance(source, FileTable | Selection):
-            table = source.table() if isinstance(source, Selection) else source
-        else:
-            table = read_source(source, source_options(options))
+        table = opened_table(options, ReadFilesOptions)
+        if table is None:
+            table = read_source(options.source, source_options(options))
         plan = BuildPlan(table, options.destination, settings)
     plan.watch = shown
     return plan

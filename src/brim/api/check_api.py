@@ -1,16 +1,13 @@
 """verify, unpack, check and info: what a dataset contains, and whether it is right."""
 
 from brim.api.recorded_run import shown
-from brim.api.source_api import source_options
-from brim.errors import InputError
+from brim.api.source_api import opened_table, source_options
 from brim.options.build_options import ReadFilesOptions
 from brim.options.check_options import CheckOptions, InfoOptions, UnpackOptions, VerifyOptions
 from brim.options.declare import takes
 from brim.options.groups import FilterOptions
 from brim.progress import Progress
-from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
-from brim.sources.selection import Selection
 from brim.storage.location import Access
 from brim.verification import dataset_info
 from brim.verification import unpack as unpack_job
@@ -106,14 +103,8 @@ def info(options: InfoOptions) -> DatasetInfo:
 
 def check_source(options: CheckOptions, progress: Progress) -> CheckReport:
     """Check a source or a published dataset; of a dataset of which rows or columns are chosen, the chosen files."""
-    source = options.source
-    if isinstance(source, FileTable | Selection):
-        if changed := [*options.changed(ReadFilesOptions), *options.changed(FilterOptions)]:
-            raise InputError(
-                f"{changed[0].spelling} decides how a path is read, and this source has been read already.",
-                hint="Give it where the source is made: brim.files, brim.bids, brim.table or brim.dataset.",
-            )
-        table = source.table() if isinstance(source, Selection) else source
+    source, table = options.source, opened_table(options, ReadFilesOptions, FilterOptions)
+    if table is not None:
         return check_table(table, options, progress)
     steps = [("where", {"expression": options.where})] if options.where is not None else []
     steps += [("columns", {"names": list(options.columns)})] if options.columns else []  # type: ignore[dict-item]

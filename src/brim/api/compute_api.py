@@ -245,7 +245,7 @@ def embed_job(options: EmbedToDestinationOptions | EmbedToCacheOptions, *, held_
         )
         if not is_factory(model):
             need_extra("embed", "A model by its name or folder needs torch and transformers.", "torch", "transformers")
-        rows, root = _embed_rows(options.source, options.image, row_options(options))
+        rows, root = _open_embed_source(options.source, options.image, row_options(options))
         step = EmbedStep(replace(embedding, image_root=root))
         step.check(rows.schema)
         if to is None:
@@ -256,13 +256,6 @@ def embed_job(options: EmbedToDestinationOptions | EmbedToCacheOptions, *, held_
         if as_file:
             return Job(vector_file_spec(rows, step, to, settings))
         return Job(dataset_spec("embed", rows, step, RowsOutput("parquet", None, options.split), to, settings))
-
-
-def _embed_rows(source: Any, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
-    """Return the rows and the root of relative image paths, which is the working folder for rows in memory."""
-    if isinstance(source, str | os.PathLike):
-        return _open_embedded(os.fspath(source), image, options)
-    return open_rows(source, options), None if image is None else os.getcwd()
 
 
 def _cache(
@@ -394,29 +387,30 @@ _BLOCK_ROWS = 10_000
 _LOOK_NAMES = 10_000
 
 
-def _open_embedded(source: str, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
-    """Return the rows and the root of relative image paths."""
+def _open_embed_source(source: Any, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
+    """Return the rows and the root of relative image paths, which is the working folder for rows in memory.
+
+    With a column of images, a folder without files of rows is a folder of images. The first names of a bucket decide
+    between rows and images.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return open_rows(source, options), None if image is None else os.getcwd()
+    source = os.fspath(source)
     if is_bucket_address(source):
-        return _open_bucket(source, image, options)
+        address = parse_bucket_address(source, options.access)
+        folder, _, name = address.prefix.rpartition("/")
+        root: Any = address
+        if image is None or split_name(name)[0] is not None or WILD.search(address.prefix):
+            root = replace(address, prefix=folder)
+        elif not any(_is_of_rows(key) for key, _ in islice(list_objects(address), _LOOK_NAMES)):
+            reading = SourceOptions(limit=options.limit, access=options.access)
+            return _open_images(source, image, reading, name or address.bucket, options)
+        return open_rows(source, options), None if image is None else str(root)
     path = Path(source)
     if image is None or not path.is_dir() or _holds_rows(path):
-        root = path if path.is_dir() else path.parent
-        return open_rows(source, options), os.path.abspath(root) if image is not None else None
+        root = os.path.abspath(path if path.is_dir() else path.parent)
+        return open_rows(source, options), None if image is None else root
     return _open_images(source, image, SourceOptions(limit=options.limit), path.name, options)
-
-
-def _open_bucket(source: str, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
-    """Return the rows of a bucket and the root of image paths; the first names decide between rows and images."""
-    address = parse_bucket_address(source, options.access)
-    folder, _, name = address.prefix.rpartition("/")
-    if image is None or split_name(name)[0] is not None or WILD.search(address.prefix):
-        root = replace(address, prefix=folder)
-    elif any(map(_is_of_rows, (key for key, _ in islice(list_objects(address), _LOOK_NAMES)))):
-        root = address
-    else:
-        reading = SourceOptions(limit=options.limit, access=options.access)
-        return _open_images(source, image, reading, name or address.bucket, options)
-    return open_rows(source, options), str(root) if image is not None else None
 
 
 def _open_images(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from brim.errors import InputError
 from brim.options.declare import Options, shared_values, takes
 from brim.options.groups import BidsOptions
 from brim.options.read_options import BidsFolderOptions, DatasetOptions, FilesOptions, RecipesOptions, TableOptions
@@ -30,6 +31,21 @@ def source_options(options: Options, **internal: Any) -> SourceOptions:
         memory=getattr(options, "memory", None),
         **internal,
     )
+
+
+def opened_table(options: Any, *reading: type[Options]) -> FileTable | None:
+    """Return the table of a source that Python code has opened, such as `brim.files`; None for a path.
+
+    The options of `reading` apply to a path only, and are refused for an opened source.
+    """
+    if not isinstance(options.source, FileTable | Selection):
+        return None
+    if changed := options.changed(*reading):
+        raise InputError(
+            f"{changed[0].spelling} decides how a path is read, and this source has been read already.",
+            hint="Give it where the source is made: brim.files, brim.bids, brim.table or brim.dataset.",
+        )
+    return options.source.table() if isinstance(options.source, Selection) else options.source
 
 
 @takes(FilesOptions)

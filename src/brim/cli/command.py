@@ -5,7 +5,6 @@ Python have the same checks and messages.
 """
 
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import MISSING
 from inspect import cleandoc
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
+from brim.cli.print_output import print_stderr, silence_stdout
 from brim.errors import InputError
 from brim.options.declare import PANELS, Declared, Options, declared_options
 
@@ -130,8 +130,6 @@ class ClickCommand(click.Command):
         try:
             options = self._make_options(ctx)
             if getattr(options, "quiet", False) and not getattr(options, "json", False):
-                from brim.cli.print_output import silence_stdout
-
                 silence_stdout()
             return self.command.run(options)
         except InputError as error:
@@ -158,7 +156,7 @@ class ClickCommand(click.Command):
                     f"{old_flag} cannot be used with {item.flags[0]}, which is its new name.",
                     hint=f"Leave out {old_flag}.",
                 )
-            print(f"brim: {old_flag} is now {item.flags[0]}.", file=sys.stderr)
+            print_stderr(f"brim: {old_flag} is now {item.flags[0]}.")
             typed[item.name] = (*typed.get(item.name, ()), *value) if isinstance(value, tuple) else value
         if saved is not None and "plan" in typed:
             kind = saved

@@ -1,9 +1,5 @@
 """The list of commands and the page that `brim` and `brim --help` print, without loading the parser or a command."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 GROUPS = {
     "Build": {
         "plan": "Show what would be built, how large it is and whether it fits.",
@@ -72,20 +68,16 @@ _OPTIONS = {
 _DOCS = "https://brim.example/docs"
 
 
-def help_page() -> str:
-    """Return the page that lists all commands."""
-    return "\n".join([_PAGE, *_sections(), f"brim COMMAND --help shows examples and options. Docs: {_DOCS}"])
+def static_page(arguments: list[str]) -> str | None:
+    """Return the list of commands or the version, if the arguments ask for one of them."""
+    if not arguments or arguments[0] in ("--help", "-h", "--help-all"):
+        sections = [_PAGE]
+        for title, rows in {**GROUPS, "Options": _OPTIONS}.items():
+            width = max(len(name) for name in (rows if title == "Options" else COMMANDS))
+            sections += [f"{title}:", *(f"  {name:<{width}}  {text}" for name, text in rows.items()), ""]
+        return "\n".join([*sections, f"brim COMMAND --help shows examples and options. Docs: {_DOCS}"])
+    if arguments[0] in ("--version", "-V"):
+        from brim import __version__
 
-
-def _sections() -> Iterator[str]:
-    for title, rows in {**GROUPS, "Options": _OPTIONS}.items():
-        width = max(len(name) for name in rows) if title == "Options" else max(map(len, COMMANDS))
-        yield f"{title}:"
-        yield from (f"  {name:<{width}}  {text}" for name, text in rows.items())
-        yield ""
-
-
-def version_line() -> str:
-    from brim import __version__
-
-    return f"brim {__version__}"
+        return f"brim {__version__}"
+    return None

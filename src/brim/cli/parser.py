@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from brim.cli.command import Command, click_command
-from brim.cli.commands import COMMANDS, SYNONYMS, help_page
+from brim.cli.commands import COMMANDS, SYNONYMS, static_page
 from brim.errors import InputError
 
 
@@ -25,7 +25,7 @@ class BrimGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name == "help":
             names = click.Argument(["name"], required=False, type=click.Choice(list(COMMANDS)))
-            return click.Command("help", params=[names], callback=lambda name: print(help_page()))
+            return click.Command("help", params=[names], callback=lambda name: print(static_page([])))
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f"brim.cli.{name}_command")
@@ -84,6 +84,10 @@ def _refuse_unknown(program: str, name: str, names: Any, synonyms: dict[str, str
 def run_command(arguments: list[str]) -> Any:
     """Parse the arguments and run the command; click's own errors become brim's."""
     group = BrimGroup("brim", context_settings={"help_option_names": ["-h", "--help"]})
+    if "_BRIM_COMPLETE" in os.environ:  # the shell passes the incomplete command line in environment variables
+        group.main([], "brim", complete_var="_BRIM_COMPLETE")
+    if arguments[:1] in (["--show-completion"], ["--install-completion"]):
+        return _print_completion(install=arguments[0] == "--install-completion")
     try:
         return group.main(arguments, "brim", standalone_mode=False)
     except click.UsageError as error:
@@ -103,12 +107,7 @@ def run_command(arguments: list[str]) -> Any:
         raise KeyboardInterrupt from error
 
 
-def complete() -> None:
-    """Print completions for the shell, which passes the incomplete command line in environment variables."""
-    BrimGroup("brim").main([], "brim", complete_var="_BRIM_COMPLETE")
-
-
-def print_completion(*, install: bool) -> None:
+def _print_completion(*, install: bool) -> None:
     """Print the completion script for the user's shell, or add it to the start-up file of the shell."""
     shell = Path(os.environ.get("SHELL", "bash")).name
     kind = get_completion_class(shell)

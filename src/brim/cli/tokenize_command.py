@@ -1,12 +1,11 @@
 """brim tokenize: turn text into token ids."""
 
-import sys
 import time
 from typing import Any
 
 from brim.cli.command import Command
 from brim.cli.compute_command import run_job, run_saved, save_plan, show_result, start_worker
-from brim.cli.print_output import progress_for, waiting_for
+from brim.cli.print_output import print_stderr, progress_for, waiting_for
 from brim.options.compute_options import SaveOptions, TokenizeToDestinationOptions
 from brim.options.groups import SavedPlanOptions, ShowOptions
 from brim.records import dataclass
@@ -39,7 +38,7 @@ def run(options: TokenizeCommand | SavedPlanOptions) -> None:
 
     if options.deprecated_shares is not None:
         option, old, new = options.deprecated_shares
-        print(f"brim: --{option.replace('_', '-')} {old} is now --split-into {new}.", file=sys.stderr)
+        print_stderr(f"brim: --{option.replace('_', '-')} {old} is now --split-into {new}.")
     with waiting_for(str(options.source)):
         if options.save is not None:
             save_plan(options)

@@ -360,7 +360,7 @@ def old_names(kind: type[Options]) -> dict[str, str]:
 
 
 def warn_deprecated(text: str) -> None:
-    """Emit a DeprecationWarning that points to the caller's code, outside of brim."""
+    """Emit a DeprecationWarning that points to the code that calls brim."""
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("brim."):
         level, frame = level + 1, frame.f_back
@@ -426,10 +426,13 @@ def signature_of(kind: type[Options], function: Callable[..., Any]) -> inspect.S
     )
 
 
+_ARGUMENTS = ("SOURCE", "DATASET", "DEST")  # names of arguments that help texts mention
+
+
 def document(text: str, kind: type[Options]) -> str:
     """Insert an Args section before the first section of a docstring, with options named as in Python."""
     options = declared_options(kind).values()
-    arguments = {item.option.metavar: f"`{item.name}`" for item in options if item.option.argument}
+    arguments = {item.option.metavar: f"`{item.name}`" for item in options if item.option.metavar in _ARGUMENTS}
     lines = ["    Args:"]
     for item in options:
         if item.python_help:

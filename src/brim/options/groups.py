@@ -257,8 +257,8 @@ def _file_columns(value: Any) -> tuple[str, ...]:
 class PathOptions(Options, panel="Source"):
     """Which files of a folder, or which rows of a table, are read."""
 
-    include: Annotated[Names, Common("Read only files that match.", "GLOB")] = ()
-    exclude: Annotated[Names, Option("Leave out files that match.", "GLOB")] = ()
+    include: Annotated[Names, Common("Read only files that match this pattern.", "GLOB")] = ()
+    exclude: Annotated[Names, Option("Leave out files that match this pattern.", "GLOB")] = ()
     limit: Annotated[int | None, Common("Read only the first rows, for a trial.", "ROWS", minimum=1)] = None
 
 

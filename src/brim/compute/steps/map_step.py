@@ -55,7 +55,8 @@ class MapStep:
         function = function or identity
         self.function = Shipped.of(function)
         self.digest: Digest = function_digest((function, options.fn_kwargs, options.format_kwargs))
-        self._kwargs = pack((options.fn_kwargs, options.format_kwargs), "fn_kwargs")
+        keywords = (options.fn_kwargs, options.format_kwargs)
+        self._kwargs = pack(keywords, "fn_kwargs") if any(keywords) else b""  # without them, cloudpickle is not needed
         self._wanted = None if options.features is None else as_schema(options.features)
         none: dict[str, Any] = {}
         self.options = replace(options, fn_kwargs=none, format_kwargs=none, features=None)
@@ -180,7 +181,7 @@ class _Open:
 
     def __init__(self, step: MapStep, schema: pa.Schema) -> None:
         function = step.function.load()
-        self._kwargs, format_kwargs = unpack(step._kwargs, "fn_kwargs")
+        self._kwargs, format_kwargs = unpack(step._kwargs, "fn_kwargs") if step._kwargs else ({}, {})
         self._inputs = Inputs(schema, step.options, format_kwargs, lambda: step.rank)
         self._told = (self._inputs.schema or schema, step.options, step._wanted)
         self._results = Results(*self._told, None)
