@@ -187,7 +187,7 @@ def _make_job(options: JobOfCommand, held_bytes: int) -> Job:
 def _stored(options: JobOfCommand, group: type[Any], left_out: set[str]) -> dict[str, Any]:
     """Return the values of a group under the names on disk."""
     items = [item for item in declared_options(group).values() if item.name not in left_out]
-    return {item.option.old[0] if item.option.old else item.name: getattr(options, item.name) for item in items}
+    return {item.option.old or item.name: getattr(options, item.name) for item in items}
 
 
 def _portable(name: str, value: Any) -> Any:
