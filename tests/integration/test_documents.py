@@ -1,7 +1,8 @@
 """README.md and docs/ are true: every block of code is run, or says why it is not.
 
-A block is run if its page is in RUN, unless a comment before it says `not run: REASON`. Blocks of other pages are
-shown: their verbs and options must exist and their Python must compile; PAGES says why they are not run.
+Every block of a page is run, in order. A comment `<!-- not run: REASON -->` before a block, or below the title for the
+whole page, excludes it; the reason names the test that runs it elsewhere. Commands and options of excluded blocks must
+still exist, and their Python must compile.
 """
 
 from __future__ import annotations
@@ -24,47 +25,12 @@ from tests.publishing import Machine
 
 pytestmark = pytest.mark.docs
 ROOT = Path(__file__).parents[2]
-RUN = ["README.md", "docs/check.md", "docs/forecast.md", "docs/package.md", "docs/train.md"]
-# Pages whose blocks need what a test does not have, and what proves them instead.
-DATA = "about data of its reader; the verb's own tests run the same options"
-PAGES = {
-    "docs/aomic-piop1.md": "a dataset of 100 GB; tests/integration/test_recipes.py",
-    "docs/arc.md": "a dataset of 273 GB; tests/integration/test_recipes.py",
-    "docs/batch.md": "a batch system; tests/integration/test_batch.py",
-    "docs/bids.md": DATA,
-    "docs/embed.md": "needs torch; make test-embed",
-    "docs/empty-uploads.md": DATA,
-    "docs/from-datasets.md": "parts of programs; tests/integration/test_datasets.py",
-    "docs/howto-embed-images.md": "needs torch; make test-embed",
-    "docs/howto-join.md": "run by tests/integration/test_howto_select.py",
-    "docs/howto-one-subject.md": "run by tests/integration/test_howto_select.py",
-    "docs/howto-openneuro.md": "run by tests/integration/test_howto_openneuro.py",
-    "docs/howto-resume-a-map.md": DATA,
-    "docs/howto-split.md": "run by tests/integration/test_howto_select.py",
-    "docs/howto-tokenize-hub.md": "run by tests/integration/test_howto_select.py",
-    "docs/internals.md": "drawings",
-    "docs/isles24.md": "a dataset of 99 GB; tests/integration/test_recipes.py",
-    "docs/lab.md": "takes minutes; tests/integration/test_lab.py",
-    "docs/leak.md": DATA,
-    "docs/log-format.md": "a format",
-    "docs/map.md": DATA,
-    "docs/mutation.md": "takes minutes; make mutate",
-    "docs/objects.md": "needs a bucket; tests/integration/test_s3_source.py",
-    "docs/publish.md": DATA,
-    "docs/python.md": "run by tests/integration/test_api.py",
-    "docs/ray.md": "needs a cluster; make test-ray",
-    "docs/recipes.md": DATA,
-    "docs/report.md": DATA,
-    "docs/resume-upload.md": DATA,
-    "docs/run.md": DATA,
-    "docs/scale.md": "arithmetic; make bench-scale",
-    "docs/select.md": DATA,
-    "docs/tensors.md": DATA,
-    "docs/tokenize-300k.md": "examples/tokenize_300k.py",
-    "docs/tokenize.md": "run by tests/integration/test_tokenize.py",
-    "docs/verify-hub.md": DATA,
-    "docs/why-uploads-fail.md": DATA,
-    "docs/why.md": DATA,
+# Written by docs/make/reference.py from the declared options, the changelog and the decisions.
+GENERATED = {
+    "docs/contributing/decisions.md",
+    "docs/reference/changelog.md",
+    "docs/reference/commands.md",
+    "docs/reference/python.md",
 }
 BLOCK = re.compile(
     r"(?:<!--\s*not run: (?P<reason>[^>]+?)\s*-->\s*)?^```(?P<kind>[a-z]*)[^\n]*\n(?P<text>.*?)^```", re.M | re.S
@@ -83,9 +49,15 @@ class Block:
     def commands(self) -> list[str]:
         """What is typed in it, with lines that go on joined. A block of sh on a page that is run is nothing else."""
         joined = self.text.replace("\\\n", " ").splitlines()
-        if self.kind == "sh" and self.page in RUN:
+        if self.kind == "sh" and not reason_not_run(self.page):
             return [line for line in joined if line.strip()]
         return [line[2:] for line in joined if self.kind == "console" and line.startswith("$ ")]
+
+
+def reason_not_run(page: str) -> str:
+    """Return why no block of this page is run: a comment below its title. Empty if blocks are run."""
+    comment = re.match(r"# .*\n\s*<!--\s*not run: (.+?)\s*-->", (ROOT / page).read_text())
+    return comment[1] if comment else ""
 
 
 def blocks_of(page: str) -> Iterator[Block]:
@@ -96,10 +68,8 @@ def blocks_of(page: str) -> Iterator[Block]:
 
 
 def pages() -> list[str]:
-    return ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-
-
-ALL = [block for page in pages() for block in blocks_of(page)]
+    written = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    return ["README.md", *sorted(set(written) - GENERATED)]
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +82,11 @@ def group() -> Any:
     return click.Group("brim", commands={name: made.get_command(context, name) for name in COMMANDS})  # type: ignore[misc]
 
 
-def test_every_page_says_whether_it_is_run() -> None:
-    """A page with blocks is run, or listed with a reason."""
-    with_blocks = {block.page for block in ALL if block.kind in ("console", "python", "sh", "bash")}
-    assert with_blocks - set(RUN) - set(PAGES) == set()
-    assert set(PAGES) <= set(pages())
+@pytest.mark.parametrize("page", [page for page in pages() if reason_not_run(page)])
+def test_reasons_for_pages_not_run_name_existing_files(page: str) -> None:
+    """A test file or script that the reason names exists."""
+    named = re.findall(r"[\w/]+\.py", reason_not_run(page))
+    assert not [name for name in named if not (ROOT / name).exists()]
 
 
 @pytest.mark.parametrize("page", pages())
@@ -161,7 +131,7 @@ def check_command(command: str, group: Any, where: str) -> None:
 
 @pytest.fixture
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A copy of examples/sample, as README.md and docs/fresh-user.md tell to make one, and a Hub."""
+    """A copy of examples/sample, as README.md and docs/tutorials/twenty-tasks.md tell to make one, and a Hub."""
     here = tmp_path_factory.mktemp("fresh")
     with TestHub(here / "hub") as hub:
         machine = Machine(hub, here / "machine")
@@ -181,7 +151,8 @@ def typed(place: Machine, command: str) -> subprocess.CompletedProcess[str]:
 
 
 def tasks() -> list[tuple[str, str, str]]:
-    rows = re.findall(r"^\| +(\d+) \| (.+?) \| `(.+?)` \| `(.+?)` \|$", (ROOT / "docs/fresh-user.md").read_text(), re.M)
+    page = (ROOT / "docs/tutorials/twenty-tasks.md").read_text()
+    rows = re.findall(r"^\| +(\d+) \| (.+?) \| `(.+?)` \| `(.+?)` \|$", page, re.M)
     return [(task, command, says) for _, task, command, says in rows]
 
 
@@ -196,7 +167,7 @@ def test_a_fresh_user(place: Machine) -> None:
     assert not [told for told in went if not told[1]]
 
 
-@pytest.mark.parametrize("page", [page for page in RUN if (ROOT / page).exists()])
+@pytest.mark.parametrize("page", [page for page in pages() if not reason_not_run(page)])
 def test_pages_run(page: str, place: Machine) -> None:
     """Blocks of a page, from the first to the last; a Python block is one program."""
     for block in blocks_of(page):
@@ -231,7 +202,7 @@ def test_commands_of_the_readme_table_run(place: Machine, group: Any) -> None:
 
 
 def test_figures_are_what_was_measured() -> None:
-    """docs/benchmarks.md and the table of README.md are made of benchmarks/results, and not by hand."""
+    """docs/benchmarks/results.md and the table of README.md are made of benchmarks/results, and not by hand."""
     done = subprocess.run([sys.executable, "benchmarks/page.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
