@@ -175,15 +175,17 @@ class Guard:
         """Return the alarms that this reading raises, the gravest first."""
         passed_s = 0.0 if self._last is None else now - self._last
         self._last = now
-        if self.horizon_s or self.lead_s:
-            self._fast.add(now, used_bytes)
+        stop_bytes, state = self.level_bytes("stop"), self._states.setdefault("stop", _State())
+        has_news = False  # within a bin only a higher reading can be the reason for a stop
+        if self.horizon_s or (self.lead_s and stop_bytes is not None):
+            peak = self._fast.peaks[-1] if self._fast.peaks else 0
+            has_news = self._fast.add(now, used_bytes) or used_bytes > peak
             if self._history.add(now, used_bytes):
                 lead_s = self.lead_s or DEFAULT_LEAD_S
                 self._predictions = predict_growth(self._history, self.end_bytes, self.limit_bytes, lead_s)
                 self._predicted = now
         alarms = [alarm for one in self.thresholds if (alarm := self._cross(one, now, used_bytes, passed_s))]
-        stop_bytes, state = self.level_bytes("stop"), self._states.setdefault("stop", _State())
-        if stop_bytes is not None and self.lead_s and state.raised is None:
+        if has_news and stop_bytes is not None and self.lead_s and state.raised is None:
             reason = self._stop_reason(now, used_bytes, stop_bytes)
             if reason is not None:
                 state.raised = now
@@ -247,14 +249,15 @@ class Guard:
                 return stairs  # the next step does not fit, or is about to be the last
         if max(self._history.peaks[-_RECENT_BINS:]) < begin:
             return None
-        aged_s, climbed_s = now - self._predicted, self._history.seconds_above(begin)
-        agreeing = []
-        for one in self._predictions:
-            left_s = one.left_s - aged_s
-            if left_s > _LEAD_MARGIN * self.lead_s + self._history.bin_s:
-                continue
-            slow = one.bytes_per_s * _SLOW_CLIMB_LEADS * self.lead_s <= end - begin
-            if slow or climbed_s + left_s >= _SLOW_CLIMB_LEADS * self.lead_s:
-                agreeing.append(Prediction(max(left_s, 0.0), one.bytes_per_s, one.seen_s))
-        lasting = agreeing and agreeing[-1].seen_s >= _SEEN_LEADS * self.lead_s
-        return agreeing[0] if lasting and len(agreeing) >= _AGREEING else None
+        aged_s, soon_s = now - self._predicted, _LEAD_MARGIN * self.lead_s + self._history.bin_s
+        soon = [
+            Prediction(max(one.left_s - aged_s, 0.0), one.bytes_per_s, one.seen_s)
+            for one in self._predictions
+            if one.left_s - aged_s <= soon_s
+        ]
+        if len(soon) < _AGREEING:
+            return None
+        slow_s, climbed_s = _SLOW_CLIMB_LEADS * self.lead_s, self._history.seconds_above(begin)
+        agreeing = [one for one in soon if one.bytes_per_s * slow_s <= end - begin or climbed_s + one.left_s >= slow_s]
+        has_lasted = agreeing and agreeing[-1].seen_s >= _SEEN_LEADS * self.lead_s
+        return agreeing[0] if has_lasted and len(agreeing) >= _AGREEING else None
