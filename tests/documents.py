@@ -170,9 +170,12 @@ class Shell:
 def reader(folder: Path, page: str) -> Iterator[Shell]:
     """A shell as a reader of the page has it: the sample data, `brim` and `python`, a Hub and a bucket."""
     with contextlib.ExitStack() as stack:
-        hub = stack.enter_context(TestHub(folder / "hub", tokens={"hf_write": {"user": "me", "can_write": True}}))
-        environment = Machine(hub, folder / "machine").environment
-        if f"s3://{BUCKET}" in (ROOT / page).read_text():
+        text = (ROOT / page).read_text()
+        tokens = {"hf_write": {"user": "me", "can_write": True}}
+        xet = "hf://buckets/" in text  # storage buckets of the Hub have no LFS
+        hub = stack.enter_context(TestHub(folder / "hub", tokens=tokens, xet=xet))
+        environment = Machine(hub, folder / "machine").environment | ({"HF_HUB_DISABLE_XET": "0"} if xet else {})
+        if f"s3://{BUCKET}" in text:
             server = stack.enter_context(S3Server(folder / "s3"))
             server.create_bucket(BUCKET)
             environment |= server.environment
