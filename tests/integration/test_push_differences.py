@@ -1,4 +1,4 @@
-"""Differences between brim.push_to_hub and the original: a test for each line of a table in docs/reference/push-to-hub.md."""
+"""Differences between brim.push_to_hub and the original: a test for each line of docs/reference/push-to-hub.md."""
 
 from __future__ import annotations
 
