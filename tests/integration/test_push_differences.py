@@ -378,8 +378,8 @@ def test_the_arguments_are_those_of_the_original() -> None:
         assert [(p.name, p.default) for p in positional] == [(p.name, p.default) for p in theirs]
     for several in (datasets.DatasetDict, datasets.IterableDatasetDict):
         assert not inspect.signature(several.push_to_hub).parameters.keys() - {p.name for p in ours} - {"self"}
-    own = [p.name for p in ours if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert own == ["append", "memory", "upload_with", "state_dir", "stop", "progress"]
+    own = {p.name for p in ours if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert own == {"append", "memory", "upload_with", "state_dir", "stop", "progress"}
 
 
 def test_every_line_of_the_table_is_tested() -> None:

@@ -100,7 +100,9 @@ def open_plan(options: OpenPlanOptions) -> SavedBuild:
         InputError: The file is not a plan of a build.
 
     Examples:
-        >>> brim.open_plan("shared/arc.plan").part("3/100")  # doctest: +SKIP
+        >>> brim.plan("photos", "shared", memory="500MB").save("photos.plan")
+        >>> brim.open_plan("photos.plan").part("1/2").parts
+        2
     """
     access = Access(options.endpoint_url)
     if is_job_plan(open_place(options.path, access).path):

@@ -294,7 +294,10 @@ def _tokenize_to_cache(options: TokenizeToCacheOptions) -> Dataset | DatasetDict
         MemoryLimitError: The work does not fit the limit.
 
     Examples:
-        >>> brim.tokenize("corpus.jsonl", "gpt2", pack=2048, destination="tokens")  # doctest: +SKIP
+        >>> brim.tokenize("corpus.jsonl", "tokenizer.json", destination="tokens", progress=False).counts["documents"]
+        3
+        >>> brim.tokenize("corpus.jsonl", "tokenizer.json", progress=False).column_names
+        ['input_ids']
     """
     job, _ = _run_tokenize(options)
     return _open_cached(job)
@@ -333,7 +336,9 @@ def _embed_to_cache(options: EmbedToCacheOptions) -> Vectors:
         MemoryLimitError: The model does not fit the limit.
 
     Examples:
-        >>> brim.embed("photos", "openai/clip-vit-base-patch32", image="image")  # doctest: +SKIP
+        >>> vectors = brim.embed("corpus.jsonl", "steps.py:model", column="text", progress=False)
+        >>> vectors["embedding"].shape
+        (3, 4)
     """
     job, result = _run_embed(options)
     assert isinstance(job.spec.layout, FileLayout)

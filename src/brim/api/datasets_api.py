@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,7 +36,6 @@ from brim.options.push_options import PushToHubOptions
 from brim.plans.cut_shards import DEFAULT_SHARD_BYTES, metadata_bytes
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
-from brim.records import dataclass
 from brim.sizes import parse_size
 from brim.sources.dataset_source import dataset_source
 from brim.sources.datasets_private import fingerprint_of
@@ -73,7 +72,9 @@ def push_to_hub(options: PushToHubOptions) -> BuildResult:
         DestinationUnavailableError: The Hub cannot be reached.
 
     Examples:
-        >>> brim.push_to_hub(dataset, "me/scans", memory="1GB")  # doctest: +SKIP
+        >>> dataset = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+        >>> brim.push_to_hub(dataset, "ada/numbers", memory="500MB", progress=False).rows
+        3
     """
     progress = shown(options.progress)
     with named(_PUSH_NAMES), _as_values():
@@ -202,23 +203,15 @@ _ROWS = "rows.arrow"
 CacheDir = str | os.PathLike[str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Caching:
-    """The arguments of `datasets` about where and how to cache the indices of rows. They do not change the rows.
-
-    `without_effect` are names and values of the arguments that have no effect in brim: one note lists them.
-    """
-
-    load_from_cache_file: bool | None = None
-    fingerprints: Mapping[str, str | None] = field(default_factory=dict)  # of the results, by split; "" for a Dataset
-    without_effect: Mapping[str, Any] = field(default_factory=dict)
-
-    def note_without_effect(self, watched: Progress) -> None:
-        usual = {"keep_in_memory": False, "writer_batch_size": 1000, "disable_nullable": False}
-        useless = [name for name, value in self.without_effect.items() if value != usual.get(name)]
-        if useless:
-            predicate = "has no effect" if len(useless) == 1 else "have no effect"
-            watched.note(f"{' and '.join(useless)} {predicate}: the rows are mapped from brim's cache (cache_dir=)")
+# The arguments of `datasets` about caching that have no effect here, with their defaults: one note lists them.
+_WITHOUT_EFFECT: dict[str, Any] = {
+    "keep_in_memory": False,
+    **dict.fromkeys(("cache_file_name", "cache_file_names", "indices_cache_file_name", "indices_cache_file_names")),
+    **dict.fromkeys(("train_indices_cache_file_name", "test_indices_cache_file_name")),
+    "writer_batch_size": 1000,
+    "disable_nullable": False,
+    "num_proc": None,
+}
 
 
 def flatten_indices(
@@ -250,43 +243,33 @@ def flatten_indices(
         InputError: The argument is not a Dataset or a DatasetDict.
 
     Examples:
-        >>> brim.flatten_indices(dataset.select([2, 0]))["n"][:]  # doctest: +SKIP
-        [2, 0]
+        >>> dataset = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+        >>> brim.flatten_indices(dataset.select([2, 0]), progress=False)["n"][:]
+        [3, 1]
     """
-    useless = {
-        "keep_in_memory": keep_in_memory,
-        "cache_file_name": cache_file_name,
-        "cache_file_names": cache_file_names,
-        "writer_batch_size": writer_batch_size,
-        "disable_nullable": disable_nullable,
-        "num_proc": num_proc,
-    }
-    caching = _Caching(None, {"": new_fingerprint}, useless)
-    result: _D = _flattened(dataset, "flatten", cache_dir, progress, caching, features)
+    result: _D = _rewritten(dataset, "flatten", locals(), features)
     return result
 
 
-def _flattened(
-    dataset: Any,
-    label: str,
-    cache_dir: CacheDir,
-    progress: Progress | bool | None,
-    caching: _Caching,
-    features: Any = None,
-) -> Any:
-    """Write the rows of the splits that are not in the cache, with one progress bar, and return the new dataset."""
-    datasets, watched = import_datasets("brim.flatten_indices"), shown(progress)
+def _rewritten(dataset: Any, label: str, arguments: Mapping[str, Any], features: Any = None) -> Any:
+    """Write the rows of the splits that are not in the cache, with one progress bar, and return the new dataset.
+
+    `arguments` are those of the function that was called: where and how to cache. They do not change the rows.
+    """
+    datasets, watched = import_datasets("brim.flatten_indices"), shown(arguments["progress"])
     has_splits = isinstance(dataset, datasets.DatasetDict)
     parts = dict(dataset) if has_splits else {"": dataset}
     for part in parts.values():
         if not isinstance(part, datasets.Dataset):
             raise InputError(f"This is a {type(part).__name__}, not a datasets.Dataset.")
-    caching.note_without_effect(watched)
-    home, description = cache_home(cache_dir), {"what": "rows", "source": "a dataset"}
+    if useless := [name for name, usual in _WITHOUT_EFFECT.items() if arguments.get(name, usual) != usual]:
+        predicate = "has no effect" if len(useless) == 1 else "have no effect"
+        watched.note(f"{' and '.join(useless)} {predicate}: the rows are mapped from brim's cache (cache_dir=)")
+    home, description = cache_home(arguments["cache_dir"]), {"what": "rows", "source": "a dataset"}
     kinds = "" if features is None else f"-{digest_json(features.to_dict())[:12]}"
     names = {name: f"rows-{fingerprint_of(part)}{kinds}" for name, part in parts.items()}
     paths = {name: open_cache(home, folder, description) / _ROWS for name, folder in names.items()}
-    use_cache = caching.load_from_cache_file
+    use_cache = arguments.get("load_from_cache_file")
     use_cache = datasets.is_caching_enabled() if use_cache is None else use_cache
     missing = {path: parts[name] for name, path in paths.items() if not use_cache or not path.exists()}
     if missing:
@@ -296,10 +279,10 @@ def _flattened(
                 _write(part, path, watched, features)
         finally:
             watched.finish()
-    results = {
-        name: _open_written(part, paths[name], names[name], features, caching.fingerprints.get(name))
-        for name, part in parts.items()
-    }
+    results = {}
+    for name, part in parts.items():
+        fingerprint = arguments.get(f"{name}_new_fingerprint" if name else "new_fingerprint")
+        results[name] = _open_written(part, paths[name], names[name], features, fingerprint)
     return datasets.DatasetDict(results) if has_splits else results[""]
 
 
@@ -381,9 +364,11 @@ def shuffle(
         ArgumentError: Seeds and generators do not fit the dataset.
 
     Examples:
-        >>> brim.shuffle(dataset, seed=7)  # doctest: +SKIP
+        >>> dataset = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+        >>> sorted(brim.shuffle(dataset, seed=7, progress=False)["n"])
+        [1, 2, 3]
     """
-    checked = _check_type(dataset, "brim.shuffle")
+    arguments, checked = locals(), _check_type(dataset, "brim.shuffle")
     has_splits = isinstance(checked, dict)
     if not has_splits and (seeds is not None or generators is not None):
         raise ArgumentError("seeds= and generators= are for a DatasetDict.", hint="Give seed= or generator=.")
@@ -395,14 +380,7 @@ def shuffle(
         )
     random = {"generators": generators or generator} if has_splits else {"generator": generator}
     ordered = checked.shuffle(seed if seeds is None else seeds, **random, keep_in_memory=True)
-    useless = {
-        "keep_in_memory": keep_in_memory,
-        "indices_cache_file_name": indices_cache_file_name,
-        "indices_cache_file_names": indices_cache_file_names,
-        "writer_batch_size": writer_batch_size,
-    }
-    caching = _Caching(load_from_cache_file, {"": new_fingerprint}, useless)
-    result: _D = _flattened(ordered, "shuffle", cache_dir, progress, caching)
+    result: _D = _rewritten(ordered, "shuffle", arguments)
     return result
 
 
@@ -436,15 +414,11 @@ def sort(
         InputError: The argument is not a Dataset or a DatasetDict.
 
     Examples:
-        >>> brim.sort(dataset, "n", reverse=True)  # doctest: +SKIP
+        >>> dataset = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+        >>> brim.sort(dataset, "n", reverse=True, progress=False)["n"][:]
+        [3, 2, 1]
     """
-    checked = _check_type(dataset, "brim.sort")
-    useless = {
-        "keep_in_memory": keep_in_memory,
-        "indices_cache_file_name": indices_cache_file_name,
-        "indices_cache_file_names": indices_cache_file_names,
-        "writer_batch_size": writer_batch_size,
-    }
+    arguments, checked = locals(), _check_type(dataset, "brim.sort")
     # With keep_in_memory=True, `datasets` cannot sort a dataset on disk, so it gets a file for the indices of rows.
     with tempfile.TemporaryDirectory(prefix="brim-order-", dir=scratch_folder()) as folder:
         order: dict[str, Any] = {"reverse": reverse, "null_placement": null_placement, "load_from_cache_file": False}
@@ -453,8 +427,7 @@ def sort(
         else:
             order["indices_cache_file_name"] = f"{folder}/0.arrow"
         ordered = checked.sort(column_names, **order)
-        caching = _Caching(load_from_cache_file, {"": new_fingerprint}, useless)
-        result: _D = _flattened(ordered, "sort", cache_dir, progress, caching)
+        result: _D = _rewritten(ordered, "sort", arguments)
     return result
 
 
@@ -482,11 +455,13 @@ def concatenate_datasets(
         InputError: An element of the list is not a Dataset.
 
     Examples:
-        >>> brim.concatenate_datasets([first, second])  # doctest: +SKIP
+        >>> dataset = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+        >>> len(brim.concatenate_datasets([dataset, dataset], progress=False))
+        6
     """
-    datasets = import_datasets("brim.concatenate_datasets")
+    arguments, datasets = locals(), import_datasets("brim.concatenate_datasets")
     concatenated = datasets.concatenate_datasets(list(dsets), info=info, split=split, axis=axis)
-    result: _D = _flattened(concatenated, "concatenate", cache_dir, progress, _Caching())
+    result: _D = _rewritten(concatenated, "concatenate", arguments)
     return result
 
 
@@ -524,18 +499,13 @@ def train_test_split(
         InputError: The argument is not a Dataset.
 
     Examples:
-        >>> brim.train_test_split(dataset, test_size=0.1, seed=7)  # doctest: +SKIP
+        >>> dataset = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+        >>> brim.train_test_split(dataset, test_size=1, seed=7, progress=False).num_rows
+        {'train': 2, 'test': 1}
     """
-    datasets = import_datasets("brim.train_test_split")
+    arguments, datasets = locals(), import_datasets("brim.train_test_split")
     if not isinstance(dataset, datasets.Dataset):
         raise InputError(f"This is a {type(dataset).__name__}, not a datasets.Dataset.")
-    useless = {
-        "keep_in_memory": keep_in_memory,
-        "train_indices_cache_file_name": train_indices_cache_file_name,
-        "test_indices_cache_file_name": test_indices_cache_file_name,
-        "writer_batch_size": writer_batch_size,
-    }
-    fingerprints = {"train": train_new_fingerprint, "test": test_new_fingerprint}
     with tempfile.TemporaryDirectory(prefix="brim-order-", dir=scratch_folder()) as folder:  # as in `sort`
         parts = dataset.train_test_split(
             test_size=test_size,
@@ -548,6 +518,5 @@ def train_test_split(
             train_indices_cache_file_name=f"{folder}/train.arrow",
             test_indices_cache_file_name=f"{folder}/test.arrow",
         )
-        caching = _Caching(load_from_cache_file, fingerprints, useless)
-        result: DatasetDict = _flattened(parts, "split", cache_dir, progress, caching)
+        result: DatasetDict = _rewritten(parts, "split", arguments)
     return result

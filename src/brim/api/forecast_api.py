@@ -44,7 +44,8 @@ def forecast(shape: Shape, **numbers: Any) -> Forecast:
     Examples:
         >>> brim.forecast("concat", rows=2_857_545, dims=[768, 1024], memory="64GB").verdict.name
         'LOW'
-        >>> brim.forecast("embed-files", source="scans")  # doctest: +SKIP
+        >>> brim.forecast("embed-files", source="photos", memory="64GB").verdict.name
+        'LOW'
     """
     if shape not in FORECASTS:
         raise InputError(f"{shape!r} is not a shape of work.", hint=f"Use one of: {', '.join(FORECASTS)}.")

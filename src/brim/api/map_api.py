@@ -86,8 +86,11 @@ def _map_to_cache(options: MapToCacheOptions) -> Dataset | DatasetDict:
         MemoryLimitError: Not even one batch fits the limit.
 
     Examples:
-        >>> brim.map(dataset, clean, batched=True, memory="4GB")  # doctest: +SKIP
-        >>> brim.map("pages.jsonl", clean, destination="clean", memory="4GB")  # doctest: +SKIP
+        >>> dataset = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+        >>> brim.map(dataset, lambda row: {"n": 2 * row["n"]}, memory="500MB", progress=False)["n"][:]
+        [2, 4, 6]
+        >>> brim.map("corpus.jsonl", "steps.py:clean", destination="clean", memory="500MB", progress=False).rows
+        3
     """
     call = _Call(options, _CACHE_NAMES)
     refuse_without_destination(call.resolved, *declared_options(RowOutputOptions))
@@ -120,7 +123,9 @@ def filter(options: FilterRowsOptions) -> Dataset | DatasetDict:
         UserFunctionError: The function failed.
 
     Examples:
-        >>> brim.filter(dataset, lambda row: row["age"] > 40, memory="4GB")  # doctest: +SKIP
+        >>> dataset = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+        >>> brim.filter(dataset, lambda row: row["n"] > 1, memory="500MB", progress=False)["n"][:]
+        [2, 3]
     """
     call = _Call(options, _CACHE_NAMES)
     refuse_without_destination(call.resolved, *declared_options(RowOutputOptions))

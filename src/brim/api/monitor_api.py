@@ -50,6 +50,7 @@ def why(options: WhyOptions) -> oom.WhyReport:
         InputError: The time is wrong.
 
     Examples:
-        >>> print(brim.why(1540763, since="3d"))  # doctest: +SKIP
+        >>> [(kill.pid, kill.name) for kill in brim.why(logs=["kern.log"]).kills]
+        [(1540763, 'python')]
     """
     return oom.why(**options.values())

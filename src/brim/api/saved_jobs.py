@@ -83,7 +83,9 @@ def save_job(
         InputError: An option is wrong or cannot be saved.
 
     Examples:
-        >>> brim.save_job("shared/clean.plan", "map", "pages.jsonl", "steps:clean", "out")  # doctest: +SKIP
+        >>> saved = brim.save_job("clean.plan", "map", "corpus.jsonl", "steps.py:clean", "cleaned")
+        >>> saved.part("1/2").parts
+        2
     """
     if verb not in _KINDS:
         raise ArgumentError(f"verb= takes map, tokenize or embed, not {verb!r}.", option="verb")
@@ -138,7 +140,9 @@ def open_job(options: OpenJobOptions) -> SavedComputation:
         InputError: The file is not a plan of map, tokenize or embed, or its source has changed.
 
     Examples:
-        >>> brim.open_job("shared/clean.plan").part("3/100")  # doctest: +SKIP
+        >>> saved = brim.save_job("all.plan", "map", "corpus.jsonl", "steps.py:clean", "all")
+        >>> brim.open_job("all.plan").run().rows
+        3
     """
     return open_saved_job(options.path, Access(options.endpoint_url), options, caller_bytes)
 
