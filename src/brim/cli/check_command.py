@@ -65,16 +65,12 @@ def show(report: Any, as_json: bool, every_file: bool) -> None:
         print(wrapped(f"checked: {', '.join(report.proved) or 'nothing'}", 9))
         print(wrapped(f"not checked: {', '.join(report.unproved) or 'nothing was left out'}", 13))
     if not report.ok:
-        findings = [_finding(item) for item in report.failed]
+        findings = [f"{item.name} ({len(item.failed):,})" if item.failed else item.name for item in report.failed]
         raise VerificationError(
             f"{len(findings)} of {len(report.checks)} checks failed: {', '.join(findings)}.",
             hint="" if every_file else "Run it again with --list to see every file.",
             findings=findings,
         )
-
-
-def _finding(item: Any) -> str:
-    return f"{item.name} ({len(item.failed):,})" if item.failed else item.name
 
 
 def _print(checks: list[Any], every_file: bool) -> None:
@@ -85,24 +81,15 @@ def _print(checks: list[Any], every_file: bool) -> None:
     names = max(len(item.name) for item in checks)
     width = max(map(len, counts))
     for item, count in zip(checks, counts, strict=True):
-        files = _files(item)
-        shown = ""
-        if files and not every_file:
-            suffix = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
-            shown = ", ".join(files[:_SHOWN]) + suffix
-        text = " | ".join(part for part in (item.detail, shown) if part)
-        line = f"{item.status:>4}  {item.name:<{names}}  {count:>{width}}  {text}".rstrip()
-        print(wrapped(line, 6))
-        if every_file:
-            for file in files:
-                print(f"      {file}")
-
-
-def _files(item: Any) -> list[str]:
-    """Name the files that failed, each with its fault if the fault is known."""
-    if not item.faults:
-        return list(item.failed)
-    return [f"{path} ({fault})" for path, fault in zip(item.failed, item.faults, strict=True)]
+        files = list(item.failed)
+        if item.faults:  # the fault of each file, where it is known
+            files = [f"{path} ({fault})" for path, fault in zip(item.failed, item.faults, strict=True)]
+        shown = [] if every_file else files[:_SHOWN]
+        suffix = f" and {len(files) - _SHOWN:,} more" if shown and len(files) > _SHOWN else ""
+        text = " | ".join(part for part in (item.detail, ", ".join(shown) + suffix) if part)
+        print(wrapped(f"{item.status:>4}  {item.name:<{names}}  {count:>{width}}  {text}".rstrip(), 6))
+        for file in files if every_file else ():
+            print(f"      {file}")
 
 
 COMMAND = Command(CheckCommand, run)

@@ -2,23 +2,45 @@
 
 import functools
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable
 from typing import Any
 
-from brim.cli.print_output import emit, memory_held, print_lines, show_progress
+from brim.cli.print_output import emit, memory_held, print_lines, show_progress, waiting_for
 from brim.errors import InputError
 from brim.options.groups import SavedPlanOptions
 
+# Lines for people, and values for the JSON object, about a result that took some seconds.
+Describe = Callable[[Any, Any, float], tuple[list[tuple[str, str]], dict[str, Any]]]
 
-def start_worker(step: str, options: Any, workers: int | None = None) -> None:
-    """Start the first worker early, so that it imports its modules while this process opens the source."""
+
+def run_compute(
+    command: str,
+    options: Any,
+    make_job: Callable[[Any], Any],
+    describe: Describe = lambda *_: ([], {}),
+    workers: int = 0,
+) -> None:
+    """Run a job, save it as a plan (--save), or process a saved plan (--plan). `workers` is the usual number."""
     from brim.execution.worker_process import start_spare
 
     if getattr(options, "engine", "local") == "local":
-        start_spare(step, options.workers or workers)
+        # The first worker imports its modules while this process opens the source.
+        start_spare(f"brim.compute.steps.{command}_step", options.workers or workers or None)
+    if isinstance(options, SavedPlanOptions):
+        _run_saved(command, options)
+        return
+    with waiting_for(str(getattr(options, "source", None) or getattr(options, "dataset", ""))):
+        if options.save is not None:
+            _save_plan(options)
+            return
+        job = make_job(options)
+    start = time.monotonic()
+    result, progress = _run_job(options, job, job.run)
+    _show_result(options, result, progress, job, *describe(job, result, max(time.monotonic() - start, 1e-6)))
 
 
-def run_saved(command: str, options: SavedPlanOptions) -> None:
+def _run_saved(command: str, options: SavedPlanOptions) -> None:
     """Process a part of a saved plan, publish all parts, or process the missing parts and publish."""
     from brim.api.saved_jobs import no_caller, open_saved_job
     from brim.storage.location import Access
@@ -27,17 +49,17 @@ def run_saved(command: str, options: SavedPlanOptions) -> None:
     if saved.plan.verb != command:
         raise InputError(f"{saved.place.shown!r} is a plan of brim {saved.plan.verb}.", hint=saved.command("--finish"))
     if options.part is None:
-        result, progress = run_job(options, saved.job, saved.finish if options.finish else saved.run)
-        show_result(options, result, progress, saved.job)
+        result, progress = _run_job(options, saved.job, saved.finish if options.finish else saved.run)
+        _show_result(options, result, progress, saved.job, [], {})
         return
-    result, _ = run_job(options, saved.job, functools.partial(saved.part, options.part))
+    result, _ = _run_job(options, saved.job, functools.partial(saved.part, options.part))
     if options.json:
         emit("done", **result.as_dict())
     else:
         print_lines(result.summary())
 
 
-def save_plan(options: Any) -> None:
+def _save_plan(options: Any) -> None:
     """Save the job as a plan, and print the next step."""
     from brim.api.saved_jobs import no_caller, write_plan
 
@@ -54,24 +76,19 @@ def save_plan(options: Any) -> None:
     ])  # fmt: skip
 
 
-def run_job(options: Any, job: Any, run: Callable[[Any], Any]) -> tuple[Any, Any]:
+def _run_job(options: Any, job: Any, run: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Run a job with its progress, live page and report. Return the result and the progress."""
     with show_progress(options, limit=job.limit, report=options.report, stop_file=job.stop_file) as progress:
         return run(progress), progress
 
 
-def show_result(
-    options: Any,
-    result: Any,
-    progress: Any,
-    job: Any,
-    lines: Sequence[tuple[str, str]] = (),
-    values: Mapping[str, Any] | None = None,
+def _show_result(
+    options: Any, result: Any, progress: Any, job: Any, lines: list[tuple[str, str]], values: dict[str, Any]
 ) -> None:
     """Print a result: `lines` are added for people, `values` to the JSON object."""
     if options.json:
         peak = max(result.peak_bytes, getattr(progress, "peak_bytes", 0))
-        emit("done", **(result.as_dict() | {"peak_bytes": peak} | dict(values or {})))
+        emit("done", **(result.as_dict() | {"peak_bytes": peak} | values))
         return
     # `lines` has the counts as text, and `memory_held` reports the memory of all processes.
     first, second, *remaining = [item for item in result.summary() if item[0] not in (*result.counts, "peak memory")]

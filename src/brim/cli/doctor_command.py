@@ -36,17 +36,31 @@ class DoctorCommand(JsonOptions):
 
 
 def run(options: DoctorCommand) -> None:
-    hub_request = _HubRequest()  # runs while the other values are collected
-    libraries = dict(_libraries())
+    from huggingface_hub import constants, get_token
+
+    from brim import __version__
+
+    token = get_token()
+    hub: dict[str, Any] = {"endpoint": constants.ENDPOINT, "token": token is not None}
+    # On a thread, so that a lost connection does not delay the other checks.
+    asking = threading.Thread(target=_ask_hub, args=[hub, token], daemon=True)
+    if token is not None and not constants.HF_HUB_OFFLINE:
+        asking.start()
+    libraries = {item.name: installed_version(item.name) or "is missing" for item in own_requirements()}
     extras = [_extra(name) for name in EXTRAS]
     memory = _memory()
-    hub = hub_request.answer()
-    advice = [*_old(libraries), *_advice(extras, hub, memory)]
-    about = {"brim": libraries.pop("brim"), "python": platform.python_version(), "system": platform.platform()}
+    if asking.ident is not None:
+        asking.join(_HUB_S)
+    if asking.is_alive():
+        hub = {**hub, "error": f"the Hub does not answer within {_HUB_S:g} s"}
+    elif constants.HF_HUB_OFFLINE:
+        hub["error"] = "not asked: HF_HUB_OFFLINE is set"
+    advice = list(_advice(libraries, extras, hub, memory))
+    about = {"brim": __version__, "python": platform.python_version(), "system": platform.platform()}
     if options.json:
         emit("doctor", **about, libraries=libraries, extras=extras, hub=hub, memory=memory, advice=advice)
         return
-    lines = [
+    print_lines([
         ("brim", f"{about['brim']}, Python {about['python']} ({sys.executable}), {about['system']}"),
         ("libraries", ", ".join(f"{name} {version}" for name, version in libraries.items())),
         *((f"[{extra['name']}]", _extra_text(extra)) for extra in extras),
@@ -55,25 +69,8 @@ def run(options: DoctorCommand) -> None:
         *(("", reason) for reason in memory["above"] if reason not in memory["limit"]),
         ("cgroup", memory["cgroup"]),
         ("state", memory["state"]),
-        *(("next", step) for step in advice or ["nothing is missing"]),
-    ]
-    print_lines(lines)
-
-
-def _libraries() -> Iterator[tuple[str, str]]:
-    from brim import __version__
-
-    yield "brim", __version__
-    for requirement in own_requirements():
-        yield requirement.name, installed_version(requirement.name) or "is missing"
-
-
-def _old(libraries: dict[str, str]) -> Iterator[str]:
-    """Yield an install command for each required library that is missing or has an unsupported version."""
-    for requirement in own_requirements():
-        version = libraries[requirement.name]
-        if version == "is missing" or not requirement.specifier.contains(version, prereleases=True):
-            yield f"pip install '{requirement.name}{requirement.specifier}'  ({requirement.name} {version})"
+        *(("next step", step) for step in advice or ["nothing is missing"]),
+    ])  # fmt: skip
 
 
 def _extra(name: str) -> dict[str, Any]:
@@ -91,40 +88,19 @@ def _extra_text(extra: dict[str, Any]) -> str:
     return f"{f'{installed}; ' if installed else ''}missing: {', '.join(extra['missing'])}, for {extra['enables']}"
 
 
-class _HubRequest:
-    """A request for the owner and the permissions of the token.
-
-    It runs on a thread, so that a lost connection does not delay the other checks.
-    """
-
-    def __init__(self) -> None:
-        from huggingface_hub import constants, get_token
-
-        self._facts: dict[str, Any] = {"endpoint": constants.ENDPOINT, "token": get_token() is not None}
-        self._offline = bool(constants.HF_HUB_OFFLINE)
-        self._thread = threading.Thread(target=self._ask, args=[get_token()], daemon=True)
-        if self._facts["token"] and not self._offline:
-            self._thread.start()
-
-    def _ask(self, token: str) -> None:
-        request = Request(f"{self._facts['endpoint']}/api/whoami-v2", headers={"Authorization": f"Bearer {token}"})
-        try:
-            with urlopen(request, timeout=_HUB_S) as answer:
-                account = json.load(answer)
-            access = account.get("auth", {}).get("accessToken", {})
-            organisations = [item.get("name") for item in account.get("orgs", [])]
-            self._facts |= {"user": account.get("name"), "role": access.get("role"), "organisations": organisations}
-        except HTTPError as error:
-            self._facts["error"] = f"the Hub refuses it ({error.code})" if error.code in (401, 403) else f"{error}"
-        except (URLError, OSError, ValueError) as error:
-            self._facts["error"] = f"the Hub does not answer ({getattr(error, 'reason', error)})"
-
-    def answer(self) -> dict[str, Any]:
-        if self._thread.ident is not None:
-            self._thread.join(_HUB_S)
-        if self._thread.is_alive():
-            return {**self._facts, "error": f"the Hub does not answer within {_HUB_S:g} s"}
-        return {**self._facts, "error": "not asked: HF_HUB_OFFLINE is set"} if self._offline else dict(self._facts)
+def _ask_hub(facts: dict[str, Any], token: str) -> None:
+    """Add the owner and the role of the token to the facts, or the error."""
+    request = Request(f"{facts['endpoint']}/api/whoami-v2", headers={"Authorization": f"Bearer {token}"})
+    try:
+        with urlopen(request, timeout=_HUB_S) as answer:
+            account = json.load(answer)
+        access = account.get("auth", {}).get("accessToken", {})
+        organisations = [item.get("name") for item in account.get("orgs", [])]
+        facts |= {"user": account.get("name"), "role": access.get("role"), "organisations": organisations}
+    except HTTPError as error:
+        facts["error"] = f"the Hub refuses it ({error.code})" if error.code in (401, 403) else f"{error}"
+    except (URLError, OSError, ValueError) as error:
+        facts["error"] = f"the Hub does not answer ({getattr(error, 'reason', error)})"
 
 
 def _hub_text(hub: dict[str, Any]) -> str:
@@ -133,13 +109,9 @@ def _hub_text(hub: dict[str, Any]) -> str:
     if "error" in hub:
         return f"a token for {hub['endpoint']}; {hub['error']}"
     organisations = f", in {', '.join(hub['organisations'])}" if hub["organisations"] else ""
-    return f"{hub['user']} at {hub['endpoint']}{organisations}; the token may {_rights(hub['role'])}"
-
-
-def _rights(role: str | None) -> str:
-    return {"write": "write", "read": "only read", "fineGrained": "do what its settings on the Hub allow"}.get(
-        role or "", "have any role: the Hub did not report it"
-    )
+    roles = {"write": "write", "read": "only read", "fineGrained": "do what its settings on the Hub allow"}
+    rights = roles.get(hub["role"] or "", "have any role: the Hub did not report it")
+    return f"{hub['user']} at {hub['endpoint']}{organisations}; the token may {rights}"
 
 
 def _memory() -> dict[str, Any]:
@@ -148,25 +120,27 @@ def _memory() -> dict[str, Any]:
     from brim.memory.meter import blind_spots
     from brim.stores.destination import state_root
 
-    limit = effective_limit()
-    state = state_root()
+    limit, state, home = effective_limit(), state_root(), Path.home()
     free = shutil.disk_usage(next(path for path in (state, *state.parents) if path.exists())).free
+    shown = f"~/{state.relative_to(home)}" if state.is_relative_to(home) else str(state)
     return {
         "limit_bytes": limit.bytes,
         "limit": str(limit),
         "above": [f"{headroom.reason}" for headroom in headrooms(os.environ)],
         "cgroup": hard_limit_here(),
         "not_seen": blind_spots(),
-        "state": f"{_short(state)} ({format_size(free)} free on its disk)",
+        "state": f"{shown} ({format_size(free)} free on its disk)",
     }
 
 
-def _short(path: Path) -> str:
-    home = Path.home()
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
-
-
-def _advice(extras: list[dict[str, Any]], hub: dict[str, Any], memory: dict[str, Any]) -> Iterator[str]:
+def _advice(
+    libraries: dict[str, str], extras: list[dict[str, Any]], hub: dict[str, Any], memory: dict[str, Any]
+) -> Iterator[str]:
+    """Yield commands: for libraries that are missing or have an unsupported version, and for the token."""
+    for requirement in own_requirements():
+        version = libraries[requirement.name]
+        if version == "is missing" or not requirement.specifier.contains(version, prereleases=True):
+            yield f"pip install '{requirement.name}{requirement.specifier}'  ({requirement.name} {version})"
     if not hub["token"]:
         yield "hf auth login  (to publish, or to read private datasets)"
     elif "refuses" in hub.get("error", "") or hub.get("role") == "read":

@@ -1,10 +1,9 @@
 """brim embed: compute embeddings of texts and images."""
 
-import time
+from typing import Any
 
 from brim.cli.command import Command
-from brim.cli.compute_command import run_job, run_saved, save_plan, show_result, start_worker
-from brim.cli.print_output import waiting_for
+from brim.cli.compute_command import run_compute
 from brim.options.compute_options import EmbedToDestinationOptions, SaveOptions
 from brim.options.groups import SavedPlanOptions, ShowOptions
 from brim.records import dataclass
@@ -30,22 +29,18 @@ class EmbedCommand(ShowOptions, SaveOptions, EmbedToDestinationOptions):
 
 
 def run(options: EmbedCommand | SavedPlanOptions) -> None:
-    start_worker("brim.compute.steps.embed_step", options, 1)
-    if isinstance(options, SavedPlanOptions):
-        run_saved("embed", options)
-        return
+    run_compute("embed", options, _make_job, _describe, workers=1)
+
+
+def _make_job(options: EmbedCommand) -> Any:
     from brim.api.compute_api import embed_job
 
-    with waiting_for(str(options.source)):
-        if options.save is not None:
-            save_plan(options)
-            return
-        job = embed_job(options, held_bytes=0)
-    start = time.monotonic()
-    result, progress = run_job(options, job, job.run)
-    rate = result.rows / max(time.monotonic() - start, 1e-6)
-    lines = [("rate", f"{rate:,.1f} rows per second, loading included")] if result.computed else []
-    show_result(options, result, progress, job, lines)
+    return embed_job(options, held_bytes=0)
+
+
+def _describe(job: Any, result: Any, seconds: float) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+    rate = f"{result.rows / seconds:,.1f} rows per second, loading included"
+    return [("rate", rate)] if result.computed else [], {}
 
 
 COMMAND = Command(EmbedCommand, run, saved=SavedPlanOptions)

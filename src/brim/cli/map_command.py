@@ -1,8 +1,9 @@
 """brim map: apply a function to rows."""
 
+from typing import Any
+
 from brim.cli.command import Command
-from brim.cli.compute_command import run_job, run_saved, save_plan, show_result, start_worker
-from brim.cli.print_output import waiting_for
+from brim.cli.compute_command import run_compute
 from brim.options.compute_options import MapToDestinationOptions, SaveOptions
 from brim.options.groups import SavedPlanOptions, ShowOptions
 from brim.records import dataclass
@@ -31,19 +32,13 @@ class MapCommand(ShowOptions, SaveOptions, MapToDestinationOptions):
 
 
 def run(options: MapCommand | SavedPlanOptions) -> None:
-    start_worker("brim.compute.steps.map_step", options)
-    if isinstance(options, SavedPlanOptions):
-        run_saved("map", options)
-        return
+    run_compute("map", options, _make_job)
+
+
+def _make_job(options: MapCommand) -> Any:
     from brim.api.compute_api import map_job
 
-    with waiting_for(str(options.dataset)):
-        if options.save is not None:
-            save_plan(options)
-            return
-        job = map_job(options, held_bytes=0)
-    result, progress = run_job(options, job, job.run)
-    show_result(options, result, progress, job)
+    return map_job(options, held_bytes=0)
 
 
 COMMAND = Command(MapCommand, run, saved=SavedPlanOptions)

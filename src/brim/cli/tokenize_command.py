@@ -1,11 +1,10 @@
 """brim tokenize: turn text into token ids."""
 
-import time
 from typing import Any
 
 from brim.cli.command import Command
-from brim.cli.compute_command import run_job, run_saved, save_plan, show_result, start_worker
-from brim.cli.print_output import print_stderr, progress_for, waiting_for
+from brim.cli.compute_command import run_compute
+from brim.cli.print_output import print_stderr, progress_for
 from brim.options.compute_options import SaveOptions, TokenizeToDestinationOptions
 from brim.options.groups import SavedPlanOptions, ShowOptions
 from brim.records import dataclass
@@ -30,37 +29,30 @@ class TokenizeCommand(ShowOptions, SaveOptions, TokenizeToDestinationOptions):
 
 
 def run(options: TokenizeCommand | SavedPlanOptions) -> None:
-    start_worker("brim.compute.steps.tokenize_step", options)
-    if isinstance(options, SavedPlanOptions):
-        run_saved("tokenize", options)
-        return
-    from brim.api.compute_api import tokenize_job
-
-    if options.deprecated_shares is not None:
+    if isinstance(options, TokenizeCommand) and options.deprecated_shares is not None:
         option, old, new = options.deprecated_shares
         print_stderr(f"brim: --{option.replace('_', '-')} {old} is now --split-into {new}.")
-    with waiting_for(str(options.source)):
-        if options.save is not None:
-            save_plan(options)
-            return
-        note = progress_for(options.json, options.quiet).note
-        job = tokenize_job(options, note=note, held_bytes=0)
+    run_compute("tokenize", options, _make_job, _describe)
+
+
+def _make_job(options: TokenizeCommand) -> Any:
+    from brim.api.compute_api import tokenize_job
+
+    note = progress_for(options.json, options.quiet).note
+    job = tokenize_job(options, note=note, held_bytes=0)
     step: Any = job.spec.step
     note(f"encoder: {step.encoder}")
-    start = time.monotonic()
-    result, progress = run_job(options, job, job.run)
-    lines = _lines(result, time.monotonic() - start, step.options.eos, options.pack)
-    show_result(options, result, progress, job, lines, {"eos": step.options.eos})
+    return job
 
 
-def _lines(result: Any, seconds: float, eos: str | None, pack: int | None) -> list[tuple[str, str]]:
+def _describe(job: Any, result: Any, seconds: float) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     """Return the lines about tokens, encoders and unusual texts."""
+    eos, counts = job.spec.step.options.eos, result.counts
     none = "none: packed documents follow each other without a token between them"
-    end = [("eos", none if eos is None else eos)] if eos is not None or pack is not None else []
-    counts = result.counts
+    end = [("eos", none if eos is None else eos)] if eos is not None or job.spec.output.options.pack is not None else []
     if not counts:
-        return end
-    rate = f", {counts['tokens'] / max(seconds, 1e-6):,.0f} per second" if result.computed else ""
+        return end, {"eos": eos}
+    rate = f", {counts['tokens'] / seconds:,.0f} per second" if result.computed else ""
     lines = [("tokens", f"{counts['tokens']:,} of {counts['documents']:,} documents{rate}"), *end]
     if result.encoders:
         encoders = sorted(result.encoders.items(), key=lambda item: -item[1])
@@ -75,7 +67,7 @@ def _lines(result: Any, seconds: float, eos: str | None, pack: int | None) -> li
         "dropped_tail": "tokens at the end that did not fill a row: {:,}",
     }
     notes = [text.format(counts[name]) for name, text in texts.items() if counts[name]]
-    return [*lines, ("notes", "; ".join(notes))] if notes else lines
+    return [*lines, *([("notes", "; ".join(notes))] if notes else [])], {"eos": eos}
 
 
 COMMAND = Command(TokenizeCommand, run, saved=SavedPlanOptions)
