@@ -1,7 +1,7 @@
-"""Optional libraries: which there are, what each is for, and what to type to have it.
+"""Optional libraries: what each is for, whether it is installed, and the command that installs it.
 
-Hints name the extra (`pip install 'brim[embed]'`), and the missing libraries with the versions that brim's own metadata
-asks for: those can be installed where brim itself did not come from a package index.
+Hints name the extra (`pip install 'brim[embed]'`), and the missing libraries with the versions that brim's metadata
+requires: those can be installed where brim itself did not come from a package index.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from brim.errors import MissingDependencyError
 from brim.records import dataclass
 
-if TYPE_CHECKING:  # workers import this module, and have no use for those
+if TYPE_CHECKING:  # workers import this module, and do not need these
     from packaging.requirements import Requirement
 
 
@@ -45,11 +45,11 @@ EXTRAS = {
             "brim embed",
         ),
         Extra("fast", {"gigatoken": "gigatoken"}, "a faster encoder for brim tokenize"),
-        Extra("media", {"torchcodec": "torchcodec", "pdfplumber": "pdfplumber"}, "audio, video and PDF that decode"),
+        Extra("media", {"torchcodec": "torchcodec", "pdfplumber": "pdfplumber"}, "decoding of audio, video and PDF"),
         Extra(
             "neuro",
             {"nibabel": "nibabel", "openpyxl": "openpyxl", "pathspec": "pathspec"},
-            "NIfTI files looked into, spreadsheets, .bidsignore",
+            "checks of NIfTI files, spreadsheets, .bidsignore",
         ),
         Extra("ray", {"ray": "ray"}, "--engine ray"),
         Extra("s3", {"obstore": "obstore"}, "buckets: s3://, gs://, az://"),
@@ -68,16 +68,9 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def install_command(packages: Iterable[str]) -> str:
-    """What to type, with the lowest versions that brim takes."""
-    bounds = _bounds()
-    asked = [f"{package}{bounds.get(package, '')}" for package in packages]
-    return "pip install " + " ".join(f"'{name}'" if re.search("[<>]", name) else name for name in asked)
-
-
 @cache
 def _requirements() -> list[Requirement]:
-    """What brim's own metadata asks for; nothing where it runs without being installed."""
+    """Return the requirements in brim's metadata, also of the extras; [] if brim runs without being installed."""
     from importlib.metadata import PackageNotFoundError, requires
 
     from packaging.requirements import Requirement
@@ -89,31 +82,33 @@ def _requirements() -> list[Requirement]:
 
 
 def own_requirements() -> list[Requirement]:
-    """What brim cannot do without."""
-    return [one for one in _requirements() if one.marker is None]
+    """Return the requirements without which brim does not run."""
+    return [requirement for requirement in _requirements() if requirement.marker is None]
 
 
-def _bounds() -> dict[str, str]:
-    """The versions that are asked for of optional libraries."""
-    return {one.name.lower(): str(one.specifier) for one in _requirements() if one.marker is not None and one.specifier}
+def install_command(packages: Iterable[str]) -> str:
+    """Return the pip command for some packages, with the lowest versions that brim supports."""
+    bounds = {item.name.lower(): str(item.specifier) for item in _requirements() if item.marker is not None}
+    names = [f"{package}{bounds.get(package, '')}" for package in packages]
+    return "pip install " + " ".join(f"'{name}'" if re.search("[<>]", name) else name for name in names)
 
 
 def missing(extra: str, why: str, *modules: str, instead: str = "") -> MissingDependencyError:
-    """The error to raise where a library is not there. `instead`: what else would do."""
+    """Return the error for missing libraries. `instead` is added to the hint: another way to the same result."""
     packages = EXTRAS[extra].packages if extra in EXTRAS else {extra: extra}
     command = install_command(packages[name] for name in modules or packages)
     if extra in EXTRAS:
-        command = f"pip install 'brim[{extra}]' (or only what is missing: {command})"
+        command = f"pip install 'brim[{extra}]' (or only the missing libraries: {command})"
     return MissingDependencyError(why, hint=f"Install it with: {command}{instead}", extra=extra)
 
 
 def need_extra(extra: str, why: str, *modules: str) -> None:
-    """MissingDependencyError unless the libraries are there, which is found out without importing them."""
-    lacking = [name for name in modules or EXTRAS[extra].packages if find_spec(name) is None]
-    if lacking:
-        raise missing(extra, why, *lacking)
+    """Raise MissingDependencyError unless the libraries are installed. Nothing is imported."""
+    absent = [name for name in modules or EXTRAS[extra].packages if find_spec(name) is None]
+    if absent:
+        raise missing(extra, why, *absent)
 
 
 def is_missing(extra: str) -> list[str]:
-    """The packages of an extra that are not there."""
+    """Return the packages of an extra that are not installed."""
     return [package for module, package in EXTRAS[extra].packages.items() if find_spec(module) is None]
