@@ -84,7 +84,7 @@ def _placeholder(name: str, cls: type[Any], generate: Callable[[str], None]) -> 
 
 
 class _Signature:
-    """The `__signature__` of a class until it is first read: then the attribute is removed, and `inspect` computes it."""
+    """The `__signature__` of a class until it is first read: then it is removed, and `inspect` computes it."""
 
     def __init__(self, cls: Any, generate: Callable[[str], None] | None) -> None:
         self._cls, self._generate = cls, generate
