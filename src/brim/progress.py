@@ -24,7 +24,7 @@ _MEMORY_EVERY_S = 0.5
 
 
 @contextmanager
-def told_if_slow(say: Callable[[str], None], text: str) -> Iterator[None]:
+def notify_if_slow(say: Callable[[str], None], text: str) -> Iterator[None]:
     """Report `text` if the block takes long. For waits that come before there is progress to draw."""
     timer = threading.Timer(_SLOW_S, say, [text])
     timer.daemon = True
@@ -204,7 +204,7 @@ class Progress:
             self._event("note", text=text)
 
     def nodes(self, held: Mapping[str, int]) -> None:
-        """Set the memory that the job holds on other machines, by their names."""
+        """Set the memory that the job uses on other machines, by their names."""
         with self._lock:
             self._forward("nodes", held)
             self._nodes = held
@@ -308,9 +308,9 @@ class Progress:
                 renderer.draw(state)
 
 
-def as_progress(given: object) -> Progress:
+def as_progress(listener: object) -> Progress:
     """Return a `Progress` that forwards to any object with its methods; the object itself if it is a plain one."""
-    return given if type(given) is Progress else Progress(forward_to=given)
+    return listener if type(listener) is Progress else Progress(forward_to=listener)
 
 
 def given_or_silent(progress: Progress | bool | None) -> Progress:

@@ -36,7 +36,7 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def speak_of_flags() -> None:
+def use_terminal_names() -> None:
     """Name options as flags from now on: this process is the `brim` command."""
     global _in_terminal
     _in_terminal = True

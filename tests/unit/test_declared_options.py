@@ -70,8 +70,8 @@ def test_declared_option_is_on_the_command_line() -> None:
     assert typed("soup", "--oven-heat", "200").oven_heat == 200
     assert typed("soup", "--oven-heat=2e2", "--size", "3MB") == CookOptions("soup", oven_heat=200, size="3MB")
     made = click_command("cook", COOK)
-    for everything in (False, True):
-        page = help_page(made, click.Context(made, info_name="brim cook"), everything=everything)  # type: ignore[arg-type]
+    for show_all in (False, True):
+        page = help_page(made, click.Context(made, info_name="brim cook"), show_all=show_all)  # type: ignore[arg-type]
         assert "--oven-heat N" in page
         assert "Degrees of the oven. (default: 180)" in page
         assert "warmth" not in page
@@ -161,9 +161,9 @@ def test_help_fits_a_small_terminal(path: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("COLUMNS", "80")
     made: Any = command(path)
     context = click.Context(made, info_name=f"brim {path}")
-    page = help_page(made, context, everything=False).splitlines()
+    page = help_page(made, context, show_all=False).splitlines()
     assert len(page) <= 45
-    assert not [line for line in [*page, *help_page(made, context, everything=True).splitlines()] if len(line) > 80]
+    assert not [line for line in [*page, *help_page(made, context, show_all=True).splitlines()] if len(line) > 80]
     assert len(made.command.examples) in (1, 2, 3)
     assert all(line.startswith("brim ") for line in made.command.examples)
 

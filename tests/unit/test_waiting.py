@@ -18,9 +18,9 @@ def test_only_what_is_slow_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         told.append(text)
         heard.set()
 
-    with progress.told_if_slow(say, "quick"):
+    with progress.notify_if_slow(say, "quick"):
         pass
     monkeypatch.setattr("brim.progress._SLOW_S", 0.01)
-    with progress.told_if_slow(say, "slow"):
+    with progress.notify_if_slow(say, "slow"):
         assert heard.wait(30)
     assert told == ["slow"]

@@ -33,7 +33,7 @@ def test_python_reads_keywords(text: str, in_python: str) -> None:
 def test_the_terminal_reads_flags() -> None:
     """In the process of the command a text names flags, with their values behind a space."""
     code = (
-        "from brim.wording import speak_of_flags; speak_of_flags(); from brim.errors import InputError, named\n"
+        "from brim.wording import use_terminal_names; use_terminal_names(); from brim.errors import InputError, named\n"
         "try:\n with named({'workers': 'num-proc'}): raise InputError('--workers, --on-error=skip.', hint='--fresh')\n"
         "except InputError as error: print(error)"
     )

@@ -21,7 +21,7 @@ from brim.verification.verify import VerifyResult
 
 @takes(VerifyOptions)
 def verify(options: VerifyOptions) -> VerifyResult:
-    """Compare a dataset with its checksums, and with its source if that is given.
+    """Compare a dataset with its checksums, and with its source if there is one.
 
     A local dataset is read again. On the Hub, the sizes and SHA-256 that it lists are compared with the manifest, and
     the footers are read; in an object store, sizes and ETags. `deep` reads everything back. With a source, every source

@@ -141,7 +141,7 @@ def source_access(options: ComputedJobOptions) -> Access:
 def map_job(
     options: MapToDestinationOptions, *, held_bytes: int, dataset_format: Mapping[str, Any] | None = None
 ) -> Job:
-    """Make the job that maps rows to a destination. A function given by name is loaded by workers only."""
+    """Make the job that maps rows to a destination. A function that is named by a text is loaded by workers only."""
     settings = job_settings(JobSettings, options, held_bytes=held_bytes)
     with heard_while_reading(options.destination, settings):
         output = RowsOutput(options.format, options.rows_per_shard, options.split)
@@ -232,7 +232,7 @@ def embed_job(options: EmbedToDestinationOptions | EmbedToCacheOptions, *, held_
     if to is None:
         refuse_without_destination(options, "split")
     elif as_file and options.split != "train":
-        raise InputError("--split is for shards, and DEST is a file.", hint="Leave --split out.")
+        raise InputError("--split can only be used with shards, and DEST is a file.", hint="Leave --split out.")
     model = model_name(options.model)
     settings = job_settings(JobSettings, options, held_bytes=held_bytes)
     with heard_while_reading(to, settings, as_file=as_file):
@@ -412,7 +412,7 @@ def _open_embed_source(source: Any, image: str | None, options: RowOptions) -> t
             return _open_images(source, image, reading, name or address.bucket, options)
         return open_rows(source, options), None if image is None else str(root)
     path = Path(source)
-    if image is None or not path.is_dir() or _holds_rows(path):
+    if image is None or not path.is_dir() or _has_rows(path):
         root = os.path.abspath(path if path.is_dir() else path.parent)
         return open_rows(source, options), None if image is None else root
     return _open_images(source, image, SourceOptions(limit=options.limit), path.name, options)
@@ -425,7 +425,7 @@ def _open_images(
     if image not in table.columns:
         names = ", ".join(table.columns) or "none"
         raise InputError(
-            f"The folder {source!r} gives no column of images {image!r}.", hint=f"Its columns of files: {names}."
+            f"The folder {source!r} has no column of images {image!r}.", hint=f"Its columns of files are: {names}."
         )
     rows = open_rows(lambda: _tables_of_files(table), replace(options, name=name, limit=None))
     # An iterator is identified by its name alone, a folder by the names and sizes of its files.
@@ -435,7 +435,7 @@ def _open_images(
     return rows, table.files.root if table.files.bucket is None else str(table.files.bucket)
 
 
-def _holds_rows(folder: Path) -> bool:
+def _has_rows(folder: Path) -> bool:
     """Return whether a folder has files of rows; tables that describe other files in the folder do not count."""
     return any(_is_of_rows(name) for _, _, names in os.walk(folder) for name in names)
 

@@ -261,7 +261,7 @@ def _rewritten(dataset: Any, label: str, arguments: Mapping[str, Any], features:
     parts = dict(dataset) if has_splits else {"": dataset}
     for part in parts.values():
         if not isinstance(part, datasets.Dataset):
-            raise InputError(f"This is a {type(part).__name__}, not a datasets.Dataset.")
+            raise _wrong_type(part)
     if useless := [name for name, usual in _WITHOUT_EFFECT.items() if arguments.get(name, usual) != usual]:
         predicate = "has no effect" if len(useless) == 1 else "have no effect"
         watched.note(f"{' and '.join(useless)} {predicate}: the rows are mapped from brim's cache (cache_dir=)")
@@ -324,10 +324,16 @@ def _write(dataset: Any, path: Path, watched: Progress, features: Any = None) ->
         waiting.unlink(missing_ok=True)
 
 
+def _wrong_type(dataset: Any) -> InputError:
+    return InputError(
+        f"This is a {type(dataset).__name__}, not a datasets.Dataset.", hint="datasets.load_dataset(…) returns one."
+    )
+
+
 def _check_type(dataset: Any, function: str) -> Any:
     datasets = import_datasets(function)
     if not isinstance(dataset, datasets.Dataset | datasets.DatasetDict):
-        raise InputError(f"This is a {type(dataset).__name__}, not a datasets.Dataset.")
+        raise _wrong_type(dataset)
     return dataset
 
 
@@ -371,12 +377,14 @@ def shuffle(
     arguments, checked = locals(), _check_type(dataset, "brim.shuffle")
     has_splits = isinstance(checked, dict)
     if not has_splits and (seeds is not None or generators is not None):
-        raise ArgumentError("seeds= and generators= are for a DatasetDict.", hint="Give seed= or generator=.")
+        raise ArgumentError(
+            "seeds= and generators= can only be used with a DatasetDict.", hint="Use seed= or generator=."
+        )
     if seed is not None and seeds is not None:
-        raise ArgumentError("Choose one of seed= and seeds=.")
+        raise ArgumentError("seed= cannot be used with seeds=.", hint="Leave out one of them.")
     if has_splits and generator is not None and not isinstance(generator, Mapping):
         raise ArgumentError(
-            "A DatasetDict takes one generator for each split.", hint="Give generators={'train': …, 'test': …}."
+            "A DatasetDict needs one generator per split.", hint="Write generators={'train': …, 'test': …}."
         )
     random = {"generators": generators or generator} if has_splits else {"generator": generator}
     ordered = checked.shuffle(seed if seeds is None else seeds, **random, keep_in_memory=True)
@@ -505,7 +513,7 @@ def train_test_split(
     """
     arguments, datasets = locals(), import_datasets("brim.train_test_split")
     if not isinstance(dataset, datasets.Dataset):
-        raise InputError(f"This is a {type(dataset).__name__}, not a datasets.Dataset.")
+        raise _wrong_type(dataset)
     with tempfile.TemporaryDirectory(prefix="brim-order-", dir=scratch_folder()) as folder:  # as in `sort`
         parts = dataset.train_test_split(
             test_size=test_size,

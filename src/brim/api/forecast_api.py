@@ -1,4 +1,4 @@
-"""brim.forecast: the shapes by name, and the numbers of `embed-files` taken from a real source."""
+"""brim.forecast: estimates by kind of job; the numbers of `embed-files` may come from a source."""
 
 from __future__ import annotations
 
@@ -48,14 +48,13 @@ def forecast(shape: Shape, **numbers: Any) -> Forecast:
         'LOW'
     """
     if shape not in FORECASTS:
-        raise InputError(f"{shape!r} is not a shape of work.", hint=f"Use one of: {', '.join(FORECASTS)}.")
+        raise InputError(f"Unknown kind of job {shape!r}.", hint=f"Use one of: {', '.join(FORECASTS)}.")
     try:
         declared = declared_options(FORECASTS[shape])
         texts = {name: text for name, text in numbers.items() if isinstance(text, str) and name in declared}
         lists = {name for name in texts if declared[name].option.from_texts is not None}
         parsed = {name: declared[name].parse([text] if name in lists else text) for name, text in texts.items()}
-        given = {**numbers, **parsed}
-        options = make_options(FORECASTS[shape], "forecast", (), given)
+        options = make_options(FORECASTS[shape], "forecast", (), {**numbers, **parsed})
     except TypeError as error:
         names = ", ".join(declared_options(FORECASTS[shape]))
         problem = f"The forecast {shape!r} cannot be made: {error}"
@@ -88,12 +87,12 @@ def _embed_files(options: EmbedFilesForecast) -> Forecast:
     largest_file, row_group = options.largest_file, options.row_group
     if source is None:
         if num_shards is not None:
-            raise InputError("--num-shards needs a SOURCE to cut.", hint="Give --shard-bytes instead.")
+            raise InputError("--num-shards can only be used with SOURCE.", hint="Use --shard-bytes.")
         if shard_bytes is None:
-            raise InputError("Give a SOURCE, or the size of a shard.", hint="Write it like --shard-bytes=3.6GB.")
+            raise InputError("SOURCE or --shard-bytes is missing.", hint="Write the size like --shard-bytes=3.6GB.")
         return shapes.embed_files(shard_bytes=shard_bytes, largest_file=largest_file, row_group=row_group, **rest)
     if shard_bytes is not None:
-        raise InputError("Choose one of SOURCE and --shard-bytes.", hint="A source decides the size of its shards.")
+        raise InputError("--shard-bytes cannot be used with SOURCE.", hint="Leave out one of them.")
     if isinstance(source, FileTable):
         table = source
     else:
@@ -102,7 +101,7 @@ def _embed_files(options: EmbedFilesForecast) -> Forecast:
         )  # `memory` is the limit of the job to predict, not of this one
     total = int(table.file_bytes().sum())
     if total == 0:
-        raise InputError("All files of the source are empty.", hint="There is nothing to embed.")
+        raise InputError("All files of the source are empty.", hint="Name a source whose files have content.")
     by_path = sorted({column.kind for column in table.columns.values()} & SIZED_BY_PATH)
     shards = (1 if by_path else total // _SHARD_BYTES + 1) if num_shards is None else num_shards
     forecast = shapes.embed_files(

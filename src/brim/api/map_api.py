@@ -58,9 +58,9 @@ _CACHE_NAMES = {**_MAP_NAMES, "fresh": "load_from_cache_file=False"}
 def _map(options: MapToDestinationOptions) -> MapResult:
     call = _Call(options, _MAP_NAMES if options.num_proc is not None else {})
     if options.with_rank and options.engine != "local":
-        raise InputError("with_rank= is for the workers of one machine.", hint="Leave it out, or --engine=ray.")
+        raise InputError("with_rank= cannot be used with --engine=ray.", hint="Leave out one of them.")
     if _is_dict(options.dataset):
-        raise InputError("A destination takes one split, and this is a DatasetDict.", hint="Map one of its splits.")
+        raise InputError("A destination has one split, and this is a DatasetDict.", hint="Map one of its splits.")
     with call.option_names():
         resolved = call.resolved
         start_worker(MapStep, resolved.engine, resolved.workers)
@@ -134,10 +134,10 @@ def filter(options: FilterRowsOptions) -> Dataset | DatasetDict:
     def step_of(part: Any, split: str | None) -> MapStep:
         if getattr(part, "list_indexes", list)():
             raise InputError(
-                "The dataset has indexes attached, which a filter would make wrong.", hint="ds.drop_index(…) first."
+                "The dataset has indexes, which would be wrong after a filter.", hint="Remove them: ds.drop_index(…)."
             )
         if isinstance(function, str):
-            raise InputError("brim.filter takes a function, not its name.", hint="Import it and give it.")
+            raise InputError("brim.filter takes a function, not its name.", hint="Import the function and pass it.")
         mapping = MapStepOptions(**options.values(FilterFunctionOptions), **_format_of(part))
         return FilterStep(function, mapping, numbers=_is_rows(part))
 
@@ -162,7 +162,7 @@ class _Call(Generic[_Options]):
         self._label = options.desc or ("filter" if isinstance(options, FilterRowsOptions) else "map")
         self._note_without_effect()
         if getattr(options, "with_split", False) and not _is_dict(options.dataset):
-            raise InputError("with_split= is for a DatasetDict: this has no splits.", hint="Leave it out.")
+            raise InputError("with_split= can only be used with a DatasetDict.", hint="Leave it out.")
 
     def option_names(self) -> AbstractContextManager[None]:
         changed = {item.name for item in self.options.changed()}
@@ -173,7 +173,7 @@ class _Call(Generic[_Options]):
         """Return the options with `workers` and `fresh` set from `num_proc` and `load_from_cache_file`."""
         options = self.options
         if options.num_proc is not None and options.workers is not None:
-            raise InputError("num_proc= and workers= are the same.", hint="Give one of them.")
+            raise InputError("num_proc= and workers= are the same.", hint="Leave out one of them.")
         loads = options.load_from_cache_file
         if loads is None and (datasets := sys.modules.get("datasets")) is not None:
             loads = datasets.is_caching_enabled()
@@ -193,7 +193,9 @@ class _Call(Generic[_Options]):
         }
         fields = {field for _, field, _, _ in string.Formatter().parse(options.suffix_template) if field}
         if fields != {"rank", "num_proc"}:
-            raise ArgumentError("suffix_template must have exactly the fields rank and num_proc.")
+            raise ArgumentError(
+                "suffix_template must have exactly the fields {rank} and {num_proc}.", hint="Leave it out."
+            )
         if options.cache_file_name is not None and not os.path.splitext(options.cache_file_name)[1]:
             raise ArgumentError(f"cache_file_name={options.cache_file_name!r} has no extension.", hint="Leave it out.")
         if is_set["keep_in_memory"] and (is_set["cache_file_name"] or is_set["cache_file_names"]):
@@ -260,7 +262,9 @@ class _Call(Generic[_Options]):
         result = open_result(part, cached, self.options.new_fingerprint)
         step, function = job.spec.step, self.options.function
         if isinstance(step, MapStep) and callable(function) and not step.give_back(function):
-            self.progress.note("the function changed its state in several workers, which is lost (num_proc=1 keeps it)")
+            self.progress.note(
+                "the function changed its own state in several workers: the changes are lost (num_proc=1 keeps them)"
+            )
         if result is part:  # called for its side effects: the next call must repeat them, so nothing stays cached
             remove_folder(job.spec.layout.state)
         trim_caches(cache_home(self.options.cache_dir))

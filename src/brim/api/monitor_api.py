@@ -41,7 +41,7 @@ def watch(options: WatchOptions) -> watching.watch:
 
 @takes(WhyOptions)
 def why(options: WhyOptions) -> oom.WhyReport:
-    """Explain the out-of-memory kills on this machine, or those that given logs contain.
+    """Explain the out-of-memory kills on this machine, or those in the files of `logs`.
 
     Returns:
         The report: `kills`, `restarts`, `sources` that were read or could not be read; print it.

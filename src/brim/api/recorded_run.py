@@ -37,7 +37,9 @@ def shown(progress: Progress | bool | None) -> Progress:
         return Progress()
     if progress is not None and progress is not True:
         if not hasattr(progress, "advance"):
-            raise InputError(f"progress={progress!r} is not a brim.Progress.", hint="Give True, False or nothing.")
+            raise InputError(
+                f"progress={progress!r} is not a brim.Progress.", hint="Pass True or False, or leave it out."
+            )
         return as_progress(progress)
     from brim.monitor.report.progress_renderers import NotebookBar, NotesOnly, PlainLines, TerminalBar, in_notebook
 

@@ -108,7 +108,9 @@ def write_plan(
     verb = next(verb for verb, (kind, _) in _KINDS.items() if isinstance(options, kind))
     for item in options.changed():
         if item.name in _NOT_IN_PARTS:
-            raise InputError(f"{item.spelling} cannot be used for a plan that is processed in parts.")
+            raise InputError(
+                f"{item.spelling} cannot be used for a plan that is processed in parts.", hint="Leave it out."
+            )
     names = _STORED_NAMES[verb]
     stored: dict[str, Any] = {key: _portable(key, getattr(options, name)) for key, name in names.items()}
     stored["given"] = _stored(options, _KINDS[verb][1], {*names.values(), *declared_options(RunOptions)})
@@ -118,8 +120,8 @@ def write_plan(
         stored = json.loads(json.dumps(stored))
     except TypeError as error:
         raise InputError(
-            f"A plan contains plain values only, and an option has another type ({error}).",
-            hint="Name a function by MODULE:FUNCTION, and give it text and numbers.",
+            f"A plan can only store texts, numbers and lists of them ({error}).",
+            hint="Name a function by MODULE:FUNCTION, and its arguments by texts and numbers.",
         ) from error
     job, access = _make_job(options, held()), Access(options.endpoint_url)
     save_job_plan(path, job, stored, progress, access)
@@ -176,7 +178,8 @@ def _saved_options(plan: JobPlan, running: RunOptions) -> JobOfCommand:
         return kind(**values, **running.values(RunOptions))
     except (TypeError, KeyError) as error:
         raise InputError(
-            f"The plan has options that this brim does not know ({error}).", hint="Save it again with this version."
+            f"This version of brim does not know an option of the plan ({error}).",
+            hint="Save the plan again with this version.",
         ) from error
 
 
@@ -200,8 +203,8 @@ def _portable(name: str, value: Any) -> Any:
         return None
     if not isinstance(value, str | os.PathLike):
         raise InputError(
-            f"A plan that is done in parts names its {name}; it cannot hold one that is in memory.",
-            hint="Give a path, or MODULE:FUNCTION.",
+            f"A plan must name its {name}: an object in memory cannot be saved.",
+            hint="Write a path, or MODULE:FUNCTION.",
         )
     text = os.fspath(value)
     if "://" in text:

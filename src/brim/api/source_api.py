@@ -43,7 +43,7 @@ def opened_table(options: Any, *reading: type[Options]) -> FileTable | None:
     if changed := options.changed(*reading):
         raise InputError(
             f"{changed[0].spelling} decides how a path is read, and this source has been read already.",
-            hint="Give it where the source is made: brim.files, brim.bids, brim.table or brim.dataset.",
+            hint="Pass it to the function that opened the source: brim.files, brim.bids, brim.table or brim.dataset.",
         )
     return options.source.table() if isinstance(options.source, Selection) else options.source
 

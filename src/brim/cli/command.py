@@ -97,7 +97,7 @@ def _option(item: Declared, flags: tuple[str, ...], name: str, *, hidden: bool =
 
 def _print_all(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     if value:
-        print(help_page(ctx.command, ctx, everything=True))  # type: ignore[arg-type]
+        print(help_page(ctx.command, ctx, show_all=True))  # type: ignore[arg-type]
         ctx.exit(0)
 
 
@@ -174,17 +174,17 @@ class ClickCommand(click.Command):
             )
         for item in declared.values():
             if item.default is MISSING and item.name not in typed:
-                plan = ", or give --plan PLAN" if saved is not None else ""
+                plan = ", or with --plan PLAN" if saved is not None else ""
                 raise InputError(
                     f"{item.spelling} is missing.", hint=f"Write it like `{self.command.examples[0]}`{plan}."
                 )
         return kind(**{name: declared[name].parse(value) for name, value in typed.items()})
 
     def get_help(self, ctx: click.Context) -> str:
-        return help_page(self, ctx, everything=False)
+        return help_page(self, ctx, show_all=False)
 
 
-def help_page(click_command: ClickCommand, ctx: click.Context, *, everything: bool) -> str:
+def help_page(click_command: ClickCommand, ctx: click.Context, *, show_all: bool) -> str:
     """Return the help of a command: the common options, or all of them in panels."""
     command = click_command.command
     formatter = click.HelpFormatter(width=min(shutil.get_terminal_size().columns, _MAX_WIDTH))
@@ -195,22 +195,22 @@ def help_page(click_command: ClickCommand, ctx: click.Context, *, everything: bo
     optional = [item.spelling if item.name in required else f"[{item.spelling}]" for item in arguments]
     usage = ["[OPTIONS]", "--", *optional] if command.is_wrapper else [*optional, "[OPTIONS]"]
     formatter.write_usage(ctx.command_path, " ".join(usage))
-    for paragraph in [click_command.summary, *(command.details if everything else ())]:
+    for paragraph in [click_command.summary, *(command.details if show_all else ())]:
         formatter.write_paragraph()
         formatter.write_text(paragraph)
     formatter.write("\nExamples:\n" + "".join(f"  {line}\n" for line in command.examples))
     if arguments:
         with formatter.section("Arguments"):
             formatter.write_dl([(item.spelling, item.help) for item in arguments], col_max=28)
-    has_more = not everything and len(options) > _FEW_OPTIONS
-    shown = [item for item in options if item.option.common] if has_more else options
+    is_shortened = not show_all and len(options) > _FEW_OPTIONS
+    shown = [item for item in options if item.option.common] if is_shortened else options
     panels: dict[str, list[tuple[str, str]]] = {}
     for item in shown:
         flags = ", ".join(sorted(item.flags, key=len)).replace("/", ", ")
-        row = (flags if item.is_switch else f"{flags} {item.metavar}", item.help if everything else item.short_help)
-        panels.setdefault(item.panel if everything else "", []).append(row)
+        row = (flags if item.is_switch else f"{flags} {item.metavar}", item.help if show_all else item.short_help)
+        panels.setdefault(item.panel if show_all else "", []).append(row)
     for panel, rows in panels.items():
-        with formatter.section(panel or ("Common options" if has_more else "Options")):
+        with formatter.section(panel or ("Common options" if is_shortened else "Options")):
             formatter.write_dl(rows, col_max=28)
     if len(shown) < len(options):
         formatter.write(f"\n{ctx.command_path} --help-all shows {len(options) - len(shown)} more options.\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import BrimError, InputError
-from brim.progress import Progress, told_if_slow
+from brim.progress import Progress, notify_if_slow
 from brim.sizes import format_size
 from brim.storage.location import is_bucket_address
 from brim.wording import escape_controls
@@ -127,7 +127,9 @@ def waiting_for(source: str) -> AbstractContextManager[None]:
     """Return a context for reading a source that prints a message if a bucket takes long to answer."""
     if not is_bucket_address(source):
         return nullcontext()
-    return told_if_slow(lambda text: print(f"brim: {text}", file=sys.stderr, flush=True), f"still waiting for {source}")
+    return notify_if_slow(
+        lambda text: print(f"brim: {text}", file=sys.stderr, flush=True), f"still waiting for {source}"
+    )
 
 
 def print_lines(lines: list[tuple[str, str]], width: int = 0) -> None:

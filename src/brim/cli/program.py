@@ -14,7 +14,7 @@ from brim.cli.print_output import Escaped, Printed, fail, missing_working_folder
 from brim.errors import BrimError, DestinationUnavailableError, StoppedError
 from brim.state.atomic_files import reason
 from brim.state.stop import hear_all_signals
-from brim.wording import speak_of_flags
+from brim.wording import use_terminal_names
 
 # New objects before the garbage collector runs. Imports create 70,000 objects, and with the default threshold of 700
 # the collector would run about a hundred times during them.
@@ -68,7 +68,7 @@ def _print_traceback(error: Exception) -> None:
 def run(arguments: list[str]) -> None:
     """Run the command that the arguments name, and exit."""
     gc.set_threshold(_OBJECTS)
-    speak_of_flags()
+    use_terminal_names()
     hear_all_signals()
     _replace_streams()
     do_without_pandas()

@@ -14,7 +14,7 @@ from brim.jobs.content import Content
 from brim.jobs.spec import JobSettings, Layout, stop_files
 from brim.jobs.upload_shards import Share, refuse_another
 from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES
-from brim.progress import Progress, told_if_slow
+from brim.progress import Progress, notify_if_slow
 from brim.records import dataclass
 from brim.state.atomic_files import failures, write_whole
 from brim.state.ledger import STATE, Ledger
@@ -237,7 +237,7 @@ def dataset_there(layout: Layout, how: JobSettings, books: Books) -> Iterator[tu
 @contextmanager
 def waited_for(bucket: Location, books: Books) -> Iterator[None]:
     """A bucket that takes long to answer: it is said."""
-    with told_if_slow(books.progress.note, f"still waiting for {bucket}"):
+    with notify_if_slow(books.progress.note, f"still waiting for {bucket}"):
         yield
 
 

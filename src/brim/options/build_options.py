@@ -10,7 +10,7 @@ from brim.options.declare import BIDS, Argument, Common, Kind, Names, Option, Pa
 from brim.options.groups import (
     DATASET,
     DESTINATION,
-    OPENED,
+    OPENED_SOURCE,
     SOURCE,
     BidsOptions,
     CheckFileOptions,
@@ -47,7 +47,7 @@ class WriteShardsOptions(WriteOptions, JobOptions, ShardOptions, CheckFileOption
 class PlanOptions(ReadFilesOptions, WriteShardsOptions):
     """The options of `brim.plan`."""
 
-    source: Annotated[Any, Argument(SOURCE, "SOURCE", python=OPENED)] = field(kw_only=False)
+    source: Annotated[Any, Argument(SOURCE, "SOURCE", python=OPENED_SOURCE)] = field(kw_only=False)
     destination: Annotated[Path | None, Argument(DESTINATION, "DEST")] = field(default=None, kw_only=False)
 
 

@@ -8,7 +8,7 @@ from brim.options.build_options import ReadFilesOptions
 from brim.options.declare import Argument, Common, Kind, Option, Path, PythonOnly, check_type
 from brim.options.groups import (
     DATASET,
-    OPENED,
+    OPENED_SOURCE,
     SOURCE,
     CheckFileOptions,
     FilterOptions,
@@ -26,8 +26,8 @@ class VerifyOptions(FromOptions, StateOptions, StorageOptions, ProgressOptions):
     """The options of `brim.verify`."""
 
     destination: Annotated[Path, Argument(DATASET, "DATASET")] = field(kw_only=False)
-    source: Annotated[Any, Argument("The source of the build, to compare it with.", "SOURCE", python=OPENED)] = field(
-        default=None, kw_only=False
+    source: Annotated[Any, Argument("The source of the build, to compare it with.", "SOURCE", python=OPENED_SOURCE)] = (
+        field(default=None, kw_only=False)
     )
     deep: Annotated[bool, Common("Read every byte back, also from the Hub or an object store.")] = False
     repair: Annotated[bool, Common("Write damaged shards of a local dataset again from SOURCE.")] = False
@@ -55,7 +55,7 @@ def _bytes_or_none(value: Any) -> Any:
 class CheckOptions(ReadFilesOptions, CheckFileOptions, FilterOptions, StateOptions, StorageOptions, ProgressOptions):
     """The options of `brim.check`."""
 
-    source: Annotated[Any, Argument(SOURCE, "SOURCE|DATASET", python=OPENED)] = field(kw_only=False)
+    source: Annotated[Any, Argument(SOURCE, "SOURCE|DATASET", python=OPENED_SOURCE)] = field(kw_only=False)
     sample_size: Annotated[int, Common("Number of files per column whose headers are read.", minimum=0)] = 10
     everything: Annotated[
         bool, Common("Read every header, and every gzip stream to its end.", flags=("--all", "--deep"))

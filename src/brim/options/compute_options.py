@@ -144,7 +144,7 @@ class MapFunctionOptions(
     splittable: Annotated[
         bool | None,
         Option(
-            "A batch in parts gives the same rows: split batches if memory is short or rows fail.",
+            "Parts of a batch have the same result as the batch: split batches if memory is short or rows fail.",
             flags=("--splittable",),
         ),
     ] = None
@@ -336,8 +336,8 @@ class TokenSplitOptions(Options, panel="Output"):
     @property
     def _slashed(self) -> str | None:
         """Shares as earlier versions wrote them, such as 0.99/0.01; they had the name `split` too."""
-        given = self.split if self.split_into is None else self.split_into
-        return given if isinstance(given, str) and "/" in given else None
+        shares = self.split if self.split_into is None else self.split_into
+        return shares if isinstance(shares, str) and "/" in shares else None
 
     @property
     def deprecated_shares(self) -> tuple[str, str, str] | None:
@@ -345,8 +345,8 @@ class TokenSplitOptions(Options, panel="Output"):
         if self._slashed is None or (shares := self.shares) is None:
             return None
         total = sum(shares.values())
-        named = ",".join(f"{name}={share / total:g}" for name, share in shares.items())
-        return "split" if self.split_into is None else "split_into", self._slashed, named
+        new_text = ",".join(f"{name}={share / total:g}" for name, share in shares.items())
+        return "split" if self.split_into is None else "split_into", self._slashed, new_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,9 +355,9 @@ class TokenizeJobOptions(TokenSplitOptions, TokenFileOptions, EncoderOptions, Te
 
     def check_options(self) -> None:
         if self.keep_columns and (self.pack is not None or self.format == "bin"):
-            other = "--pack" if self.pack is not None else "--format=bin"
+            conflict = "--pack" if self.pack is not None else "--format=bin"
             raise InputError(
-                f"--keep-columns cannot be used with {other}: its rows are not documents.",
+                f"--keep-columns cannot be used with {conflict}: its rows are not documents.",
                 hint="Leave out one of them.",
             )
         if self.no_eos and self.eos is not None:

@@ -151,9 +151,9 @@ def _kind_of(annotation: Any) -> Kind:
     if get_origin(only) is Annotated:
         return next(item for item in get_args(only) if isinstance(item, Kind))
     if get_origin(only) is Literal:
-        words = get_args(only)
-        expected = " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-        return Kind(expected, lambda value: words[words.index(value)], "|".join(words), choices=words)
+        choices = get_args(only)
+        expected = " or ".join([", ".join(choices[:-1]), choices[-1]] if len(choices) > 1 else choices)
+        return Kind(expected, lambda value: choices[choices.index(value)], "|".join(choices), choices=choices)
     if only in _PLAIN:
         return _PLAIN[only]
     if isinstance(only, type) and only is not Any:
@@ -369,15 +369,15 @@ def warn_deprecated(text: str) -> None:
 
 def make_options(kind: type[_AnyOptions], function: str, args: Sequence[Any], keywords: dict[str, Any]) -> _AnyOptions:
     """Make the options of a call from Python. An unknown or missing keyword is a TypeError, as for any function."""
-    known, renamed = declared_options(kind), old_names(kind)
-    for name in [name for name in keywords if name not in known]:
+    declared, renamed = declared_options(kind), old_names(kind)
+    for name in [name for name in keywords if name not in declared]:
         if name in renamed:
             if renamed[name] in keywords:
                 raise TypeError(f"{function}() got both {name!r} and {renamed[name]!r}, which are the same")
             warn_deprecated(f"{name}= is now {renamed[name]}=.")
             keywords[renamed[name]] = keywords.pop(name)
             continue
-        close = difflib.get_close_matches(name, known, 1)
+        close = difflib.get_close_matches(name, declared, 1)
         hint = f". Did you mean {close[0]!r}?" if close else ""
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
     try:
@@ -440,9 +440,9 @@ def document(text: str, kind: type[Options]) -> str:
             lines.append(f"        {item.name}: {in_python}")
     section = "\n".join([*lines, "", ""])
     for heading in ("    Returns:", "    Raises:", "    Examples:"):
-        before, found, after = text.partition(heading)
-        if found:
-            return f"{before}{section}{found}{after}"
+        before, separator, after = text.partition(heading)
+        if separator:
+            return f"{before}{section}{heading}{after}"
     return f"{text.rstrip()}\n\n{section}"
 
 
@@ -461,8 +461,8 @@ def options_table(kind: type[Options], in_python: Collection[str] | None = None)
 def choose_one(options: Options, *names: str) -> None:
     """Refuse two options that exclude each other."""
     declared = [declared_options(type(options))[name] for name in names]
-    chosen = [item for item in declared if getattr(options, item.name) != item.empty_default]
-    if len(chosen) > 1:
+    changed = [item for item in declared if getattr(options, item.name) != item.empty_default]
+    if len(changed) > 1:
         raise InputError(
-            f"{chosen[0].spelling} cannot be used with {chosen[1].spelling}.", hint="Leave out one of them."
+            f"{changed[0].spelling} cannot be used with {changed[1].spelling}.", hint="Leave out one of them."
         )

@@ -35,7 +35,7 @@ SOURCE = (
     "A folder of files, a BIDS dataset, a table (CSV, TSV, Parquet, JSONL) that names files, or a dataset; local, at "
     "s3://BUCKET/PREFIX or hf://datasets/ORG/NAME."
 )
-OPENED = "Or the result of brim.files, bids, table or dataset."
+OPENED_SOURCE = "Or the result of brim.files, bids, table or dataset."
 ROWS = "A file, folder or glob of JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst); or s3://BUCKET/PREFIX."
 SMALL_SHARD_BYTES = 1_000_000
 
@@ -438,7 +438,7 @@ class InputOptions(FromOptions, FilterOptions, panel="Source"):
     def check_options(self) -> None:
         if self.delimiter is not None and (len(self.delimiter.encode()) != 1 or self.delimiter in '"\r\n'):
             raise InputError(
-                f"{self.delimiter!r} cannot separate the values of a CSV file.", hint="Give one character."
+                f"--delimiter must be one character, not {self.delimiter!r}.", hint="Write it like --delimiter=';'."
             )
         if len(set(self.columns)) < len(self.columns):
             raise InputError("--columns names a column twice.", hint="Leave it out once.")

@@ -19,7 +19,7 @@ from brim.errors import DestinationError, DestinationUnavailableError, Verificat
 from brim.formats.card import CARD
 from brim.formats.card_configs import UNFINISHED
 from brim.formats.splice import FileSplice, Splice
-from brim.progress import told_if_slow
+from brim.progress import notify_if_slow
 from brim.records import dataclass
 from brim.state.atomic_files import write_whole
 from brim.state.ledger import Piece, Receipt
@@ -167,7 +167,7 @@ class BucketStore:
 
     def open(self, fingerprint: str) -> None:
         need_place(self.address, self._listener.note)
-        with told_if_slow(self._listener.note, f"still waiting for {self.address}"):
+        with notify_if_slow(self._listener.note, f"still waiting for {self.address}"):
             self._look()
         able = ask_abilities(self.address)
         if missing := able.missing():
