@@ -14,9 +14,20 @@ import brim
 from brim.cli.command import Command, click_command, help_page
 from brim.cli.commands import COMMANDS
 from brim.cli.parser import BrimGroup
-from brim.errors import ArgumentError
+from brim.errors import ArgumentError, InputError
 from brim.formats.parquet_writer import MAX_CELL_BYTES
-from brim.options.declare import Option, Options, Path, Size, declared_options, old_names, options_table, takes
+from brim.options.declare import (
+    PANELS,
+    Names,
+    Option,
+    Options,
+    Path,
+    Size,
+    declared_options,
+    old_names,
+    options_table,
+    takes,
+)
 from brim.records import dataclass
 
 EARLIER = json.loads((FilePath(__file__).parents[1] / "fixtures" / "options-0.1.json").read_text())
@@ -35,6 +46,9 @@ class CookOptions(Options):
     source: Annotated[Path, Option("What to cook.", "SOURCE", argument=True)] = field(kw_only=False)
     style: Annotated[Literal["raw", "done"], Option("How it is served.")] = "done"
     size: Annotated[Size, Option("Size of a portion.", default="1KB")] = None
+    salt: Annotated[bool, Option("Add salt.")] = True
+    spices: Annotated[Names, Option("Spice for DEST.", "SPICE", python="Or a dict of spices.")] = ()
+    dish: Annotated[Path | None, Option("Where it is served.", "DEST")] = None
     # The option that the tests below look for.
     oven_heat: Annotated[int, Option("Degrees of the oven.", "N", minimum=1, maximum=300, old="warmth")] = 180
 
@@ -120,6 +134,38 @@ def test_declared_option_is_in_the_docs() -> None:
     assert "| `--oven-heat N` | `oven_heat` | Degrees of the oven. (default: 180) |" in list(options_table(CookOptions))
 
 
+def test_help_texts_fit_the_terminal_and_python() -> None:
+    """Only the terminal repeats options and switches one off; only Python has other types and argument names."""
+    help_texts = {name: item.help for name, item in declared_options(CookOptions).items()}
+    assert help_texts["salt"] == "Do not add salt."
+    assert help_texts["spices"] == "Spice for DEST. May be repeated."
+    docstring = inspect.getdoc(cook) or ""
+    assert "salt: Add salt." in docstring
+    assert "spices: Spice for `dish`. Or a dict of spices." in docstring
+    assert "| `--spices SPICE` | `spices` | Spice for DEST. May be repeated. |" in list(
+        options_table(CookOptions, in_python=["spices"])
+    )
+
+
+def test_options_have_one_order() -> None:
+    """Help, signature and docstring list panel after panel, and in each the common options first."""
+    for function in (brim.build, brim.select, brim.verify):
+        items = [item for item in declared_options(function.options).values() if item.is_keyword]  # type: ignore[attr-defined]
+        assert items == sorted(items, key=lambda item: (PANELS.index(item.panel), not item.option.common))
+        names = [
+            name for name, each in inspect.signature(function).parameters.items() if each.kind == each.KEYWORD_ONLY
+        ]
+        assert names == [item.name for item in items]
+
+
+def test_unexpected_argument_is_named() -> None:
+    """A second word, such as the result of a glob without quotes, is refused with what to do."""
+    with pytest.raises(InputError) as caught:
+        typed("soup", "salad")
+    assert caught.value.words[0] == "Unexpected argument 'salad'."
+    assert "brim cook takes SOURCE" in caught.value.words[1]
+
+
 def test_wrapped_command_keeps_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
     """What follows the wrapped command is not read: not even a deprecated name, or --help-all."""
     seen: list[Any] = []
@@ -170,7 +216,7 @@ def test_help_fits_a_small_terminal(path: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("path", commands())
 def test_options_are_explained(path: str) -> None:
-    """Every option has a help text that is a sentence."""
+    """Every option has a help text that is a sentence and true in Python too; the docstring is complete."""
     made: Any = command(path)
     wrong = {
         name: item.option.help
@@ -179,6 +225,10 @@ def test_options_are_explained(path: str) -> None:
         or item.option.help[-1] != "."
     }
     assert not wrong
+    terminal_only = ("May be repeated", "in Python", "separated by commas")
+    assert not [item.name for item in made.declared.values() if any(text in item.option.help for text in terminal_only)]
+    assert made.summary.endswith(".")
+    assert all(text[0].isupper() or text.startswith("--") for text in made.command.details)
 
 
 @pytest.mark.parametrize("path", commands())

@@ -6,10 +6,21 @@ import importlib
 from collections import defaultdict
 
 from brim.cli.commands import COMMANDS
-from brim.options.declare import Declared, declared_options
+from brim.options.declare import PARTS, Declared, declared_options
 
 # The same thing, of which each command has its own kinds.
 KINDS = {"--format", "--dtype", "--drop", "--log"}
+# Options of a step in one command, and of the output in another.
+SEVERAL_PANELS = {
+    "--shuffle",
+    "--split-into",
+    "--batch-size",
+    "--dtype",
+    "--column",
+    "--keep-columns",
+    "--report",
+    "--stop-file",
+}
 WRITES = {"plan", "check", "build", "select", "map", "tokenize", "embed"}
 READS = {"plan", "check", "info", "build", "select", "verify", "unpack", "map", "tokenize", "embed"}
 
@@ -39,6 +50,13 @@ def test_a_flag_has_one_name_in_python() -> None:
     for flag, commands in flags().items():
         names = {item.name for name, item in commands.items() if (flag, name) not in {("--deep", "check")}}
         assert len(names) == 1 or flag == "--log", (flag, names)
+
+
+def test_a_flag_has_one_panel() -> None:
+    """A flag is in the same group of --help-all with every command that has groups."""
+    for flag, commands in flags().items():
+        panels = {item.panel for name, item in commands.items() if item.panel not in ("", PARTS)}
+        assert len(panels) <= 1 or flag in SEVERAL_PANELS, (flag, panels)
 
 
 def test_names_of_what_is_read_and_what_is_written() -> None:

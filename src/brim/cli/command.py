@@ -4,6 +4,7 @@ click parses and completes, but converts no values. `Declared.parse` converts th
 Python have the same checks and messages.
 """
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import MISSING
@@ -18,6 +19,7 @@ from brim.errors import InputError
 from brim.options.declare import PANELS, Declared, Options, declared_options
 
 _MAX_WIDTH = 100
+_HYPHEN = "\u2011"
 _FEW_OPTIONS = 15  # a command with at most this many shows all of them in --help
 
 
@@ -197,21 +199,26 @@ def help_page(click_command: ClickCommand, ctx: click.Context, *, show_all: bool
     formatter.write_usage(ctx.command_path, " ".join(usage))
     for paragraph in [click_command.summary, *(command.details if show_all else ())]:
         formatter.write_paragraph()
-        formatter.write_text(paragraph)
+        formatter.write_text(_unbroken(paragraph))
     formatter.write("\nExamples:\n" + "".join(f"  {line}\n" for line in command.examples))
     if arguments:
         with formatter.section("Arguments"):
-            formatter.write_dl([(item.spelling, item.help) for item in arguments], col_max=28)
+            formatter.write_dl([(item.spelling, _unbroken(item.help)) for item in arguments], col_max=28)
     is_shortened = not show_all and len(options) > _FEW_OPTIONS
     shown = [item for item in options if item.option.common] if is_shortened else options
     panels: dict[str, list[tuple[str, str]]] = {}
     for item in shown:
         flags = ", ".join(sorted(item.flags, key=len)).replace("/", ", ")
-        row = (flags if item.is_switch else f"{flags} {item.metavar}", item.help if show_all else item.short_help)
-        panels.setdefault(item.panel if show_all else "", []).append(row)
+        label, text = flags if item.is_switch else f"{flags} {item.metavar}", item.help if show_all else item.short_help
+        panels.setdefault(item.panel if show_all else "", []).append((label, _unbroken(text)))
     for panel, rows in panels.items():
         with formatter.section(panel or ("Common options" if is_shortened else "Options")):
             formatter.write_dl(rows, col_max=28)
     if len(shown) < len(options):
         formatter.write(f"\n{ctx.command_path} --help-all shows {len(options) - len(shown)} more options.\n")
-    return formatter.getvalue().rstrip("\n")
+    return formatter.getvalue().rstrip("\n").replace(_HYPHEN, "-")
+
+
+def _unbroken(text: str) -> str:
+    """Return a text that click does not break at the hyphens of options and names."""
+    return re.sub(r"(?<=\S)-(?=\w)", _HYPHEN, text)

@@ -21,7 +21,7 @@ class PlanCommand(JsonOptions, PlanOptions, panel=PARTS):
         brim plan scans.csv --files t1w:nifti --shard-size 1GB
         brim plan ds004884/ hf://datasets/me/arc --save shared/arc.plan
 
-    Lists every file without reading it, and prints the rows, size, shards and memory of a build. Nothing is
+    Lists the files without reading them, and prints the rows, size, shards and memory of a build. Nothing is
     written. Exits with 2 if `brim build` would refuse a file.
 
     --save writes the plan to a file. `brim build --plan` then works on it in parts, on many machines; --plan shows

@@ -26,9 +26,9 @@ class VerifyOptions(FromOptions, StateOptions, StorageOptions, ProgressOptions):
     """The options of `brim.verify`."""
 
     destination: Annotated[Path, Argument(DATASET, "DATASET")] = field(kw_only=False)
-    source: Annotated[Any, Argument("The source of the build, to compare it with.", "SOURCE", python=OPENED_SOURCE)] = (
-        field(default=None, kw_only=False)
-    )
+    source: Annotated[
+        Any, Argument("Source of the build, to compare the dataset with.", "SOURCE", python=OPENED_SOURCE)
+    ] = field(default=None, kw_only=False)
     deep: Annotated[bool, Common("Read every byte back, also from the Hub or an object store.")] = False
     repair: Annotated[bool, Common("Write damaged shards of a local dataset again from SOURCE.")] = False
     root: Annotated[

@@ -38,7 +38,7 @@ from brim.options.groups import (
 from brim.records import dataclass
 
 SUFFIX = "_{rank:05d}_of_{num_proc:05d}"
-_MATCH = "Name by which the rows of an iterator are found in the cache again, together with the code that makes it."
+_MATCH = "Name by which the rows of an iterator are found in the cache, together with the code of the iterator."
 _ROWS_PER_SHARD = "Number of rows per shard."
 _KEEP = "Column to keep next to the {}."
 AS_IN_DATASETS = PythonOnly("")
@@ -156,7 +156,7 @@ class RowOutputOptions(Options, panel="Output"):
 
     format: Annotated[Literal["parquet", "arrow"], Option("Shard format.")] = "parquet"
     rows_per_shard: Annotated[int | None, Option(_ROWS_PER_SHARD, default="one shard per unit", minimum=1)] = None
-    split: Annotated[str, Option("Name of the split that the rows become.", "NAME")] = "train"
+    split: Annotated[str, Option("Name of the output split.", "NAME")] = "train"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +246,7 @@ class TextOptions(Options, panel="Tokens"):
     long_documents: Annotated[
         Literal["cut", "refuse"], Option("Encode texts longer than --long-chars in parts, or refuse them.")
     ] = "cut"
-    long_chars: Annotated[int, Option("Number of characters of a long text.", minimum=1000)] = 65_536
+    long_chars: Annotated[int, Option("Number of characters from which a text is long.", minimum=1000)] = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +259,7 @@ class EncoderOptions(Options, panel="Tokens"):
     ] = None
     encoder: Annotated[
         Literal["auto", "reference", "fast"],
-        Option("Encoder; the ids are the same. auto: the fast one if it is installed, checked while it runs."),
+        Option("Encoder; all produce the same ids. auto: the fast one if it is installed, checked while it runs."),
     ] = "auto"
 
 
@@ -406,7 +406,7 @@ class ModelOptions(Options, panel="Model"):
     pooling: Annotated[Literal["mean", "cls", "last"] | None, Option("Pooling of a transformers model of text.")] = None
     projection: Annotated[bool, Option("Apply the projection of a CLIP model.")] = True
     max_tokens: Annotated[int | None, Option("Truncate texts to N tokens.", minimum=1)] = None
-    prompt: Annotated[str | None, Option("Put this before every text.")] = None
+    prompt: Annotated[str | None, Option("Prompt to put before every text.")] = None
     revision: Annotated[str | None, Option("Revision of a model on the Hub.", "REV")] = None
     model_arg: Annotated[
         Mapping[str, Any] | None,
@@ -466,7 +466,7 @@ class VectorOptions(Options, panel="Vectors"):
 class EmbedJobOptions(VectorOptions, ModelOptions, ComputedJobOptions, panel="Output"):
     """What a plan of embed has in addition to its source, model and destination."""
 
-    split: Annotated[str, Option("Name of the split that the shards become.", "NAME")] = "train"
+    split: Annotated[str, Option("Name of the output split.", "NAME")] = "train"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -217,7 +217,7 @@ class Declared(NamedTuple):
     def help(self) -> str:
         """The help text with the default, for the terminal and for the tables of the docs."""
         text = self.option.help
-        if self.is_negated and not self.option.flags:
+        if self.is_negated and self.option.cli and not self.option.flags:
             text = f"Do not {text[0].lower()}{text[1:]}"
         repeated = " May be repeated." if self.is_multiple and not self.option.argument else ""
         return self._with_default(text + repeated)
@@ -429,16 +429,20 @@ def signature_of(kind: type[Options], function: Callable[..., Any]) -> inspect.S
 _ARGUMENTS = ("SOURCE", "DATASET", "DEST")  # names of arguments that help texts mention
 
 
-def document(text: str, kind: type[Options]) -> str:
-    """Insert an Args section before the first section of a docstring, with options named as in Python."""
+def python_helps(kind: type[Options]) -> dict[str, str]:
+    """Return the help texts for Python by name, with options and arguments named as in Python."""
     options = declared_options(kind).values()
     arguments = {item.option.metavar: f"`{item.name}`" for item in options if item.option.metavar in _ARGUMENTS}
-    lines = ["    Args:"]
-    for item in options:
-        if item.python_help:
-            in_python = re.sub(r"\b[A-Z]+\b", lambda word: arguments.get(word[0], word[0]), worded(item.python_help))
-            lines.append(f"        {item.name}: {in_python}")
-    section = "\n".join([*lines, "", ""])
+    texts = {item.name: worded(item.python_help) for item in options if item.python_help}
+    return {
+        name: re.sub(r"\b[A-Z]+\b", lambda word: arguments.get(word[0], word[0]), text) for name, text in texts.items()
+    }
+
+
+def document(text: str, kind: type[Options]) -> str:
+    """Insert an Args section before the first section of a docstring."""
+    lines = [f"        {name}: {meaning}" for name, meaning in python_helps(kind).items()]
+    section = "\n".join(["    Args:", *lines, "", ""])
     for heading in ("    Returns:", "    Raises:", "    Examples:"):
         before, separator, after = text.partition(heading)
         if separator:
@@ -447,15 +451,23 @@ def document(text: str, kind: type[Options]) -> str:
 
 
 def options_table(kind: type[Options], in_python: Collection[str] | None = None) -> Iterator[str]:
-    """Yield the lines of a Markdown table of the options, for the reference docs; `in_python` are those of Python."""
+    """Yield the lines of a Markdown table of the options, for the reference docs.
+
+    Without `in_python`, the table is for a function of Python; with it, for a command, and lists which of the options
+    the Python function has too.
+    """
     yield "| option | Python | meaning |"
     yield "|---|---|---|"
+    texts = python_helps(kind)
     for item in declared_options(kind).values():
+        if in_python is not None and not item.option.cli:
+            continue
         terminal = item.spelling if item.option.argument else ", ".join(item.flags)
         metavar = "" if item.is_switch or item.option.argument else f" {item.metavar}"
-        shown = f"`{terminal}{metavar}`".replace("|", "\\|") if item.option.cli else ""
+        shown = f"`{terminal}{metavar}`" if item.option.cli else ""
         name = f"`{item.name}`" if in_python is None or item.name in in_python else ""
-        yield f"| {shown} | {name} | {item.help.replace('|', chr(92) + '|')} |"
+        meaning = texts.get(item.name, "As in `datasets`.") if in_python is None else item.help
+        yield " | ".join(["", *(text.replace("|", "\\|") for text in (shown, name, meaning)), ""]).strip()
 
 
 def choose_one(options: Options, *names: str) -> None:

@@ -175,7 +175,7 @@ class EngineOptions(Options, panel="Run"):
     workspace: Annotated[
         str | None,
         Option(
-            "With --engine=ray, location of unfinished units if the nodes share no disk.",
+            "With --engine=ray, location of unfinished units if the nodes do not share a disk.",
             "s3://…",
             default="DEST, if it is a bucket",
         ),
@@ -266,7 +266,7 @@ class PathOptions(Options, panel="Source"):
 class SplitNameOptions(Options, panel="Output"):
     """The name of the split."""
 
-    split: Annotated[str | None, Common("Name of the split that all rows go to.", "NAME")] = None
+    split: Annotated[str | None, Common("Name of the output split, for all rows.", "NAME")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,7 +173,7 @@ class EmbedFilesForecast(LimitOptions):
 class MapForecast(LimitOptions):
     """The options of `brim.forecast("map")`."""
 
-    row_bytes: Annotated[Size, Option("Size of a row of the input; better of a long one.")]
+    row_bytes: Annotated[Size, Option("Size of a row of the input; use that of a long one.")]
     output_bytes: Annotated[Size, Option("Size of a row of the output.", default="as the input")] = None
     batch_size: Annotated[int, Option("Rows per batch, as in `datasets`.", "ROWS", minimum=1)] = 1000
     writer_batch_size: Annotated[int, Option("Rows per write, as in `datasets`.", "ROWS", minimum=1)] = 1000
