@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from brim.cli.print_output import emit, memory_held, print_lines, show_progress, waiting_for
+from brim.cli.print_output import emit, memory_held, print_lines, print_result, show_progress, waiting_for
 from brim.errors import InputError
 from brim.options.groups import SavedPlanOptions
 
@@ -53,10 +53,7 @@ def _run_saved(command: str, options: SavedPlanOptions) -> None:
         _show_result(options, result, progress, saved.job, [], {})
         return
     result, _ = _run_job(options, saved.job, functools.partial(saved.part, options.part))
-    if options.json:
-        emit("done", **result.as_dict())
-    else:
-        print_lines(result.summary())
+    print_result("done", result, options.json)
 
 
 def _save_plan(options: Any) -> None:

@@ -139,6 +139,14 @@ def print_lines(lines: list[tuple[str, str]], width: int = 0) -> None:
         print(wrapped(f"{label:>{width}}  {text}", width + 2))
 
 
+def print_result(event: str, result: Any, as_json: bool, lines: list[tuple[str, str]] | None = None) -> None:
+    """Print a result as JSON, or as its summary or the `lines` in place of it."""
+    if as_json:
+        emit(event, **result.as_dict())
+    else:
+        print_lines(result.summary() if lines is None else lines)
+
+
 def print_stderr(text: str) -> None:
     """Print a line to stderr, where stdout belongs to another command."""
     try:

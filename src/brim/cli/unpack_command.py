@@ -1,11 +1,10 @@
 """brim unpack: write the original files of a dataset back to a folder."""
 
 from brim.cli.command import Command
-from brim.cli.print_output import emit, print_lines, show_progress
+from brim.cli.print_output import print_result, show_progress
 from brim.options.check_options import UnpackOptions
 from brim.options.groups import ShowOptions
 from brim.records import dataclass
-from brim.sizes import format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +28,8 @@ def run(options: UnpackCommand) -> None:
 
     with show_progress(options) as progress:
         result = unpack(options, progress)
-    if options.json:
-        emit("unpacked", **vars(result))
-        return
-    existing = f", {result.already_there:,} existed" if result.already_there else ""
-    lines = [("unpacked", f"{result.files:,} files, {format_size(result.bytes)}{existing}")]
-    lines.append(("destination", str(options.out)))
-    if result.unproved:
-        lines.append(("not verified", f"{result.unproved:,} shard(s) without a receipt to compare with"))
-    print_lines(lines)
+    first, *others = result.summary()
+    print_result("unpacked", result, options.json, [first, ("destination", str(options.out)), *others])
 
 
 COMMAND = Command(UnpackCommand, run)

@@ -1,11 +1,10 @@
 """brim verify: compare a dataset with its checksums, or with its source."""
 
 from brim.cli.command import Command
-from brim.cli.print_output import emit, print_lines, show_progress
+from brim.cli.print_output import print_result, show_progress
 from brim.options.check_options import VerifyOptions
 from brim.options.groups import ShowOptions
 from brim.records import dataclass
-from brim.sizes import format_size, plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +35,7 @@ def run(options: VerifyCommand) -> None:
 
     with show_progress(options) as progress:
         result = verify(options, progress)
-    if options.json:
-        emit("verified", **vars(result))
-        return
-    total = f"{plural(result.shards, 'shard')}, {plural(result.rows, 'row')}, {format_size(result.bytes)}"
-    lines = [("complete", total)]
-    if len(result.subsets) > 1 or set(result.subsets.values()) - {"whole"}:
-        lines += [(name, state) for name, state in result.subsets.items()]
-    if result.files_compared:
-        lines.append(("source", f"{result.files_compared:,} files are inside, byte for byte"))
-    if result.repaired:
-        lines.append(("repaired", plural(result.repaired, "shard")))
-    print_lines([*lines, *(("not verified", text) for text in result.unproved)])
+    print_result("verified", result, options.json)
 
 
 COMMAND = Command(VerifyCommand, run)

@@ -28,7 +28,7 @@ from brim.plans.shard_bytes import locate
 from brim.progress import Progress
 from brim.records import dataclass
 from brim.safe_names import path_below
-from brim.sizes import format_size
+from brim.sizes import format_size, plural
 from brim.sources.file_table import FileTable, Split, flat_numbers, nothing_chosen
 from brim.sources.open_dataset import is_dataset, open_dataset
 from brim.sources.selection import Selection
@@ -259,10 +259,10 @@ class UnpackResult(Result):
 
     def summary(self) -> list[tuple[str, str]]:
         """Return what was written, for people."""
-        lines = [("written", f"{self.files:,} files, {format_size(self.bytes)}")]
-        if self.already_there:
-            lines.append(("existing", f"{self.already_there:,} files with the same content, kept"))
-        return [*lines, ("not verified", f"{self.unproved:,} shards have no receipt")] if self.unproved else lines
+        existing = f"; {self.already_there:,} existed with the same content" if self.already_there else ""
+        lines = [("unpacked", f"{self.files:,} files, {format_size(self.bytes)}{existing}")]
+        unverified = f"{plural(self.unproved, 'shard')} without a receipt to compare with"
+        return [*lines, ("not verified", unverified)] if self.unproved else lines
 
 
 def unpack(options: UnpackOptions, progress: Progress) -> UnpackResult:

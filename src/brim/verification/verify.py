@@ -84,10 +84,15 @@ class VerifyResult(Result):
     repaired: int = 0  # shards that were written again
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return what was verified, for people."""
-        contents = f"{plural(self.rows, 'row')}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}"
-        compared = f"{plural(self.files_compared, 'source file')}, byte for byte"
-        lines = [("verified", contents), *([("compared", compared)] if self.files_compared else [])]
+        """Return the verified shards, each config and split if there are several, and the parts not verified."""
+        contents = f"{plural(self.shards, 'shard')}, {plural(self.rows, 'row')}, {format_size(self.bytes)}"
+        lines = [("complete", contents)]
+        if len(self.subsets) > 1 or set(self.subsets.values()) - {"whole"}:
+            lines += self.subsets.items()
+        if self.files_compared:
+            lines.append(("source", f"{self.files_compared:,} files are inside, byte for byte"))
+        if self.repaired:
+            lines.append(("repaired", plural(self.repaired, "shard")))
         lines += [("not verified", text) for text in self.unproved]
         return lines + [("damage", text) for text in self.findings]
 
