@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -228,24 +227,24 @@ class _Call(Generic[_Options]):
             settings = job_settings(JobSettings, resolved, held_bytes=caller_bytes())
             cache_max()
             parts = dict(dataset.items()) if _is_dict(dataset) else {None: dataset}
-            jobs = {split: self._job(part, split, settings, step_of) for split, part in parts.items()}
-            with self._bar([source.total_bytes for source, _ in jobs.values()]) as watched:
-                results = {
-                    split: _emptied(part, removed)
-                    if _is_empty(part)
-                    else self._run_part(part, jobs[split][1], watched, open_result)
-                    for split, part in parts.items()
-                }
+            jobs, total_bytes = {}, []
+            for split, part in parts.items():
+                source, jobs[split] = self._job(part, split, settings, step_of)
+                total_bytes.append(source.total_bytes)
+            several = len(parts) > 1
+            with self.progress.joined(self._label, total_bytes) if several else nullcontext(self.progress) as watched:
+                results = {}
+                for split, part in parts.items():
+                    if _is_rows(part) and not len(part):  # `Dataset.map` does not call the function either
+                        results[split] = part.remove_columns(list(removed)) if removed else part
+                    else:
+                        results[split] = self._run_part(part, jobs[split], watched, open_result)
         return import_datasets("several splits").DatasetDict(results) if _is_dict(dataset) else results[None]
-
-    def _bar(self, total_bytes: list[int | None]) -> AbstractContextManager[Progress]:
-        if len(total_bytes) == 1:
-            return nullcontext(self.progress)
-        return self.progress.joined(self._label, total_bytes)
 
     def _job(
         self, part: Any, split: str | None, settings: JobSettings, step_of: Callable[[Any, str | None], MapStep]
     ) -> tuple[RowSource, Job]:
+        """Return the rows of a dataset or split, and the job that fills the cache of this call."""
         step, name = step_of(part, split), self.options.name
         name = name if name is None or split is None else f"{name}/{split}"
         source = open_rows(part, row_options(self.options, part, name))
@@ -254,7 +253,13 @@ class _Call(Generic[_Options]):
             self.progress.note(
                 "brim cannot detect whether this function has changed, so a later call will not find its result"
             )
-        return source, _cached_job(source, step, settings, cache_home(self.options.cache_dir), self._label)
+        output = CachedRows(step.options.writer_batch_size or 1000, functools.partial(step.empty_schema, source.schema))
+        facts = cache_key(computed_facts("map", source, step, output, settings.on_error))
+        # The first part is the same for every version of the function, so that a changed function can resume.
+        folder = f"{digest_json(without_function(facts))[:12]}-{digest_json(facts)[:12]}"
+        about = {"what": step.function.name, "source": source.name}
+        layout = CacheLayout(cache_home(self.options.cache_dir), folder, about, adopt=settings.keep_done)
+        return source, Job(computed_spec("map", source, step, output, layout, settings, self._label))
 
     def _run_part(self, part: Any, job: Job, watched: Progress, open_result: OpenResult) -> Any:
         cached = run_job(job, watched, self.options.report).cached
@@ -276,8 +281,8 @@ def _mapped(part: Any, cached: Any, fingerprint: str | None) -> Any:
         return part
     if cached.schema.names == [NO_COLUMNS]:
         cached = replace(cached, files=(), schema=pa.schema([]))
-    own = _is_rows(part) or _is_stream(part)  # a pandas table has an `info` too
-    info, split = (part.info, part.split) if own else (None, None)
+    # A pandas table has an `info` too.
+    info, split = (part.info, part.split) if _is_rows(part) or _is_stream(part) else (None, None)
     mapped = open_dataset(cached.files, cached.schema, cached.fingerprint, info=info, split=split, name=fingerprint)
     return _with_format_of(part, mapped)
 
@@ -300,27 +305,6 @@ def _is_rows(part: Any) -> bool:
 
 def _is_stream(part: Any) -> bool:
     return type(part).__module__.split(".")[0] == "datasets" and is_stream(part)
-
-
-def _is_empty(part: Any) -> bool:
-    return _is_rows(part) and not len(part)
-
-
-def _emptied(part: Any, removed: Sequence[str]) -> Any:
-    """Return a Dataset without rows as `Dataset.map` does, which does not call the function."""
-    return part.remove_columns(list(removed)) if removed else part
-
-
-def _cached_job(source: RowSource, step: MapStep, settings: JobSettings, home: Path, label: str) -> Job:
-    """Return the job that fills the cache of this call."""
-    output = CachedRows(step.options.writer_batch_size or 1000, functools.partial(step.empty_schema, source.schema))
-    verb = "map"
-    facts = cache_key(computed_facts(verb, source, step, output, settings.on_error))
-    # The first part is the same for every version of the function, so that a changed function can resume.
-    name = f"{digest_json(without_function(facts))[:12]}-{digest_json(facts)[:12]}"
-    about = {"what": step.function.name, "source": source.name}
-    layout = CacheLayout(home, name, about, adopt=settings.keep_done)
-    return Job(computed_spec(verb, source, step, output, layout, settings, label))
 
 
 def _format_of(dataset: Any) -> dict[str, Any]:
