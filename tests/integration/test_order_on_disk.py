@@ -97,8 +97,8 @@ def test_shuffle_of_a_datasetdict_takes_seeds_and_generators(tmp_path: Path) -> 
 def test_shuffle_refuses_arguments_of_the_other_kind(tmp_path: Path) -> None:
     rows = in_memory()
     for given, words in (
-        ((rows, {"seeds": 3}), "for a DatasetDict"),
-        ((datasets.DatasetDict(a=rows), {"generator": np.random.default_rng(1)}), "one generator for each split"),
+        ((rows, {"seeds": 3}), "with a DatasetDict"),
+        ((datasets.DatasetDict(a=rows), {"generator": np.random.default_rng(1)}), "one generator per split"),
         ((datasets.DatasetDict(a=rows), {"seed": 1, "seeds": 2}), "Choose one of"),
     ):
         with pytest.raises(ArgumentError, match=words):

@@ -62,7 +62,6 @@ _TEXT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "matches": lambda values, text: pc.match_substring_regex(values, pattern=text),
 }
 _DATE_PARTS = {"year": pc.year, "month": pc.month, "day": pc.day, "hour": pc.hour}
-_NULL = pa.scalar(None, pa.bool_())
 
 
 def where_mask(
@@ -419,7 +418,7 @@ class _Condition:
             same_type += [fitted] if is_same else []
         if len(same_type) > 1:
             tests.append(pc.is_in(column, value_set=pa.array(same_type, kind)))
-        tests += [_NULL] if None in constants else []
+        tests += [pa.scalar(None, pa.bool_())] if None in constants else []
         return reduce(partial(_call, pc.or_kleene), tests) if tests else _same_for_all(column, False)
 
     def _has_value(self, right: ast.expr, left: ast.expr) -> Value:
@@ -498,7 +497,7 @@ def _comparable(column: pc.Expression, kind: pa.DataType) -> tuple[pc.Expression
 
 def _same_for_all(column: Value, value: bool) -> Value:
     """Return a part that is `value` where a column is not null, and null elsewhere."""
-    return _call(pc.if_else, _call(pc.is_null, column), _NULL, pa.scalar(value))
+    return _call(pc.if_else, _call(pc.is_null, column), pa.scalar(None, pa.bool_()), pa.scalar(value))
 
 
 def _has_lists(kind: pa.DataType) -> bool:
