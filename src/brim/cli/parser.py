@@ -93,15 +93,16 @@ def run_command(arguments: list[str]) -> Any:
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else " ".join(["brim", *arguments[:1]])
         hint = f"{path} --help shows the options."
-        if isinstance(error, click.BadOptionUsage) and "requires" in error.message:
-            raise InputError(f"{error.option_name} needs a value.", hint=hint) from error
         if isinstance(error, click.NoSuchOption):
             params = error.ctx.command.params if error.ctx is not None else []
-            hidden = {flag for param in params if getattr(param, "hidden", False) for flag in param.opts}
-            flags = [flag for param in params for flag in param.opts if flag.startswith("--") and flag not in hidden]
-            close = difflib.get_close_matches(error.option_name, flags, 1)
-            hint = f"Did you mean {close[0]}?" if close else hint
+            shown = [param for param in params if not getattr(param, "hidden", False)]
+            names = [flag[2:] for param in shown for flag in param.opts if flag.startswith("--")]
+            close = difflib.get_close_matches(error.option_name.lstrip("-"), names, 1)
+            hint = f"Did you mean --{close[0]}?" if close else hint
             raise InputError(f"Unknown option {error.option_name}.", hint=hint) from error
+        if isinstance(error, click.BadOptionUsage):
+            problem = "needs a value" if "requires" in error.message else "does not take a value"
+            raise InputError(f"{error.option_name} {problem}.", hint=hint) from error
         raise InputError(f"{error.format_message().rstrip('.')}.", hint=hint) from error
     except click.Abort as error:
         raise KeyboardInterrupt from error

@@ -192,7 +192,7 @@ class RowFunctionOptions(Options, panel="Function"):
     function: Annotated[
         Callable[..., Any] | str | None,
         Common(
-            "The function, or FILE.py:FUNCTION. Without it, the rows are written as they are.",
+            "Function to apply; also FILE.py:FUNCTION. Without it, the rows are written as they are.",
             "MODULE:FUNCTION",
             flags=("--fn",),
         ),
