@@ -73,7 +73,7 @@ class MapExperimentCommand(ExperimentOptions):
 def _run(experiment: Any, numbers: Any, options: ExperimentOptions) -> None:
     from brim.lab.measure import scratch
     from brim.lab.steps import ExperimentStep, heading, row
-    from brim.monitor.report.recording import log_beside
+    from brim.monitor.report.recording import log_next_to
 
     shown: list[str] = []
 
@@ -87,7 +87,7 @@ def _run(experiment: Any, numbers: Any, options: ExperimentOptions) -> None:
         print(row(step), flush=True)
 
     page = None if options.report is None else page_path(options.report)
-    log = None if page is None else log_beside(page)
+    log = None if page is None else log_next_to(page)
     with scratch(options.keep) as folder:
         result = experiment(folder, numbers, watch)
     if page is not None and log is not None:

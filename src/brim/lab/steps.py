@@ -16,7 +16,7 @@ from typing import Any
 
 from brim.memory.limit import watch_limit
 from brim.memory.meter import Usage, boot_id, machine_facts, versions
-from brim.monitor.watching.run_log import LogWriter
+from brim.monitor.log_writer import LogWriter
 from brim.records import dataclass
 from brim.sizes import format_size
 

@@ -31,8 +31,8 @@ from brim.memory.meter import (
     tree,
 )
 from brim.monitor.forecasts.shapes import Component, Forecast, Reasons, concat
+from brim.monitor.run_log import read_run
 from brim.monitor.watching.find_processes import ProcessNames
-from brim.monitor.watching.run_log import End, Head, read_records
 from brim.records import dataclass
 from brim.sizes import format_size, parse_size
 
@@ -424,23 +424,16 @@ def _point(given: str | tuple[float | str, str | int | float]) -> MeasuredPoint:
 
 
 def read_point(log: str | os.PathLike[str]) -> MeasuredPoint:
-    """The last run in a log of `brim run --fraction F`: its head says the fraction, its end the peak."""
-    head, end, name = None, None, os.fspath(log)
-    try:
-        for record in read_records(Path(log)):
-            if isinstance(record, Head):
-                head, end = record, None
-            elif isinstance(record, End):
-                end = record
-    except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror}.") from error
-    if head is None:
+    """Read the fraction and the peak of the last run in a log of `brim run --fraction F`."""
+    name, run = os.fspath(log), read_run(Path(log))
+    if not run.head.raw:
         raise InputError(f"{name} is not a log of brim run.", hint="Make one with: brim run --log FILE -- COMMAND")
-    if head.raw.get("fraction") is None:
+    if run.head.raw.get("fraction") is None:
         raise InputError(
             f"{name} has no fraction of the data.",
             hint="Run it with --fraction, or give the point as --point=1/32=1.2GB.",
         )
+    end = run.end
     if end is None or not end.peak_bytes:
         raise InputError(f"{name} was cut off: its peak is not known.", hint="Run that part again, or leave it out.")
     doubt = ""
@@ -450,7 +443,7 @@ def read_point(log: str | os.PathLike[str]) -> MeasuredPoint:
         doubt = f"died of signal {end.signal}"
     elif end.exit_code:
         doubt = f"ended with exit code {end.exit_code}"
-    return MeasuredPoint(parse_fraction(head.raw["fraction"]), end.peak_bytes, doubt)
+    return MeasuredPoint(parse_fraction(run.head.raw["fraction"]), end.peak_bytes, doubt)
 
 
 def _shown(fraction: float) -> str:

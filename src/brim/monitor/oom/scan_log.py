@@ -9,9 +9,10 @@ from dataclasses import field, replace
 from datetime import datetime
 from pathlib import Path
 
+from brim.monitor.log_files import UNREADABLE
 from brim.monitor.oom import kernel_log
 from brim.monitor.oom.kills import Kill, Restart, Source
-from brim.monitor.oom.log_lines import UNREADABLE, Clock, blocks_of, lines_of, unwrap
+from brim.monitor.oom.log_lines import Clock, blocks_of, lines_of, unwrap
 from brim.monitor.oom.merge_kills import merge
 from brim.monitor.oom.multiline_logs import SlurmTable, unfold
 from brim.monitor.oom.phrases import PhraseReader

@@ -22,11 +22,13 @@ from typing import Any
 
 from brim.errors import InputError
 from brim.memory.meter import boot_id
+from brim.monitor.log_records import is_run_log
+from brim.monitor.log_writer import log_folder, recent_logs
 from brim.monitor.oom import brim_log, explain, this_machine
 from brim.monitor.oom.kills import Evidence, Kill, MachineRoom, Restart, Source
 from brim.monitor.oom.merge_kills import gap_s, in_order, merge, uncounted
 from brim.monitor.oom.scan_log import LogFindings, reading_problem, scan_file
-from brim.monitor.watching.run_log import log_folder
+from brim.monitor.run_log import RunLog, read_runs
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.wording import Described
@@ -234,9 +236,7 @@ def why(
         findings, watched = _read_logs(paths)
     else:
         findings, watched, counters = _read_machine(start, boot, root, present, remarks)
-        watched += [
-            brim_log.read_run(Path(path), Path(path).name) for path in runs if Path(path).parent != log_folder()
-        ]
+        watched += [run for path in runs if Path(path).parent != log_folder() for run in _read_runs(Path(path))]
     for run in watched:
         findings.kills += _kills_of_run(run, present, findings.kills)
     kills = merge(_with_machine(kill, root, bool(paths)) for kill in findings.kills)
@@ -268,7 +268,7 @@ def parse_since(text: str, now: datetime) -> datetime:
         ) from None
 
 
-def _read_logs(paths: list[Path]) -> tuple[LogFindings, list[brim_log.LoggedRun]]:
+def _read_logs(paths: list[Path]) -> tuple[LogFindings, list[RunLog]]:
     """Read log files; a missing file is an error of the caller, not a finding."""
     findings, runs = LogFindings(), []
     for path in paths:
@@ -281,8 +281,8 @@ def _read_logs(paths: list[Path]) -> tuple[LogFindings, list[brim_log.LoggedRun]
         except OSError as error:
             hint = "Try it as root (sudo)." if isinstance(error, PermissionError) else "Check the name."
             raise InputError(f"{path} cannot be read: {reading_problem(error)}.", hint=hint, path=str(path)) from None
-        if path.is_file() and brim_log.is_run_log(path):  # a pipe can be read only once
-            runs.append(brim_log.read_run(path, str(path)))
+        if path.is_file() and is_run_log(path):  # a pipe can be read only once
+            runs += _read_runs(path)
             findings.sources.append(Source(str(path), note="a log of brim"))
         else:
             scanned = scan_file(path, str(path), terminals=True)
@@ -294,7 +294,7 @@ def _read_logs(paths: list[Path]) -> tuple[LogFindings, list[brim_log.LoggedRun]
 
 def _read_machine(
     start: datetime | None, boot: int | None, root: Path, present: brim_log.Present, remarks: list[str]
-) -> tuple[LogFindings, list[brim_log.LoggedRun], list[Kill]]:
+) -> tuple[LogFindings, list[RunLog], list[Kill]]:
     """Read all sources of this machine; return the findings, brim's run logs and the kills that counters show."""
     findings = this_machine.ring_buffer(root) if boot in (None, 0) else LogFindings()
     findings.add(this_machine.journal(start, boot))
@@ -313,21 +313,24 @@ def _read_machine(
     return findings, runs, counters
 
 
-def _read_run_logs(
-    start: datetime | None, present: brim_log.Present, boot: int | None
-) -> tuple[list[brim_log.LoggedRun], str]:
-    folder = log_folder()
+def _read_run_logs(start: datetime | None, present: brim_log.Present, boot: int | None) -> tuple[list[RunLog], str]:
     try:
-        paths = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+        paths = [path for path in reversed(recent_logs()) if start is None or path.stat().st_mtime >= start.timestamp()]
     except OSError as error:
         return [], reading_problem(error)
-    if start is not None:
-        paths = [path for path in paths if path.stat().st_mtime >= start.timestamp()]
-    runs = [brim_log.read_run(path, path.name) for path in paths]
-    return [run for run in runs if boot != 0 or run.head.get("boot_id") == present.boot_id], ""
+    runs = [run for path in paths for run in _read_runs(path)]
+    return [run for run in runs if boot != 0 or run.head.boot_id == present.boot_id], ""
 
 
-def _kills_of_run(run: brim_log.LoggedRun, present: brim_log.Present, kills: list[Kill]) -> list[Kill]:
+def _read_runs(path: Path) -> list[RunLog]:
+    """Return the runs of a log; none if it cannot be read."""
+    try:
+        return list(read_runs(path))
+    except OSError:
+        return []
+
+
+def _kills_of_run(run: RunLog, present: brim_log.Present, kills: list[Kill]) -> list[Kill]:
     """Return the kills in a run log without those that a kernel record of one of its processes reports."""
     reported = []
     for kill in brim_log.kills_of(run, present):
@@ -337,7 +340,7 @@ def _kills_of_run(run: brim_log.LoggedRun, present: brim_log.Present, kills: lis
             for record in kills
         ):
             continue
-        reported.append(replace(kill, boot=0 if run.head.get("boot_id") == present.boot_id else None))
+        reported.append(replace(kill, boot=0 if run.head.boot_id == present.boot_id else None))
     return reported
 
 
@@ -350,7 +353,7 @@ def _with_machine(kill: Kill, root: Path, from_logs: bool) -> Kill:
     return kill
 
 
-def _with_curve(kill: Kill, runs: list[brim_log.LoggedRun]) -> Kill:
+def _with_curve(kill: Kill, runs: list[RunLog]) -> Kill:
     """Add the minute before a kill, if brim was watching."""
     if kill.curve or kill.when is None or kill.pid is None:
         return kill
@@ -358,14 +361,16 @@ def _with_curve(kill: Kill, runs: list[brim_log.LoggedRun]) -> Kill:
     for run in runs:
         first, last = run.first_t, run.last_t
         if kill.pid in run.pids and first is not None and last is not None and first - 60 <= timestamp <= last + 60:
-            return replace(kill, curve=brim_log.curve(run.path, timestamp), command=kill.command or run.command)
+            return replace(
+                kill, curve=brim_log.curve(run.path, timestamp), command=kill.command or brim_log.command_of(run)
+            )
     return kill
 
 
 def _kills_of_pid(pid: int, kills: list[Kill], present: brim_log.Present, remarks: list[str]) -> list[Kill]:
     matching = [kill for kill in kills if pid in (kill.pid, kill.chosen_pid)]
     if not matching:
-        state = "is running" if present.alive(pid) else "is not running"
+        state = "is running" if present.is_running(pid) else "is not running"
         others = f" Kills of other processes: {len(kills)} (run brim why without a PID)." if kills else ""
         remarks.append(f"No kill of process {pid} is recorded; it {state}.{others}")
         listing = next((kill for kill in reversed(kills) if any(task.pid == pid for task in kill.tasks)), None)
