@@ -278,7 +278,7 @@ def test_a_build_is_recorded(many_files: Callable[..., Path], tmp_path: Path) ->
     assert run.event_counts["shard"] == len(plan.plan.shards)
     assert run.end is not None
     assert run.end.exit_code == 0
-    assert "Forecast against fact" in (tmp_path / "build.html").read_text()
+    assert "Forecast and measurement" in (tmp_path / "build.html").read_text()
 
 
 def test_the_parts_of_the_page_are_packaged() -> None:

@@ -14,6 +14,7 @@ from brim.memory.meter import Usage
 from brim.monitor.log_records import LogEvent, LogSample, read_records, size
 from brim.monitor.oom.kills import (
     LEAK,
+    UNKNOWN_TREND,
     Bound,
     CurvePoint,
     Effect,
@@ -29,6 +30,7 @@ from brim.monitor.run_log import RunLog
 from brim.records import dataclass
 from brim.redact import redact
 
+_TREND_NOTES = (("leak", LEAK), ("short", UNKNOWN_TREND))
 _CURVE_S = 60.0
 _STILL_WRITTEN_S = 30.0
 _NEARLY_NOTHING = 0.05  # of the RAM
@@ -149,7 +151,7 @@ def _kill(
         tasks=tuple(sorted(tasks, key=lambda task: task.sizes.held_bytes or 0, reverse=True)[:5]),
         curve=curve(run.path, until) if until is not None else (),
         evidence=tuple(quotes),
-        notes=(LEAK,) if killer == "brim" and run.trend.verdict == "leak" else (),
+        notes=tuple(note for verdict, note in _TREND_NOTES if killer == "brim" and run.trend.verdict == verdict),
     )
 
 

@@ -45,6 +45,8 @@ Job = Literal["map", "tokenize", "embed", "build"]
 ASKED_FOR = "A user requested this kill (SysRq f, order=-1): the machine may have had free memory."
 LEAK = "Its memory grew during the whole run and did not level off: the program keeps memory that it no longer needs."
 
+UNKNOWN_TREND = "The run was too short to distinguish a leak from loading."
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:

@@ -13,7 +13,7 @@ import html
 import re
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from os import PathLike, uname
@@ -49,24 +49,25 @@ _QUOTE_ORDER = ("Killed process", "oom-kill:", "limit", "ill process")
 def kill_lines(kill: Kill, now: datetime, width: int) -> list[str]:
     """Return the full text of one kill."""
     bound = kill.bound
-    limit = bound.text if kill.killer not in ("systemd-oomd", "program") else ""
+    in_use = f", {format_size(bound.usage_bytes)} in use" if bound.usage_bytes is not None else ""
+    limit = ""
     if bound.bytes is not None:
-        used = f", {format_size(bound.usage_bytes)} in use" if bound.usage_bytes is not None else ""
         group = f" of {bound.group}" if bound.group else ""
-        limit = f"{format_size(bound.bytes)} ({bound.kind or 'memory'}){group}{used}"
-    elif limit and bound.usage_bytes is not None:
-        limit += f", {format_size(bound.usage_bytes)} in use"
+        limit = f"{format_size(bound.bytes)} ({bound.kind or 'memory'}){group}{in_use}"
+    elif bound.text and kill.killer not in ("systemd-oomd", "program"):
+        limit = bound.text + in_use
     tasks = [
         f"{task.name} ({task.pid})" + (f" {format_size(size)}" if (size := task.sizes.held_bytes) is not None else "")
         for task in kill.tasks
     ]
+    memory = explain.memory_rows(kill)
     rows = [
         ("when", explain.when_text(kill, now) + (f", on {kill.host}" if kill.host else "")),
         ("command", kill.command or ""),
-        ("memory used", explain.sizes_text(kill)),
+        ("memory used", memory["memory used"]),
         ("limit", limit),
-        ("breakdown", explain.contents_text(kill)),
-        ("machine", explain.machine_text(kill)),
+        ("breakdown", memory["breakdown"]),
+        ("machine", memory["machine"]),
         ("largest", ", ".join(tasks) if len(tasks) > 1 else ""),
         ("before", explain.curve_text(kill.curve, max(min(width - 47, 40), 10))),
         *(("note", note) for note in kill.notes),
@@ -84,20 +85,18 @@ def kill_lines(kill: Kill, now: datetime, width: int) -> list[str]:
 def _row(label: str, text: str, width: int) -> list[str]:
     indent = " " * (_LABEL_WIDTH + 2)
     wrapped = textwrap.wrap(text, max(width - len(indent), 20), break_on_hyphens=False) or [""]
-    return [f"{label:>{_LABEL_WIDTH}}  {wrapped[0]}", *(indent + text for text in wrapped[1:])]
+    return [f"{label:>{_LABEL_WIDTH}}  {wrapped[0]}", *(indent + line for line in wrapped[1:])]
 
 
 def _quotes(kill: Kill) -> list[str]:
     """Return the most important lines of the evidence, without their prefixes."""
 
     def rank(quote: Evidence) -> int:
-        for number, phrase in enumerate(_QUOTE_ORDER):
-            if phrase in quote.text:
-                return number
-        return 9 if "reaped" in quote.text or "invoked" in quote.text else len(_QUOTE_ORDER)
+        ranks = [number for number, phrase in enumerate(_QUOTE_ORDER) if phrase in quote.text]
+        return ranks[0] if ranks else 9 if "reaped" in quote.text or "invoked" in quote.text else len(_QUOTE_ORDER)
 
-    quotes = sorted(kill.evidence, key=rank)[:_QUOTES]
     shown, source = [], ""
+    quotes = sorted(kill.evidence, key=rank)[:_QUOTES]
     for quote in sorted(quotes, key=lambda quote: (quote.source, quote.line or 0)):
         position = f"line {quote.line}" if quote.line is not None else ""
         if quote.source != source:
@@ -106,56 +105,6 @@ def _quotes(kill: Kill) -> list[str]:
         text = _NODES.sub(",…,", _PREFIX.sub("", " ".join(quote.text.split())))
         shown.append(f"{position}: {text if len(text) <= _QUOTE_WIDTH else text[: _QUOTE_WIDTH - 1] + '…'}")
     return shown
-
-
-def short_line(kill: Kill, width: int) -> str:
-    """Return one line about a kill."""
-    when = f"{kill.when:%Y-%m-%d %H:%M}" if kill.when else f"{kill.boot_s:,.0f} s" if kill.boot_s is not None else "?"
-    text = f"{when:>16}  {explain.brief(kill)}"
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def report_text(
-    kills: Sequence[Kill],
-    restarts: Sequence[Restart],
-    sources: Sequence[Source],
-    remarks: Sequence[str],
-    now: datetime,
-    width: int = 80,
-) -> str:
-    """Return the text of a report."""
-    lines: list[str] = []
-    if not kills:
-        lines.append("No record of an out-of-memory kill was found.")
-    else:
-        lines += kill_lines(kills[-1], now, width)
-        if len(kills) > 1:
-            lines += ["", f"Before that ({len(kills) - 1}):"]
-            lines += [short_line(kill, width) for kill in reversed(kills[-1 - _SHORT_LINES : -1])]
-            if len(kills) > _SHORT_LINES + 1:
-                lines.append(f"{'':>16}  … and {len(kills) - _SHORT_LINES - 1} earlier (--json lists all)")
-        if text := explain.summary(kills):
-            lines += ["", *textwrap.wrap(f"In total: {text}.", width)]
-    for remark in (*map(restart_text, restarts[-3:]), *remarks):
-        lines += textwrap.wrap(f"• {remark}", width, subsequent_indent="  ")
-    readable = [source for source in sources if not source.problem]
-    lines.append("")
-    if readable:
-        names = ", ".join(source.name + (f" ({source.note})" if source.note else "") for source in readable)
-        lines += _row("read", names, width)
-    for source in sources:
-        if source.problem:
-            lines += _row("partly read" if source.found else "not read", f"{source.name}: {source.problem}", width)
-    return "\n".join(lines)
-
-
-def restart_text(restart: Restart) -> str:
-    """Return the sentence about a boot without a shutdown."""
-    last = f"{restart.last_sign:%Y-%m-%d %H:%M:%S}" if restart.last_sign else "an unknown time"
-    return (
-        f"The machine booted without a shutdown before; its last log entry was at {last} ({restart.source}). A power "
-        "failure, a panic or a lack of memory can be the reason; the log does not show it."
-    )
 
 
 _AGO = re.compile(r"(\d{1,6})\s*(s|m|min|h|d|w)")
@@ -175,7 +124,42 @@ class WhyReport(Described):
     made: datetime
 
     def text(self, width: int = 80) -> str:
-        return report_text(self.kills, self.restarts, self.sources, self.remarks, self.made, width)
+        kills = self.kills
+        if not kills:
+            lines = ["No record of an out-of-memory kill was found."]
+        else:
+            lines = kill_lines(kills[-1], self.made, width)
+            if len(kills) > 1:
+                lines += ["", f"Before that ({len(kills) - 1}):"]
+                for kill in reversed(kills[-1 - _SHORT_LINES : -1]):
+                    boot_time = f"{kill.boot_s:,.0f} s" if kill.boot_s is not None else "?"
+                    when = f"{kill.when:%Y-%m-%d %H:%M}" if kill.when else boot_time
+                    line = f"{when:>16}  {explain.brief(kill)}"
+                    lines.append(line if len(line) <= width else line[: width - 1] + "…")
+                if len(kills) > _SHORT_LINES + 1:
+                    lines.append(f"{'':>16}  … and {len(kills) - _SHORT_LINES - 1} earlier (--json lists all)")
+            if self.summary:
+                lines += ["", *textwrap.wrap(f"In total: {self.summary}.", width)]
+        remarks = []
+        for restart in self.restarts[-3:]:
+            last = f"{restart.last_sign:%Y-%m-%d %H:%M:%S}" if restart.last_sign else "an unknown time"
+            remarks.append(
+                f"The machine booted without a shutdown before; its last log entry was at {last} ({restart.source}). "
+                "A power failure, a panic or a lack of memory can be the reason; the log does not show it."
+            )
+        for remark in (*remarks, *self.remarks):
+            lines += textwrap.wrap(f"• {remark}", width, subsequent_indent="  ")
+        lines.append("")
+        names = [
+            source.name + (f" ({source.note})" if source.note else "") for source in self.sources if not source.problem
+        ]
+        if names:
+            lines += _row("read", ", ".join(names), width)
+        for source in self.sources:
+            if source.problem:
+                label = "partly read" if source.found else "not read"
+                lines += _row(label, f"{source.name}: {source.problem}", width)
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.text()
@@ -186,9 +170,16 @@ class WhyReport(Described):
     @property
     def facts(self) -> dict[str, Any]:
         """The report as plain values, as `--json` prints it."""
+
+        def plain(facts: dict[str, Any]) -> dict[str, Any]:
+            return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in facts.items()}
+
+        kills = [{**plain(asdict(kill)), "headline": explain.headline(kill)} for kill in self.kills]
+        for facts, kill in zip(kills, self.kills, strict=True):
+            facts["sizes"]["held_bytes"] = kill.sizes.held_bytes
         return {
-            "kills": [_facts(kill) for kill in self.kills],
-            "restarts": [_plain(asdict(restart)) for restart in self.restarts],
+            "kills": kills,
+            "restarts": [plain(asdict(restart)) for restart in self.restarts],
             "sources": [asdict(source) for source in self.sources],
             "summary": self.summary,
             "remarks": list(self.remarks),
@@ -377,15 +368,3 @@ def _kills_of_pid(pid: int, kills: list[Kill], present: brim_log.Present, remark
         if listing is not None:
             remarks.append(f"It was one of the largest processes when {explain.victim(listing)} was killed.")
     return matching
-
-
-def _facts(kill: Kill) -> dict[str, Any]:
-    facts = _plain(asdict(kill))
-    facts["headline"] = explain.headline(kill)
-    facts["sizes"]["held_bytes"] = kill.sizes.held_bytes
-    return facts
-
-
-def _plain(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return facts with dates as text."""
-    return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in facts.items()}
