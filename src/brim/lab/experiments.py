@@ -40,36 +40,36 @@ def run_leak(folder: Path, watch: Watch, *, size_bytes: int, pieces: int) -> Exp
             file.write(block[: size_bytes - start])
     grown = measure("a list that grows", "grow", options, folder, watch)
     touched = measure("a mapped file", "touch", {"path": str(path), "pieces": pieces}, folder, watch)
-    verdicts = {}
+    kinds = {}
     for part in (grown, touched):  # the last step is after the memory was returned
         first, last = part.steps[0], part.steps[-2]
         rise = last.rss_bytes - first.rss_bytes
         is_leak = last.usage.total_bytes - first.usage.total_bytes > rise / 2
-        verdicts[part.name] = "leak" if is_leak else "mapping"
+        kinds[part.name] = "leak" if is_leak else "mapping"
     rss = [format_size(part.steps[-2].rss_bytes) for part in (grown, touched)]
     memory = [format_size(part.steps[-2].usage.total_bytes) for part in (grown, touched)]
     after = [format_size(part.steps[-1].rss_bytes) for part in (grown, touched)]
-    is_mapping = verdicts[touched.name] == "mapping"
+    is_mapping = kinds[touched.name] == "mapping"
     looks = "the file only looks like one" if is_mapping else "the file should only look like one, but is one"
     sentences = (
         f"RSS rose to {rss[0]} with the list and to {rss[1]} with the mapped file. Of that, {memory[0]} and "
-        f"{memory[1]} cannot be reclaimed by the kernel: the list has the shape of a {verdicts[grown.name]}, {looks}.",
+        f"{memory[1]} cannot be reclaimed by the kernel: the list has the shape of a {kinds[grown.name]}, {looks}.",
         f"After both had returned unused memory, the list kept {after[0]} and the mapped file {after[1]}; the kernel "
         "reclaims file pages without being asked.",
     )
-    return Experiment("leak", (grown, touched), sentences, (), {"options": options, "verdicts": verdicts})
+    return Experiment("leak", (grown, touched), sentences, (), {"options": options, "verdicts": kinds})
 
 
 def grow(size_bytes: int, pieces: int) -> None:
     """Child: keep piece after piece."""
     step("started")
-    kept = []
+    blocks = []
     for number in range(1, pieces + 1):
-        kept.append(b"\1" * (size_bytes // pieces))
+        blocks.append(b"\1" * (size_bytes // pieces))
         step(f"{number} of {pieces} pieces kept")
     give_back_heap()
     step("after malloc_trim")
-    assert kept
+    assert blocks
 
 
 def touch(path: str, pieces: int) -> None:
@@ -93,7 +93,7 @@ def run_concat(folder: Path, watch: Watch, *, rows: int, dims: int, batch_size: 
     forecast = concat(rows=rows, dims=dims, memory="1PB")
     data_bytes, forecast_bytes = forecast.details["data_bytes"], forecast.high_bytes
     check_space(folder, 2 * data_bytes, forecast_bytes)
-    joined, streamed = (
+    collected, streamed = (
         measure(name, function, {"path": str(path), **options}, folder, watch)
         for name, function, path in (
             ("append and join", "append_and_join", paths[0]),
@@ -101,18 +101,18 @@ def run_concat(folder: Path, watch: Watch, *, rows: int, dims: int, batch_size: 
         )
     )
     same = filecmp.cmp(*paths, shallow=False)
-    twice = "twice the vectors" if joined.work_bytes > 1.7 * data_bytes else "less than twice the vectors"
+    twice = "twice the vectors" if collected.work_bytes > 1.7 * data_bytes else "less than twice the vectors"
     sentences = (
-        f"Concatenating {format_size(data_bytes)} of vectors took {format_size(joined.work_bytes)}: {twice} "
+        f"Concatenating {format_size(data_bytes)} of vectors took {format_size(collected.work_bytes)}: {twice} "
         f"(brim forecast concat predicts {format_size(forecast_bytes)}), and all of it at the end.",
         f"Written batch by batch into a file of known size, the same vectors took {format_size(streamed.work_bytes)}"
         f"{'; the two files are identical' if same else '; but the two files differ'}.",
     )
     facts = {"options": options, "forecast_bytes": forecast_bytes, "same_bytes": same}
-    return Experiment("embed-list", (joined, streamed), sentences, ("numpy",), facts)
+    return Experiment("embed-list", (collected, streamed), sentences, ("numpy",), facts)
 
 
-def _batches(rows: int, dims: int, batch_size: int, verb: str) -> Iterator[np.ndarray[Any, Any]]:
+def _batches(rows: int, dims: int, batch_size: int, action: str) -> Iterator[np.ndarray[Any, Any]]:
     """Yield random vectors; measure after half of them and at the end."""
     import numpy as np
 
@@ -120,8 +120,8 @@ def _batches(rows: int, dims: int, batch_size: int, verb: str) -> Iterator[np.nd
     for number, start in enumerate(range(0, rows, batch_size)):
         yield random.random((min(batch_size, rows - start), dims), dtype=np.float32)
         if number == rows // batch_size // 2:
-            step(f"half of it {verb}")
-    step(f"all of it {verb}")
+            step(f"half of it {action}")
+    step(f"all of it {action}")
 
 
 def append_and_join(path: str, rows: int, dims: int, batch_size: int) -> None:
@@ -129,9 +129,9 @@ def append_and_join(path: str, rows: int, dims: int, batch_size: int) -> None:
     import numpy as np
 
     step("started")
-    joined = np.concatenate([*_batches(rows, dims, batch_size, "appended")])
+    array = np.concatenate([*_batches(rows, dims, batch_size, "appended")])
     step("joined")
-    np.save(path, joined)
+    np.save(path, array)
     step("saved")
 
 
@@ -250,14 +250,14 @@ def run_map(
     first = measure(first_name, "map_texts", call, folder, watch, should_stop)
     second = measure("run again", "map_texts", call, folder, watch)
     computed = {part.name: sum(message.get("rows", 0) for message in part.messages) for part in (first, second)}
-    kept = rows - computed[second.name]
-    how = f"was killed after {computed[first_name]:,} of {rows:,} rows" if first.interrupted else "was complete"
-    cached = f"the second run found {kept:,} rows in the cache and computed the other {rows - kept:,}"
-    if kept == 0:
+    cached_rows = rows - computed[second.name]
+    outcome = f"was killed after {computed[first_name]:,} of {rows:,} rows" if first.interrupted else "was complete"
+    cached = f"the second run found {cached_rows:,} rows in the cache and computed the other {rows - cached_rows:,}"
+    if cached_rows == 0:
         cached = "nothing of it was kept: datasets discards an unfinished cache file"
     last = second.steps[-1]
     sentences = (
-        f"The first run {how}, and {cached}; at the end RSS was {format_size(last.rss_bytes)}, of which "
+        f"The first run {outcome}, and {cached}; at the end RSS was {format_size(last.rss_bytes)}, of which "
         f"{format_size(last.usage.file_bytes)} are mapped files, which look like a leak and are not one.",
         _growth(first, second, rows_per_file * text_bytes),
     )

@@ -140,23 +140,23 @@ class Experiment:
         """Write the parts one after the other as a run log, for a report."""
         path.unlink(missing_ok=True)
         log = LogWriter(path)
-        at = start = time.time() - sum(part.seconds + _BETWEEN_PARTS_S for part in self.parts)
+        t = start = time.time() - sum(part.seconds + _BETWEEN_PARTS_S for part in self.parts)
         command = ["brim", "lab", self.name]
         log.write("head", head_entry("experiment", command, watch_limit(), "nothing: an experiment", time_s=start))
         peak, peak_t = 0, start
         for part in self.parts:
-            log.write("event", {"t": at, "kind": "start", "text": part.name})
+            log.write("event", {"t": t, "kind": "start", "text": part.name})
             for sample in part.samples:
                 usage = Usage(anon_bytes=sample.memory_bytes, file_bytes=sample.file_bytes)
-                log.write("sample", sample_entry(at + sample.seconds, usage, Machine()))
+                log.write("sample", sample_entry(t + sample.seconds, usage, Machine()))
                 if sample.memory_bytes > peak:
-                    peak, peak_t = sample.memory_bytes, at + sample.seconds
+                    peak, peak_t = sample.memory_bytes, t + sample.seconds
             for step in part.steps:
-                log.write("event", {"t": at + step.seconds, "kind": "mark", "text": f"{part.name}: {step.name}"})
-            at += part.seconds + _BETWEEN_PARTS_S
+                log.write("event", {"t": t + step.seconds, "kind": "mark", "text": f"{part.name}: {step.name}"})
+            t += part.seconds + _BETWEEN_PARTS_S
         for sentence in self.sentences:
-            log.write("event", {"t": at, "kind": "note", "text": sentence})
-        log.write("end", {"t": at, "exit_code": 0, "signal": None, "peak_bytes": peak, "peak_t": peak_t})
+            log.write("event", {"t": t, "kind": "note", "text": sentence})
+        log.write("end", {"t": t, "exit_code": 0, "signal": None, "peak_bytes": peak, "peak_t": peak_t})
         log.close()
 
 

@@ -64,12 +64,12 @@ class Head:
 class WorkState:
     """The shards or units of a job. `total` is None while it is unknown."""
 
-    what: str = ""
+    phase: str = ""
     total: int | None = None
-    done: int = 0
+    finished: int = 0
     running: tuple[RunningTask, ...] = ()
     more_running: int = 0
-    again: tuple[tuple[str, int], ...] = ()  # tasks that will be retried, and how often they were tried
+    retries: tuple[tuple[str, int], ...] = ()  # tasks that will be retried, and how often they were tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class End:
     signal: int | None = None
     stopped: str | None = None
     why: str | None = None
-    gone: bool = False
+    has_process_ended: bool = False
     overshoot_bytes: int = 0
     oom_kills: int = 0
     machine_oom_kills: int = 0
@@ -139,7 +139,7 @@ def read_records(path: Path) -> Iterator[tuple[int, Record | None]]:
             while line := file.readline(_LONGEST_LINE):
                 number += 1
                 if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
-                    while (more := file.readline(_LONGEST_LINE)) and not more.endswith(b"\n"):
+                    while (remainder := file.readline(_LONGEST_LINE)) and not remainder.endswith(b"\n"):
                         pass
                     yield number, None
                 elif line.strip():
@@ -257,12 +257,12 @@ def _parse_work(entry: dict[str, Any]) -> WorkState:
         if (name := text(task.get("name"), 300)) and (t := time_of_day(task.get("t"))) is not None
     ]
     return WorkState(
-        what=text(entry.get("what"), 40),
+        phase=text(entry.get("what"), 40),
         total=size(entry.get("total")),
-        done=size(entry.get("done")) or 0,
+        finished=size(entry.get("done")) or 0,
         running=tuple(running),
         more_running=size(entry.get("more_running")) or 0,
-        again=tuple(
+        retries=tuple(
             (text(task.get("name"), 300), size(task.get("tries")) or 1) for task in objects(entry.get("again"))
         ),
     )
@@ -275,7 +275,7 @@ def parse_end(entry: dict[str, Any]) -> End:
         signal=_integer(entry.get("signal")),
         stopped=text(entry.get("stopped"), 40) or None,
         why=text(entry.get("why"), 300) or None,
-        gone=bool(entry.get("gone")),
+        has_process_ended=bool(entry.get("gone")),
         overshoot_bytes=size(entry.get("overshoot_bytes")) or 0,
         oom_kills=size(entry.get("oom_kills")) or 0,
         machine_oom_kills=size(entry.get("machine_oom_kills")) or 0,
@@ -308,19 +308,19 @@ def _number(value: object) -> int | float | None:
     return value
 
 
-def text(value: object, most: int) -> str:
-    """Return a text that can be shown, cut to `most` characters; empty if it is not a text."""
+def text(value: object, max_length: int) -> str:
+    """Return a text that can be shown, cut to `max_length` characters; empty if it is not a text."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        value = f"{value:g}" if isinstance(value, float) else str(value)[:most]
+        value = f"{value:g}" if isinstance(value, float) else str(value)[:max_length]
     if not isinstance(value, str):
         return ""
-    shown = value if len(value) <= most else value[: most - 1] + "…"
+    shown = value if len(value) <= max_length else value[: max_length - 1] + "…"
     return _UNFIT.sub("\ufffd", shown)
 
 
-def texts(value: object, most: int) -> tuple[str, ...]:
-    """Return the texts of a list, each cut to `most` characters."""
-    return tuple(text(item, most) for item in value[:_MOST_TEXTS]) if isinstance(value, list) else ()
+def texts(value: object, max_length: int) -> tuple[str, ...]:
+    """Return the texts of a list, each cut to `max_length` characters."""
+    return tuple(text(item, max_length) for item in value[:_MOST_TEXTS]) if isinstance(value, list) else ()
 
 
 def objects(value: object) -> Iterator[dict[str, Any]]:

@@ -137,9 +137,9 @@ def thin(path: Path, target: Path, end: int, border_t: float) -> None:
                     previous = entry
                     continue
                 is_higher = previous["total_bytes"] > entry["total_bytes"]
-                kept, dropped = (previous, entry) if is_higher else (entry, previous)
-                listed = {name: dropped[name] for name in ("processes",) if name in dropped}
-                entry, previous = {**listed, **kept}, None
+                higher, lower = (previous, entry) if is_higher else (entry, previous)
+                listed = {name: lower[name] for name in ("processes",) if name in lower}
+                entry, previous = {**listed, **higher}, None
             elif previous is not None:
                 out.write(_encode(previous))
                 previous = None

@@ -55,26 +55,26 @@ class SeriesPoint:
 _SERIES = ("total_bytes", "anon_bytes", "shmem_bytes", "swap_bytes", "file_bytes")
 
 
-def thin(samples: Sequence[SeriesPoint], most: int) -> list[SeriesPoint]:
-    """Return at most about `most` of the samples, in order, with the highest of each series in each span of time.
+def thin(samples: Sequence[SeriesPoint], max_samples: int) -> list[SeriesPoint]:
+    """Return about `max_samples` of the samples, in order, with the highest of each series in each span of time.
 
     Spans are powers of two seconds, counted from zero, so that wider spans consist of narrower ones: thinning twice
-    loses nothing that thinning once would have kept.
+    loses nothing that thinning once would have preserved.
     """
-    if len(samples) <= most:
+    if len(samples) <= max_samples:
         return list(samples)
     span = max(samples[-1].x - samples[0].x, 1e-3)
-    width = 2.0 ** math.floor(math.log2(span / most))
+    width = 2.0 ** math.floor(math.log2(span / max_samples))
+    columns = [[getattr(sample, name) for sample in samples] for name in _SERIES]
     while True:
-        kept, start = {0, len(samples) - 1}, 0
-        for number in range(1, len(samples) + 1):
-            if number == len(samples) or samples[number].x // width != samples[start].x // width:
-                numbers = range(start, number)
-                kept.update(max(numbers, key=lambda n, name=name: getattr(samples[n], name)) for name in _SERIES)  # type: ignore[misc]
-                kept.add(min(numbers, key=lambda n: samples[n].total_bytes))
-                start = number
-        if len(kept) <= most or width > 2 * span:
-            return [samples[number] for number in sorted(kept)]
+        numbers, start = {0, len(samples) - 1}, 0
+        for end in range(1, len(samples) + 1):
+            if end == len(samples) or samples[end].x // width != samples[start].x // width:
+                numbers.update(max(range(start, end), key=column.__getitem__) for column in columns)
+                numbers.add(min(range(start, end), key=columns[0].__getitem__))
+                start = end
+        if len(numbers) <= max_samples or width > 2 * span:
+            return [samples[number] for number in sorted(numbers)]
         width *= 2
 
 
@@ -93,24 +93,24 @@ class _ThinnedEvents:
     """Events of one kind: all, or every second, fourth … one if there are many, and the last."""
 
     def __init__(self) -> None:
-        self._kept: list[LogEvent] = []
+        self._events: list[LogEvent] = []
         self._stride, self._count = 1, 0
         self._last: LogEvent | None = None
 
     def add(self, event: LogEvent) -> None:
         if self._count % self._stride == 0:
-            self._kept.append(event)
+            self._events.append(event)
             self._last = None
         else:
             self._last = event
         self._count += 1
-        if len(self._kept) > _MOST_EVENTS:
-            self._last = self._kept[-1] if len(self._kept) % 2 == 0 else None
-            del self._kept[1::2]
+        if len(self._events) > _MOST_EVENTS:
+            self._last = self._events[-1] if len(self._events) % 2 == 0 else None
+            del self._events[1::2]
             self._stride *= 2
 
     def __iter__(self) -> Iterator[LogEvent]:
-        yield from self._kept
+        yield from self._events
         if self._last is not None:
             yield self._last
 
@@ -259,8 +259,10 @@ class RunLog:
     def _add_processes(self, listed: Sequence[Process], x: float) -> None:
         before, peaks = self._peaks_by_pid, {}
         for process in listed:
-            total, known = process.usage.total_bytes, before.get(process.pid)
-            peak, peak_x = (known.peak_bytes, known.peak_x) if known and known.peak_bytes >= total else (total, x)
+            total, previous = process.usage.total_bytes, before.get(process.pid)
+            peak, peak_x = (
+                (previous.peak_bytes, previous.peak_x) if previous and previous.peak_bytes >= total else (total, x)
+            )
             peaks[process.pid] = ProcessPeak(process.pid, process.name, peak, peak_x, total)
         for pid, process_peak in before.items():
             if pid not in peaks:
@@ -270,18 +272,18 @@ class RunLog:
             largest = sorted(peaks.values(), key=lambda process: -process.peak_bytes)
             peaks = {process.pid: process for process in largest[:_MOST_PROCESSES]}
         self._peaks_by_pid = peaks
-        held = {pid: process.last_bytes for pid, process in peaks.items() if process.last_bytes is not None}
-        for pid in {*self.process_series, *held}:
+        sizes = {pid: process.last_bytes for pid, process in peaks.items() if process.last_bytes is not None}
+        for pid in {*self.process_series, *sizes}:
             points = self.process_series.setdefault(pid, [])
-            if pid in held or (points and points[-1][1]):
-                points.append((round(x, 3), held.get(pid, 0)))
+            if pid in sizes or (points and points[-1][1]):
+                points.append((round(x, 3), sizes.get(pid, 0)))
             if len(points) > _MOST_POINTS:
                 del points[1::2]
         if len(self.process_series) > 4 * _MOST_SERIES:
             self.process_series = {pid: self.process_series[pid] for pid in self._largest_series(2 * _MOST_SERIES)}
 
     def _largest_series(self, count: int) -> list[int]:
-        peaks = {pid: max((held for _, held in points), default=0) for pid, points in self.process_series.items()}
+        peaks = {pid: max((size for _, size in points), default=0) for pid, points in self.process_series.items()}
         return sorted(peaks, key=lambda pid: -peaks[pid])[:count]
 
 

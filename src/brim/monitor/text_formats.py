@@ -42,5 +42,5 @@ def date_time(t: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t)) if t is not None else "an unknown time"
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.0095 or share <= 0 else f"{100 * share:.1f} %"
+def percent(ratio: float) -> str:
+    return f"{100 * ratio:.0f} %" if ratio >= 0.0095 or ratio <= 0 else f"{100 * ratio:.1f} %"

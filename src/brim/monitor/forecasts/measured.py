@@ -85,8 +85,8 @@ def pid(
     if rows is not None or dims is not None:
         if adds is not None or rows is None or dims is None:
             raise InputError("Give the size of the next step: --adds SIZE, or --rows and --dims.", hint="Not both.")
-        pieces = concat(rows=rows, dims=dims, dtype=dtype).components
-        data = next(part for part in pieces if part.name == "pieces in lists")
+        components = concat(rows=rows, dims=dims, dtype=dtype).components
+        data = next(part for part in components if part.name == "pieces in lists")
         step = Component.exactly("next step", data.high_bytes, f"the joined copy: {data.why}")
     elif adds is not None:
         step = Component.exactly("next step", parse_size(adds), "--adds")
@@ -94,10 +94,10 @@ def pid(
     if memory is not None:
         around = Surroundings(0, Limit(parse_size(memory), "--memory, for this process and its children"))
         return forecast_step(used, step, around, machine, is_own_limit=True)
-    found = surroundings(pid, machine)
-    if not found:
+    candidates = surroundings(pid, machine)
+    if not candidates:
         raise InputError("The memory of this system is not known.", hint="Give the limit with --memory.")
-    tightest = max(found, key=lambda each: (each.used_bytes + step.high_bytes) / max(each.limit.bytes, 1))
+    tightest = max(candidates, key=lambda each: (each.used_bytes + step.high_bytes) / max(each.limit.bytes, 1))
     return replace(forecast_step(used, step, tightest, machine), notes=breakdown(machine))
 
 
@@ -132,10 +132,10 @@ def forecast_step(
         reasons = Reasons(for_crash=risks)
         return Forecast("pid", (own, step), around.limit, reasons, "after its next step", details=details)
     counted, swap_free = min(used.high_bytes, around.used_bytes), machine.swap_free_bytes or 0
-    others = Component.exactly("others", around.used_bytes - counted, "all other memory that cannot be reclaimed")
+    other_memory = Component.exactly("others", around.used_bytes - counted, "all other memory that cannot be reclaimed")
     return Forecast(
         "pid",
-        (Component.exactly(own.name, counted, own.why), others, step),
+        (Component.exactly(own.name, counted, own.why), other_memory, step),
         around.limit,
         Reasons(
             for_crash=(*risks, "others may grow too, and so may it before its next step"),
@@ -143,7 +143,7 @@ def forecast_step(
         ),
         "after its next step",
         remark=("sum", addition(around.used_bytes, added, around.limit.bytes)),
-        details={**details, "others_bytes": others.high_bytes, "used_bytes": around.used_bytes},
+        details={**details, "others_bytes": other_memory.high_bytes, "used_bytes": around.used_bytes},
     )
 
 
@@ -200,20 +200,22 @@ def tree_usage(pid: int) -> TreeUsage:
 
 def surroundings(pid: int, machine: Machine, root: Path = Path("/")) -> list[Surroundings]:
     """Return the machine and every limited cgroup above the process, each with all memory in use."""
-    found = []
+    surrounding = []
     if machine.total_bytes is not None:
-        found.append(Surroundings(machine.used_bytes, Limit(machine.total_bytes, "all of this machine's memory")))
+        surrounding.append(Surroundings(machine.used_bytes, Limit(machine.total_bytes, "all of this machine's memory")))
     for group, limit, usage, reclaimable in cgroups(root, pid):
         if machine.total_bytes is None or limit < machine.total_bytes:
-            found.append(Surroundings(max(usage - reclaimable, 0), Limit(limit, f"the limit of the cgroup {group}")))
-    return found
+            surrounding.append(
+                Surroundings(max(usage - reclaimable, 0), Limit(limit, f"the limit of the cgroup {group}"))
+            )
+    return surrounding
 
 
 _ASSUMED_SPREAD = 0.25  # two parts are always on a line: their error cannot be measured
 _ENOUGH_PAIRS = 10  # from here on single odd pairs are left out of the range
 _BEND = 1.25  # how much steeper the upper half must be
 _NOISE = 0.02  # of the highest peak: by how much two runs of the same part may differ
-_FAR = 8
+_FAR_FACTOR = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +338,7 @@ def _risks(runs: Sequence[MeasuredPoint], fractions: Sequence[float], goal: floa
             "the points bend upwards: memory grows faster than the data, and a line is too low. "
             "The high end follows the bend; run a larger part to be sure"
         )
-    if goal / fractions[-1] >= _FAR:
+    if goal / fractions[-1] >= _FAR_FACTOR:
         yield f"the forecast reaches {goal / fractions[-1]:.0f} times beyond the largest part that was run"
     highest = max(runs, key=lambda run: run.peak_bytes)
     if highest.fraction < fractions[-1]:
@@ -369,8 +371,8 @@ def parse_fraction(text: float | str) -> float:
 
 
 def _format_fraction(fraction: float) -> str:
-    near = Fraction(fraction).limit_denominator(1024)
-    return str(near) if near and abs(float(near) - fraction) < 1e-9 else f"{fraction:.3g}"
+    nearest = Fraction(fraction).limit_denominator(1024)
+    return str(nearest) if nearest and abs(float(nearest) - fraction) < 1e-9 else f"{fraction:.3g}"
 
 
 def _parse_point(point: str | tuple[float | str, Size]) -> MeasuredPoint:

@@ -48,7 +48,7 @@ class Verdict(StrEnum):
     HIGH = "HIGH"
 
 
-_WORDS = {Verdict.LOW: "fits", Verdict.MODERATE: "fits closely", Verdict.HIGH: "hardly fits"}
+_FIT_TEXTS = {Verdict.LOW: "fits", Verdict.MODERATE: "fits closely", Verdict.HIGH: "hardly fits"}
 
 
 def verdict_of(need_bytes: float, limit_bytes: float) -> Verdict:
@@ -93,7 +93,7 @@ class Forecast(Described):
     components: tuple[Component, ...]
     limit: Limit
     reasons: Reasons = Reasons()
-    moment: str = "at the peak"
+    peak_label: str = "at the peak"
     remark: tuple[str, str] | None = None  # an additional line
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[tuple[str, str], ...] = ()  # lines about the machine
@@ -120,7 +120,7 @@ class Forecast(Described):
     def lines(self) -> list[tuple[str, str]]:
         """Return the table and the verdict as (label, text)."""
         rows = [(c.name, format_both(c.low_bytes, c.high_bytes), c.why) for c in self.components]
-        rows.append((self.moment, format_both(self.low_bytes, self.high_bytes), "all of it together"))
+        rows.append((self.peak_label, format_both(self.low_bytes, self.high_bytes), "all of it together"))
         rows.append(("limit", format_both(self.limit.bytes), self.limit.reason))
         width = max(len(size) for _, size, _ in rows)
         high = self._fit(self.high_bytes, self.verdict)
@@ -143,10 +143,10 @@ class Forecast(Described):
         need, limit, ratio = format_size(need_bytes), format_size(self.limit.bytes), need_bytes / self.limit.bytes
         # With a decimal if rounding would move it onto a verdict's border.
         digits = 1 if min(abs(ratio - MODERATE_FROM), abs(ratio - HIGH_ABOVE)) < 0.005 else 0
-        share = f"({100 * ratio:,.{digits}f} %, risk {verdict})"
+        usage = f"({100 * ratio:,.{digits}f} %, risk {verdict})"
         if need_bytes > self.limit.bytes:
-            return f"does not fit: needs {need}, {limit} available {share}"
-        return f"{_WORDS[verdict]}: needs {need} of {limit} {share}"
+            return f"does not fit: needs {need}, {limit} available {usage}"
+        return f"{_FIT_TEXTS[verdict]}: needs {need} of {limit} {usage}"
 
     def _base(self) -> str:
         """Return the base of a low risk: the process itself, of which a model may be the largest part."""

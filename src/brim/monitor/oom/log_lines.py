@@ -75,12 +75,12 @@ class Stamp:
     boot_s: float | None = None
     host: str | None = None
 
-    def seconds_to(self, later: Stamp) -> float | None:
+    def seconds_to(self, second: Stamp) -> float | None:
         """Return how much later the other stamp is, if both have the same kind of time."""
-        if self.boot_s is not None and later.boot_s is not None:
-            return later.boot_s - self.boot_s
-        if self.when is not None and later.when is not None:
-            return (later.when - self.when).total_seconds()
+        if self.boot_s is not None and second.boot_s is not None:
+            return second.boot_s - self.boot_s
+        if self.when is not None and second.when is not None:
+            return (second.when - self.when).total_seconds()
         return None
 
 

@@ -362,8 +362,8 @@ def _kills_of_pid(pid: int, kills: list[Kill], present: brim_log.Present, remark
     matching = [kill for kill in kills if pid in (kill.pid, kill.chosen_pid)]
     if not matching:
         state = "is running" if present.is_running(pid) else "is not running"
-        others = f" Kills of other processes: {len(kills)} (run brim why without a PID)." if kills else ""
-        remarks.append(f"No kill of process {pid} is recorded; it {state}.{others}")
+        hint = f" Kills of other processes: {len(kills)} (run brim why without a PID)." if kills else ""
+        remarks.append(f"No kill of process {pid} is recorded; it {state}.{hint}")
         listing = next((kill for kill in reversed(kills) if any(task.pid == pid for task in kill.tasks)), None)
         if listing is not None:
             remarks.append(f"It was one of the largest processes when {explain.victim(listing)} was killed.")

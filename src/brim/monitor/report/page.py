@@ -134,8 +134,8 @@ def _column(run: RunLog, name: str, now: float, top: int, span: float) -> str:
 
 def render(run: RunLog, now: float) -> str:
     """Return the page as text; `now` is the time at which it is made."""
-    made = f"brim report, made {date_time(now)} {time.strftime('%Z', time.localtime(now))}"
-    return _fill(_parts(run, now, made, live=False), _data(run), live=False)[0]
+    made_text = f"brim report, made {date_time(now)} {time.strftime('%Z', time.localtime(now))}"
+    return _fill(_parts(run, now, made_text, live=False), _data(run), live=False)[0]
 
 
 def live_shell() -> tuple[str, str]:
@@ -168,7 +168,7 @@ def _fill(parts: Mapping[str, str], data: str, live: bool) -> tuple[str, str]:
     return Template(read("page.html")).substitute(values), f"{policy}; frame-ancestors 'none'"
 
 
-def _parts(run: RunLog, now: float, made: str, live: bool) -> dict[str, str]:
+def _parts(run: RunLog, now: float, made_text: str, live: bool) -> dict[str, str]:
     """Return every part of the page as HTML in which all texts of the log are escaped, and its title as text."""
     verdict = run_summary.live_verdict(run) if live else run_summary.verdict_of(run, now)
     name = run_summary.name_of(run)
@@ -179,8 +179,8 @@ def _parts(run: RunLog, now: float, made: str, live: bool) -> dict[str, str]:
         figures += f"<div{wide}><dt>{escape(figure.label)}</dt><dd>{escape(figure.value)}</dd>{detail}</div>"
     remarks = "".join(f"<li>{escape(remark)}</li>" for remark in run_summary.remarks_of(run))
     return {
-        "title": f"{name[:80]}: {'live' if live else verdict.word}",
-        "header": _header(run, name, verdict, made, live),
+        "title": f"{name[:80]}: {'live' if live else verdict.badge}",
+        "header": _header(run, name, verdict, made_text, live),
         "figures": f'<section aria-label="Key figures"><dl class="figures">{figures}</dl></section>',
         "chart": _chart(run) if run.samples else "",
         "work": _work(run, live),
@@ -216,12 +216,12 @@ def _class(name: str) -> str:
 
 
 def _verdict(verdict: run_summary.RunVerdict) -> str:
-    return f'<p class="verdict {verdict.grade}"><strong>{escape(verdict.word)}</strong> {escape(verdict.sentence)}</p>'
+    return f'<p class="verdict {verdict.grade}"><strong>{escape(verdict.badge)}</strong> {escape(verdict.sentence)}</p>'
 
 
-def _header(run: RunLog, name: str, verdict: run_summary.RunVerdict, made: str, live: bool) -> str:
+def _header(run: RunLog, name: str, verdict: run_summary.RunVerdict, made_text: str, live: bool) -> str:
     shown = escape(name if len(name) <= _LONG_NAME else name[:_LONG_NAME] + "…")
-    header = f'<p class="made">{escape(made)}</p><h1><code>{shown}</code></h1>'
+    header = f'<p class="made">{escape(made_text)}</p><h1><code>{shown}</code></h1>'
     if len(name) > _LONG_NAME:
         command = escape("\n".join(run.head.command) or name)
         header += f'<details><summary>The full command</summary><pre tabindex="0">{command}</pre></details>'
@@ -238,21 +238,21 @@ def _work(run: RunLog, live: bool) -> str:
     finished = [event for event in run.events if event.kind == "shard"]
     if run.work is None and not finished:
         return ""
-    work = run.work or WorkState(done=run.event_counts.get("shard", 0))
-    summary, running = f"{work.done:,}{f' of {work.total:,}' if work.total else ''} done", len(work.running)
+    work = run.work or WorkState(finished=run.event_counts.get("shard", 0))
+    summary, running = f"{work.finished:,}{f' of {work.total:,}' if work.total else ''} done", len(work.running)
     if live:
         summary += f", {running + work.more_running:,} under way"
-        waiting = (work.total or 0) - work.done - running - work.more_running
+        waiting = (work.total or 0) - work.finished - running - work.more_running
         summary += f", {waiting:,} waiting" if waiting > 0 else ""
-    summary = escape(f"{work.what}: {summary}" if work.what else summary)
+    summary = escape(f"{work.phase}: {summary}" if work.phase else summary)
     columns = [("name", "name"), ("state", "state"), ("size", "number"), ("when", "number")]
     rows = [*_unfinished(run, work, live), *map(_finished, reversed(finished[-_MOST_TASKS:]))]
     omitted = run.event_counts.get("shard", 0) - min(len(finished), _MOST_TASKS)
-    more = f"<p>{omitted:,} more that are done are in the log.</p>" if omitted > 0 else ""
-    share = min(work.done / work.total, 1.0) if work.total else 0.0
-    bar = f'<progress max="1" value="{share:.4f}" aria-label="{summary}"></progress>' if work.total else ""
+    footnote = f"<p>{omitted:,} more that are done are in the log.</p>" if omitted > 0 else ""
+    progress = min(work.finished / work.total, 1.0) if work.total else 0.0
+    bar = f'<progress max="1" value="{progress:.4f}" aria-label="{summary}"></progress>' if work.total else ""
     table = _table(columns, [(kind, map(escape, cells)) for kind, *cells in rows])
-    return _section("work", "Shards and units", f"<p>{summary}</p>{bar}\n{table}{more}")
+    return _section("work", "Shards and units", f"<p>{summary}</p>{bar}\n{table}{footnote}")
 
 
 def _unfinished(run: RunLog, work: WorkState, live: bool) -> Iterator[tuple[str, str, str, str, str]]:
@@ -263,7 +263,7 @@ def _unfinished(run: RunLog, work: WorkState, live: bool) -> Iterator[tuple[str,
         state += f", tried {task.tries + 1} times" if task.tries else ""
         when = f"for {format_duration(now - task.t)}" if live else ""
         yield "running", task.name, state, format_size(task.bytes), when
-    for name, tries in work.again:
+    for name, tries in work.retries:
         yield "again", name, f"to be tried again (tried {tries}×)", "", ""
 
 
@@ -316,17 +316,17 @@ def _forecast(run: RunLog) -> str:
     limit = run.head.limit_bytes or 0
     top = 1.05 * max(forecast.high_bytes, peak, limit, 1)
 
-    def at(size: int) -> str:
+    def position(size: int) -> str:
         return f"{100 * size / top:.2f}%"
 
     width = max(forecast.high_bytes - forecast.low_bytes, top / 200)
-    line = f'<line class="limit" x1="{at(limit)}" x2="{at(limit)}" y1="0" y2="44"/>' if limit else ""
+    line = f'<line class="limit" x1="{position(limit)}" x2="{position(limit)}" y1="0" y2="44"/>' if limit else ""
     limit_key = '<span class="key limit"></span>limit' if limit else ""
     body = f"""<p>{escape(run_summary.forecast_text(run))}</p>
 <svg class="forecast" width="100%" height="44" aria-hidden="true"><rect class="ground" width="100%" height="44"/>
-<rect class="foretold up-to" y="4" width="{at(forecast.low_bytes)}" height="16"/>
-<rect class="foretold" x="{at(forecast.low_bytes)}" y="4" width="{100 * width / top:.2f}%" height="16"/>
-<rect class="fact" x="0" y="24" width="{at(peak)}" height="16"/>{line}</svg>
+<rect class="foretold up-to" y="4" width="{position(forecast.low_bytes)}" height="16"/>
+<rect class="foretold" x="{position(forecast.low_bytes)}" y="4" width="{100 * width / top:.2f}%" height="16"/>
+<rect class="fact" x="0" y="24" width="{position(peak)}" height="16"/>{line}</svg>
 <p class="keys"><span class="key foretold"></span>forecast <span class="key fact"></span>measured {limit_key}</p>"""
     return _section("forecast", "Forecast and measurement", body)
 
@@ -358,10 +358,10 @@ def _events(run: RunLog) -> str:
         (_weight(e), (f'<button data-x="{e.x:.3f}">{stamp(e.x)}</button>', escape(e.kind), escape(e.text)))
         for e in events
     ]
-    others = sum(run.event_counts.get(kind, 0) for kind in _IN_OTHER_SECTIONS)
-    omitted = sum(run.event_counts.values()) - len(events) - others
-    more = f"<p>{omitted:,} more are in the log.</p>" if omitted > 0 else ""
-    return _section("events", "What happened", _table([("time", ""), ("what", "kind"), ("", "text")], rows) + more)
+    elsewhere = sum(run.event_counts.get(kind, 0) for kind in _IN_OTHER_SECTIONS)
+    omitted = sum(run.event_counts.values()) - len(events) - elsewhere
+    footnote = f"<p>{omitted:,} more are in the log.</p>" if omitted > 0 else ""
+    return _section("events", "What happened", _table([("time", ""), ("what", "kind"), ("", "text")], rows) + footnote)
 
 
 def _limit_events(events: Iterable[LogEvent]) -> list[LogEvent]:
@@ -419,9 +419,9 @@ def _processes(run: RunLog) -> str:
         peak = format_size(process.peak_bytes), _bar(process.peak_bytes, top), stamp(process.peak_x)
         rows.append(("", (str(process.pid), escape(process.name), *peak, last)))
     omitted = len(run.processes) - len(shown)
-    more = f" {omitted:,} smaller ones are left out." if omitted else ""
+    suffix = f" {omitted:,} smaller ones are left out." if omitted else ""
     note = f"""Pages that several processes share count for each, so the sum may exceed the curve. Processes are listed
-at some of the samples. “–”: ended, or no longer among the largest.{more}"""
+at some of the samples. “–”: ended, or no longer among the largest.{suffix}"""
     return _section("processes", "Processes", f'{_table(columns, rows)}\n<p class="note">{note}\n</p>\n')
 
 

@@ -17,7 +17,7 @@ from brim.monitor.text_formats import date_time, percent, sparkline, stamp
 from brim.records import dataclass
 from brim.sizes import format_duration, format_size
 
-_NEAR = 0.8  # of the limit
+_NEAR_LIMIT = 0.8  # of the limit
 _WARNINGS = ("alert", "exhaustion", "stop")
 _ACTIONS = ("alert", "exhaustion", "swap", "system", "stop", "term", "kill", "oom", "refused")
 _MAY_STILL_RUN_S = 60.0
@@ -27,10 +27,10 @@ _SPARK_WIDTH = 48
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """`grade` is fine, near, failed, stopped, killed or cut; `word` is for a badge, `sentence` has the details."""
+    """`grade` is fine, near, failed, stopped, killed or cut; `badge` is a short form, `sentence` has the details."""
 
     grade: str
-    word: str
+    badge: str
     sentence: str
 
 
@@ -74,7 +74,7 @@ def _limit_share(run: RunLog) -> float:
 
 
 def _came_near(run: RunLog) -> bool:
-    return _limit_share(run) >= _NEAR or any(run.event_counts.get(kind) for kind in _WARNINGS)
+    return _limit_share(run) >= _NEAR_LIMIT or any(run.event_counts.get(kind) for kind in _WARNINGS)
 
 
 def verdict_of(run: RunLog, now: float) -> RunVerdict:
@@ -110,8 +110,10 @@ def live_verdict(run: RunLog) -> RunVerdict:
     sentences.append(_peak_text(run))
     if run.outlook:
         rate, left_s = run.outlook
-        left = format_duration(left_s)
-        sentences.append(f"It grows by {format_size(60 * rate)} a minute: at this rate the limit is reached in {left}.")
+        remaining = format_duration(left_s)
+        sentences.append(
+            f"It grows by {format_size(60 * rate)} a minute: at this rate the limit is reached in {remaining}."
+        )
     return RunVerdict("near" if _came_near(run) else "fine", "running", " ".join(filter(None, sentences)))
 
 
@@ -129,12 +131,16 @@ def _peak_text(run: RunLog) -> str:
 def figures_of(run: RunLog) -> Iterator[Figure]:
     head, (peak, peak_t) = run.head, peak_of(run)
     if run.peak is not None:
-        at = date_time(peak_t or run.peak.t)
+        peak_time = date_time(peak_t or run.peak.t)
         label = "driver's peak" if run.node_peaks else "peak"
-        yield Figure(label, format_size(peak), f"{stamp(run.peak.x)} in, at {at if run.seconds > _DAY_S else at[11:]}")
+        yield Figure(
+            label,
+            format_size(peak),
+            f"{stamp(run.peak.x)} in, at {peak_time if run.seconds > _DAY_S else peak_time[11:]}",
+        )
     if run.node_peaks:
-        name, most = max(run.node_peaks.items(), key=lambda node: node[1])
-        yield Figure("fullest node", format_size(most), f"{name}, of {len(run.node_peaks):,}")
+        name, highest = max(run.node_peaks.items(), key=lambda node: node[1])
+        yield Figure("fullest node", format_size(highest), f"{name}, of {len(run.node_peaks):,}")
     if head.limit_bytes is not None:
         over = run.end.overshoot_bytes if run.end else max(peak - head.limit_bytes, 0)
         is_enforced = head.enforced.startswith("cgroup")
@@ -143,8 +149,8 @@ def figures_of(run: RunLog) -> Iterator[Figure]:
         details = [head.limit_why, nodes, enforced, f"exceeded by {format_size(over)}" if over else ""]
         yield Figure("limit", format_size(head.limit_bytes), "; ".join(filter(None, details)))
         if run.peak is not None:
-            left = head.limit_bytes - _highest_peak(run)
-            detail = f"{format_size(left)} left at the peak" if left >= 0 else f"{format_size(-left)} over"
+            headroom = head.limit_bytes - _highest_peak(run)
+            detail = f"{format_size(headroom)} left at the peak" if headroom >= 0 else f"{format_size(-headroom)} over"
             yield Figure("of the limit", percent(_limit_share(run)), detail)
     samples = f"{run.sample_count:,} sample{'' if run.sample_count == 1 else 's'}"
     yield Figure("took", format_duration(run.seconds), samples)
@@ -158,8 +164,8 @@ def figures_of(run: RunLog) -> Iterator[Figure]:
         ram = f" of {format_size(head.ram_bytes)}" if head.ram_bytes else ""
         yield Figure("machine's least", format_size(run.least_available_bytes), f"available{ram}")
     if run.pressure is not None:
-        last, highest = run.pressure
-        yield Figure("pressure", f"{last:.0f} %", f"of 10 s waited for memory; {highest:.0f} % at most")
+        latest, most_pressure = run.pressure
+        yield Figure("pressure", f"{latest:.0f} %", f"of 10 s waited for memory; {most_pressure:.0f} % at most")
     for index, (used, total) in sorted(run.gpu_peaks.items()):
         yield Figure(f"GPU {index}", format_size(used), f"at most, of {format_size(total)}" if total else "at most")
 
@@ -177,9 +183,9 @@ def remarks_of(run: RunLog) -> Iterator[str]:
     for x, step in run.clock_jumps[:5]:
         change = f"back by {format_duration(-step)}" if step < 0 else f"ahead by {format_duration(step)}"
         yield f"The machine's clock went {change}, {stamp(x)} in; the curve ignores that."
-    for start, end in run.gaps[:5]:
-        gap = format_duration(end - start)
-        yield f"No samples for {gap}, from {stamp(start)} in: the machine or the watch was suspended."
+    for first, last in run.gaps[:5]:
+        gap = format_duration(last - first)
+        yield f"No samples for {gap}, from {stamp(first)} in: the machine or the watch was suspended."
     yield from run.head.not_seen
 
 
@@ -230,7 +236,7 @@ def ending(end: End | None) -> str:
     if end.stopped == "kill":
         return f"killed by brim ({end.why})"
     exited = "watch ended"
-    if end.gone:
+    if end.has_process_ended:
         exited = "the process has ended (brim did not start it, so its exit code is not known)"
         if end.machine_oom_kills:
             exited += "; the kernel has killed a process for memory during the watch: see brim why"
@@ -281,8 +287,8 @@ def screen(run: RunLog, postmortem: list[str] | None = None) -> list[tuple[str, 
     peak_text = "ended before it was seen"
     if peak and peak_t is not None:
         start = run.samples[0].t if run.samples else peak_t
-        share = f", {100 * peak / limit_bytes:.0f} % of the limit" if limit_bytes else ""
-        peak_text = f"{format_size(peak)} at {date_time(peak_t)[11:]}, {format_duration(peak_t - start)} in{share}"
+        of_limit = f", {100 * peak / limit_bytes:.0f} % of the limit" if limit_bytes else ""
+        peak_text = f"{format_size(peak)} at {date_time(peak_t)[11:]}, {format_duration(peak_t - start)} in{of_limit}"
         if end is not None and (measured := end.raw.get("peak_from", "samples")) != "samples":
             peak_text += f" (by {measured})"
     overshoot = ""
@@ -305,8 +311,8 @@ def screen(run: RunLog, postmortem: list[str] | None = None) -> list[tuple[str, 
         )
     alerts = [event for event in run.events if event.kind in _ACTIONS and not event.elsewhere]
     if alerts:
-        more = f" (and {len(alerts) - 1} more)" if len(alerts) > 1 else ""
-        lines.append(("alerts", f"{date_time(alerts[-1].t)[11:]} {alerts[-1].text}{more}"))
+        suffix = f" (and {len(alerts) - 1} more)" if len(alerts) > 1 else ""
+        lines.append(("alerts", f"{date_time(alerts[-1].t)[11:]} {alerts[-1].text}{suffix}"))
     if end is not None:
         lines += _resource_lines(end.raw)
     lines += [("" if number else "why", text) for number, text in enumerate(postmortem or [])]

@@ -27,7 +27,7 @@ from brim.sizes import format_duration, format_size
 
 _SWAP = Threshold("swap", Level(share=0.01), after_s=10.0, hysteresis=0.005)
 _CHECK_HEADROOM_S = 5.0
-_NOTABLE, _MOST_NAMED = 0.1, 2  # share of the memory from which a process is named, and how many are
+_NOTABLE, _MAX_LOCATIONS = 0.1, 2  # share of the memory from which a process is named, and how many are
 _SHARED = 1.2  # processes whose sum exceeds the memory by this factor share pages
 _WITH_ENFORCE = {"stop": "asked to stop", "kill": "killed"}
 _PREFIXES = {
@@ -151,22 +151,24 @@ class AlarmHandler:
         processes = largest_first(sample.reading.processes)
         main, parts = set(self._main()), []
 
-        def named(number: int) -> str:
+        def name_of(number: int) -> str:
             process = processes[number]
             role = "" if process.pid in main else ", a child"
             return f"{self._names.of(process.pid, process.name)} (pid {process.pid}{role})"
 
         if len(processes) > 1 and sum(process.usage.total_bytes for process in processes) > _SHARED * used:
             largest = format_size(processes[0].usage.total_bytes)
-            parts.append(f"in {len(processes)} processes that share pages, the largest {named(0)} with up to {largest}")
+            parts.append(
+                f"in {len(processes)} processes that share pages, the largest {name_of(0)} with up to {largest}"
+            )
         elif len(processes) > 1:
             sizes = [process.usage.total_bytes for process in processes]
-            count = min(sum(size >= _NOTABLE * used for size in sizes), _MOST_NAMED)
-            parts += [f"{format_size(sizes[number])} in {named(number)}" for number in range(count)]
+            count = min(sum(size >= _NOTABLE * used for size in sizes), _MAX_LOCATIONS)
+            parts += [f"{format_size(sizes[number])} in {name_of(number)}" for number in range(count)]
             if sum(sizes[count:]) >= _NOTABLE * used:
                 parts.append(f"{format_size(sum(sizes[count:]))} in {len(sizes) - count} smaller processes")
         if usage.shmem_bytes >= _NOTABLE * used:
-            files = [f"{format_size(size)} in {path}" for path, size in self._files.left_behind()[:_MOST_NAMED]]
+            files = [f"{format_size(size)} in {path}" for path, size in self._files.left_behind()[:_MAX_LOCATIONS]]
             parts += files or [f"{format_size(usage.shmem_bytes)} in shared memory"]
         if usage.file_bytes >= used / 4:
             parts.append(f"not counted: {format_size(usage.file_bytes)} of file pages, which the kernel reclaims")

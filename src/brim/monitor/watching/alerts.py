@@ -162,17 +162,19 @@ def _dump(program: str, pid: int) -> tuple[list[str], str]:
     """Return the stacks of a process, and the problem, if there was one."""
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_STACK_LIMIT_S, stdin=subprocess.DEVNULL)
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=_STACK_LIMIT_S, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         return [], "its stacks could not be read within a second"
     except OSError as error:
         return [], f"py-spy could not be started: {error.strerror}"
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or ["py-spy gives no reason"])[0]
-        if "ermission" in done.stderr:
+    if result.returncode != 0:
+        reason = (result.stderr.strip().splitlines() or ["py-spy gives no reason"])[0]
+        if "ermission" in result.stderr:
             reason = "this user may not read it (ptrace): see /proc/sys/kernel/yama/ptrace_scope, or run as root"
         return [], f"its stacks could not be read: {redact(reason)[:200]}"
-    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
     return [redact(line)[:300] for line in lines if line and not line.startswith("Process ")][:_MOST_LINES], ""
 
 

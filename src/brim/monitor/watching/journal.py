@@ -66,8 +66,8 @@ class Journal:
             # The highest resident size of each process, less its file pages, shows a peak between two samples.
             files = self._most_files
             for process in sample.reading.processes:
-                files[process.pid] = most = max(files.get(process.pid, 0), process.usage.file_bytes)
-                proven = _proven_bytes(process.most_resident_bytes, most)
+                files[process.pid] = file_peak = max(files.get(process.pid, 0), process.usage.file_bytes)
+                proven = _proven_bytes(process.most_resident_bytes, file_peak)
                 if proven > self.peak_bytes:
                     self.peak_bytes, self.peak_t = proven, sample.t
                     self.peak_from = "VmHWM, the kernel's own mark, less file pages"
@@ -76,10 +76,10 @@ class Journal:
             self._values.set(
                 **asdict(usage), total_bytes=usage.total_bytes, peak_bytes=self.peak_bytes, t_ns=int(sample.t * 1e9)
             )
-        if at_once or self._has_news(sample):
+        if at_once or self._is_notable(sample):
             self.write_sample(sample, prediction)
 
-    def _has_news(self, sample: Sample) -> bool:
+    def _is_notable(self, sample: Sample) -> bool:
         if not sample.reading.processes:
             return False  # all have ended: this is not a low of the curve
         last = self._logged

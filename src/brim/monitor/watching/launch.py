@@ -102,9 +102,9 @@ class WatchConfig:
         target["command"] = tuple(target["command"])
         facts["excluded_pids"] = tuple(facts["excluded_pids"])
         # The shelter is the parent's to leave.
-        made = Cgroup(Path(group["folder"]), group["version"], group["limited"]) if group else None
+        joined = Cgroup(Path(group["folder"]), group["version"], group["limited"]) if group else None
         levels, limit = StopLevels(**facts.pop("levels")), Limit(**facts.pop("limit"))
-        return cls(WatchTarget(**target), levels=levels, limit=limit, group=made, **facts)
+        return cls(WatchTarget(**target), levels=levels, limit=limit, group=joined, **facts)
 
 
 _FIELDS = ("t_ns", "total_bytes", "anon_bytes", "shmem_bytes", "swap_bytes", "file_bytes", "peak_bytes", "stop")

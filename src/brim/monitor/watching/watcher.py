@@ -150,14 +150,14 @@ class Watcher:
         if self._command_pid is not None:
             self.journal.add_event("start", f"started process {self._command_pid}", pid=self._command_pid)
         while True:
-            begun = time.thread_time()
+            cpu_start = time.thread_time()
             sample = self._sample()
             self._report_matches(sample)
             self.handler.handle(sample, self._count_kernel_kills(), self._has_ended())
             self.journal.add_sample(sample, prediction=self.handler.prediction(sample.at))
             if self._is_finished(sample):
                 break
-            cost_s = time.thread_time() - begun
+            cost_s = time.thread_time() - cpu_start
             used, limit = sample.total_bytes, self.handler.limit_bytes
             if target.kind == "machine":
                 used, limit = sample.machine.used_bytes, sample.machine.total_bytes or 1
@@ -236,7 +236,7 @@ class Watcher:
     def _finish(self) -> dict[str, Any]:
         self._kernel_kills_at = 0.0
         in_group, on_machine = self._count_kernel_kills()
-        left = self._remaining_processes() if self._exit else []
+        remaining = self._remaining_processes() if self._exit else []
         usage = resource.getrusage(resource.RUSAGE_SELF)
         facts: dict[str, Any] = {
             **(self._exit or {"exit_code": None, "signal": None}),
@@ -244,8 +244,8 @@ class Watcher:
             "gone": self.config.target.kind == "process" and not self._roots(),
             "oom_kills": in_group,
             "machine_oom_kills": on_machine,
-            "left": left,
-            "left_limited": bool(left and self._group is not None and self._group.limited),
+            "left": remaining,
+            "left_limited": bool(remaining and self._group is not None and self._group.limited),
             "left_files": [list(file) for file in self._files.left_behind()[:_MOST_FILES]],
             "cgroup_peak_bytes": self._group.peak_bytes() if self._group else None,
             "sampler": {"cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "max_rss_bytes": usage.ru_maxrss * 1024},
