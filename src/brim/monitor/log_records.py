@@ -1,4 +1,4 @@
-"""Read run logs (docs/log-format.md) as typed records.
+"""Read run logs (docs/reference/run-log.md) as typed records.
 
 Nothing in a log is trusted: fields of a wrong type count as missing, and texts contain only characters that can be
 shown. A log may be cut or damaged, contain lines that are not brim's, and be compressed.
