@@ -172,7 +172,7 @@ def fill(template: Kill, match: re.Match[str], clock: Clock) -> Kill:
 
 _STAMP = re.compile(r"\d\d:\d\d:\d\d|\[\s*\d+\.\d+\]")
 _CODE = re.compile(
-    r"""\s*(?://|/\*|\*\s|\#\s|<!--|;;|--\s|[-*]\s["'`]|(?:print|printf|assert|echo|raise|except|logger|log|re"""
+    r"""\s*(?://|/\*|\*\s|\#\s|<!--|;;|--\s|[-*]\s["'`]|\(["']|(?:print|printf|assert|echo|raise|except|logger|log|re"""
     r"""|return(?! code| exit)|grep|if|for|with|def|self|const|let|var|case|expect|e\.g)[ (.])"""
 )
 _OPEN_QUOTE = re.compile(r"""(?<![=:\]])\s?["'`“‘«]$|(?:^|[\s(\[,])["'`]$""")
