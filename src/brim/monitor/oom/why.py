@@ -230,15 +230,28 @@ def why(
         watched += [run for path in runs if Path(path).parent != log_folder() for run in _read_runs(Path(path))]
     for run in watched:
         findings.kills += _kills_of_run(run, present, findings.kills)
-    kills = merge(_with_machine(kill, root, bool(paths)) for kill in findings.kills)
-    kills = in_order([*kills, *uncounted(counters, kills)])
-    kills = [_with_curve(kill, watched) for kill in kills]
-    if start is not None:
-        kills = [kill for kill in kills if kill.when is None or kill.when >= start]
-    if boot is not None:
-        kills = [kill for kill in kills if kill.boot == boot]
+    reports, host = [], uname().nodename
+    for kill in findings.kills:  # a record on this machine may lack the memory of the machine
+        is_local = not paths or kill.host in (host, host.split(".")[0])
+        if is_local and kill.scope != "gpu" and kill.room == MachineRoom():
+            kill = replace(kill, room=this_machine.machine_memory(root))
+        reports.append(kill)
+    kills = merge(reports)
+    kills = [_with_curve(kill, watched) for kill in in_order([*kills, *uncounted(counters, kills)])]
+    kills = [
+        kill
+        for kill in kills
+        if (start is None or kill.when is None or kill.when >= start) and (boot is None or kill.boot == boot)
+    ]
     if pid is not None:
-        kills = _kills_of_pid(pid, kills, present, remarks)
+        all_kills, kills = kills, [kill for kill in kills if pid in (kill.pid, kill.chosen_pid)]
+        if not kills:
+            state = "is running" if present.is_running(pid) else "is not running"
+            hint = f" Kills of other processes: {len(all_kills)} (run brim why without a PID)." if all_kills else ""
+            remarks.append(f"No kill of process {pid} is recorded; it {state}.{hint}")
+            listing = next((kill for kill in reversed(all_kills) if any(task.pid == pid for task in kill.tasks)), None)
+            if listing is not None:
+                remarks.append(f"It was one of the largest processes when {explain.victim(listing)} was killed.")
     restarts = [r for r in findings.restarts if start is None or r.first_sign is None or r.first_sign >= start]
     results = tuple(explain.explain(kill) for kill in kills)
     return WhyReport(results, tuple(restarts), tuple(findings.sources), explain.summary(results), tuple(remarks), now)
@@ -290,7 +303,15 @@ def _read_machine(
     findings = this_machine.ring_buffer(root) if boot in (None, 0) else LogFindings()
     findings.add(this_machine.journal(start, boot))
     findings.add(this_machine.log_files(root, start))
-    runs, problem = _read_run_logs(start, present, boot)
+    runs: list[RunLog] = []
+    problem = ""
+    try:
+        oldest_t = 0.0 if start is None else start.timestamp()
+        paths = [path for path in reversed(recent_logs()) if path.stat().st_mtime >= oldest_t]
+        runs = [run for path in paths for run in _read_runs(path)]
+    except OSError as error:
+        problem = reading_problem(error)
+    runs = [run for run in runs if boot != 0 or run.head.boot_id == present.boot_id]
     findings.sources.append(Source(str(log_folder()), problem, len(runs), f"{len(runs)} logs of brim"))
     counters: list[Kill] = []
     if boot in (None, 0):
@@ -302,15 +323,6 @@ def _read_machine(
                 f"The kernel counted {total} kills since boot (/proc/vmstat); records of {len(pids)} could be read."
             )
     return findings, runs, counters
-
-
-def _read_run_logs(start: datetime | None, present: brim_log.Present, boot: int | None) -> tuple[list[RunLog], str]:
-    try:
-        paths = [path for path in reversed(recent_logs()) if start is None or path.stat().st_mtime >= start.timestamp()]
-    except OSError as error:
-        return [], reading_problem(error)
-    runs = [run for path in paths for run in _read_runs(path)]
-    return [run for run in runs if boot != 0 or run.head.boot_id == present.boot_id], ""
 
 
 def _read_runs(path: Path) -> list[RunLog]:
@@ -335,15 +347,6 @@ def _kills_of_run(run: RunLog, present: brim_log.Present, kills: list[Kill]) -> 
     return reported
 
 
-def _with_machine(kill: Kill, root: Path, from_logs: bool) -> Kill:
-    """Add the memory of this machine to a kill on this machine whose record does not contain it."""
-    host = uname().nodename
-    is_local = not from_logs or kill.host in (host, host.split(".")[0])
-    if is_local and kill.scope != "gpu" and kill.room == MachineRoom():
-        return replace(kill, room=this_machine.machine_memory(root))
-    return kill
-
-
 def _with_curve(kill: Kill, runs: list[RunLog]) -> Kill:
     """Add the minute before a kill, if brim was watching."""
     if kill.curve or kill.when is None or kill.pid is None:
@@ -356,15 +359,3 @@ def _with_curve(kill: Kill, runs: list[RunLog]) -> Kill:
                 kill, curve=brim_log.curve(run.path, timestamp), command=kill.command or brim_log.command_of(run)
             )
     return kill
-
-
-def _kills_of_pid(pid: int, kills: list[Kill], present: brim_log.Present, remarks: list[str]) -> list[Kill]:
-    matching = [kill for kill in kills if pid in (kill.pid, kill.chosen_pid)]
-    if not matching:
-        state = "is running" if present.is_running(pid) else "is not running"
-        hint = f" Kills of other processes: {len(kills)} (run brim why without a PID)." if kills else ""
-        remarks.append(f"No kill of process {pid} is recorded; it {state}.{hint}")
-        listing = next((kill for kill in reversed(kills) if any(task.pid == pid for task in kill.tasks)), None)
-        if listing is not None:
-            remarks.append(f"It was one of the largest processes when {explain.victim(listing)} was killed.")
-    return matching
