@@ -112,7 +112,7 @@ def forecast_step(
     kinds = (("anonymous", usage.anon_bytes), ("shared", usage.shmem_bytes), ("swap", usage.swap_bytes))
     by_kind = ", ".join(f"{kind} {format_size(size)}" for kind, size in kinds if size)
     file_pages = f"; {format_size(usage.file_bytes)} of file pages do not count" if usage.file_bytes else ""
-    children = f" and {used.processes - 1} child processes" if used.processes > 1 else ""
+    children = {1: "", 2: " and a child process"}.get(used.processes, f" and {used.processes - 1} child processes")
     own = Component(
         f"process {used.pid}", used.low_bytes, used.high_bytes, f"{used.name}{children}: {by_kind}{file_pages}"
     )
