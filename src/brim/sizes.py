@@ -95,13 +95,17 @@ def plural(number: int, what: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration with at most two units: "45 s", "12 min", "3 h 20 min", "2 d 4 h"."""
+    """Format a duration with at most two units: "4.2 s", "45 s", "12 min", "3 h 20 min", "2 d 4 h", "3.1 years"."""
+    seconds = max(seconds, 0.0)
     if seconds < 100:
-        return f"{seconds:.0f} s"
+        return f"{f'{seconds:.1f}'.removesuffix('.0') if seconds < 9.95 else f'{seconds:.0f}'} s"
     minutes = round(seconds / 60)
     if minutes < 100:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    return f"{hours // 24} d {hours % 24} h"
+    days, hours = divmod(hours, 24)
+    if days >= 730:
+        return f"{days / 365.25:.1f} years"
+    return f"{days} d {hours} h" if hours and days < 60 else f"{days} d"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from brim.memory.cgroup import Cgroup, open_group
-from brim.monitor.watching.run_log import read_log
+from brim.monitor.log_writer import read_log
 from tests.conftest import brim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

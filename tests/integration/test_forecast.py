@@ -119,7 +119,7 @@ def test_samples_from_logs_and_points(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("sampled", "--point", "1/8=1GB"), "two different fractions"),
-        (("sampled", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
+        (("sampled", "nowhere.jsonl"), "'nowhere.jsonl' does not exist"),
         (("pid", "99999999"), "Process 99999999 does not exist"),
         (("concat", "--rows", "0", "--dims", "3"), "--rows"),
         (("concat", "--rows", "3"), "--dims"),

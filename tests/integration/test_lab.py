@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from brim.errors import BrimError, MemoryLimitError, MissingDependencyError
-from brim.lab.measure import measure, need
+from brim.lab.measure import measure, require
 from brim.lab.steps import ExperimentPart, ExperimentStep, LabSample, chart
 from tests.conftest import brim
 
@@ -114,7 +114,7 @@ def test_what_is_printed() -> None:
         "peak",
     ]
     assert sum(" ┤" in line for line in lines) == 12
-    assert "█ cannot be taken back" in text
+    assert "█ memory" in text
     assert "only looks like one." in text
     assert lines[-1].startswith("Python 3")
 
@@ -182,16 +182,16 @@ def test_a_child_that_fails_is_told(tmp_path: Path) -> None:
             child.kill()
 
     with pytest.raises(BrimError, match="nowhere"):
-        measure("x", "experiments:touch", {"path": "nowhere", "pieces": 1}, tmp_path, ignore)
+        measure("x", "touch", {"path": "nowhere", "pieces": 1}, tmp_path, ignore)
     with pytest.raises(MemoryLimitError, match="killed"):
-        measure("x", "experiments:grow", {"size_bytes": 10, "pieces": 1}, tmp_path, kill)
+        measure("x", "grow", {"size_bytes": 10, "pieces": 1}, tmp_path, kill)
 
 
 def test_a_missing_library_is_named() -> None:
     """With the command that installs it."""
-    need("json")
+    require("json")
     with pytest.raises(MissingDependencyError, match="pip install no_such_library"):
-        need("no_such_library")
+        require("no_such_library")
 
 
 def test_the_chart_stacks_file_pages_on_what_is_held() -> None:

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from brim.monitor.watching.run_log import read_log
-from brim.monitor.watching.verdicts import find_program
+from brim.monitor.log_writer import read_log
+from brim.monitor.watching.alerts import find_program
 from tests.conftest import brim
 from tests.forked import brim as forked
 

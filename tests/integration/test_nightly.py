@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.monitor.watching.run_log import read_log
+from brim.monitor.log_writer import read_log
 from tests.conftest import brim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory commands see little elsewhere")

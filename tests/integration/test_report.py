@@ -258,7 +258,7 @@ def test_a_killed_job_still_has_a_page(tmp_path: Path) -> None:
     text = (tmp_path / "build.html").read_text()
     assert "cut off" in text
     assert "data/train-00000-of-00002.parquet" in text
-    peak = re.search(r"It held (\d+) MB at most", text)
+    peak = re.search(r"It used (\d+) MB at most", text)
     assert peak is not None
     assert 100 < int(peak[1]) < 300
 
@@ -266,8 +266,8 @@ def test_a_killed_job_still_has_a_page(tmp_path: Path) -> None:
 def test_a_build_is_recorded(many_files: Callable[..., Path], tmp_path: Path) -> None:
     """A real build has its shards and its memory on the page."""
     import brim as library
-    from brim.monitor.report.log_series import read_run
     from brim.monitor.report.recording import recorded
+    from brim.monitor.run_log import read_run
     from brim.progress import Progress
 
     plan = library.plan(library.files(many_files(9)), tmp_path / "out", shard_size="50KB", memory="1GB")
@@ -278,7 +278,7 @@ def test_a_build_is_recorded(many_files: Callable[..., Path], tmp_path: Path) ->
     assert run.event_counts["shard"] == len(plan.plan.shards)
     assert run.end is not None
     assert run.end.exit_code == 0
-    assert "Forecast against fact" in (tmp_path / "build.html").read_text()
+    assert "Forecast and measurement" in (tmp_path / "build.html").read_text()
 
 
 def test_the_parts_of_the_page_are_packaged() -> None:

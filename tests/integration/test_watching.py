@@ -12,7 +12,7 @@ import pytest
 
 import brim
 from brim.errors import InputError
-from brim.monitor.watching.run_log import read_log
+from brim.monitor.log_writer import read_log
 from brim.monitor.watching.watching import StopCallback
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory commands see little elsewhere")

@@ -66,7 +66,7 @@ def test_several_logs_packed_and_plain(tmp_path: Path) -> None:
     (tmp_path / "messages").write_text(later)
     kills, whole = reported("--log", packed, "--log", tmp_path / "messages")
     assert [kill["pid"] for kill in kills] == [1540763, 77]
-    assert whole["summary"] == "2 kills of python in 8 days, 62.8 and 62.8 GB"
+    assert whole["summary"] == "2 kills of python in 8 d, 62.8 and 62.8 GB"
 
 
 def test_a_packed_log_that_was_cut(tmp_path: Path) -> None:

@@ -18,17 +18,16 @@ from brim.errors import InputError
 from brim.memory.limit import Limit
 from brim.memory.meter import Machine, Usage
 from brim.monitor.forecasts.measured import (
-    Held,
     MeasuredPoint,
     Surroundings,
+    TreeUsage,
     addition,
-    alone,
-    among_others,
+    forecast_step,
     parse_fraction,
     read_point,
     surroundings,
     theil_sen,
-    tree_held,
+    tree_usage,
     upper_bend,
 )
 from brim.monitor.forecasts.shapes import Component, Forecast, Verdict, verdict_of
@@ -217,13 +216,13 @@ def test_datasets_cuts_by_rows() -> None:
     assert largest_shard(rows, 99) == 9
 
 
-HELD = Held(4242, "python3", 1, Usage(150 * GB, 2 * GB, 0, 7 * GB), 152 * GB)
+HELD = TreeUsage(4242, "python3", 1, Usage(150 * GB, 2 * GB, 0, 7 * GB), 152 * GB)
 
 
 def test_a_running_process_among_others() -> None:
     """162 in use and 19 more are 181 of 188: what others hold counts, file pages do not."""
     around = Surroundings(162 * GB, Limit(188 * GB, "all of this machine's memory"))
-    made = among_others(HELD, 19 * GB, around, Machine())
+    made = forecast_step(HELD, Component.exactly("next step", 19 * GB, "--adds"), around, Machine())
     assert line(made, "sum").startswith("162 + 19 = 181 of 188 GB")
     assert [part.high_bytes for part in made.components] == [152 * GB, 10 * GB, 19 * GB]
     assert made.verdict is Verdict.HIGH
@@ -232,7 +231,8 @@ def test_a_running_process_among_others() -> None:
 
 def test_a_running_process_against_its_own_limit() -> None:
     """With a limit of its own, what others hold does not matter."""
-    made = alone(HELD, 8 * GB, Limit(200 * GB, "--memory"))
+    step, around = Component.exactly("next step", 8 * GB, "--adds"), Surroundings(0, Limit(200 * GB, "--memory"))
+    made = forecast_step(HELD, step, around, Machine(), is_own_limit=True)
     assert made.high_bytes == 160 * GB
     assert made.verdict is Verdict.MODERATE
 
@@ -263,11 +263,11 @@ def test_the_cgroup_of_a_process_counts(tmp_path: Path) -> None:
 
 def test_what_this_process_holds_is_seen() -> None:
     """50 MB of anonymous memory show up in what the tree holds."""
-    before = tree_held(os.getpid()).high_bytes
+    before = tree_usage(os.getpid()).high_bytes
     with mmap.mmap(-1, 50 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:  # not from a heap with room
         for start in range(0, 50 * MB, MB):
             block[start : start + MB] = b"x" * MB
-        assert 40 * MB < tree_held(os.getpid()).high_bytes - before < 70 * MB
+        assert 40 * MB < tree_usage(os.getpid()).high_bytes - before < 70 * MB
 
 
 def test_a_line_is_found_through_noise() -> None:

@@ -159,7 +159,11 @@ def test_a_gap_in_time_does_not_count_as_time_above() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12000, "3 h 20 min"), (7200, "2 h"), (187200, "2 d 4 h")]
+    ("seconds", "text"),
+    [
+        *((0.04, "0 s"), (0.3, "0.3 s"), (5, "5 s"), (45, "45 s"), (720, "12 min"), (12000, "3 h 20 min")),
+        *((7200, "2 h"), (187200, "2 d 4 h"), (8 * 86400, "8 d"), (2.6 * 365.25 * 86400, "2.6 years")),
+    ],
 )
 def test_spans_of_time(seconds: float, text: str) -> None:
     """Two units are enough."""

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from brim.monitor.oom import kernel_record as module
-from brim.monitor.oom.kernel_lines import UNLIMITED_KB, Killed, Table
-from brim.monitor.oom.kernel_record import Announced, Record, assemble, take
-from brim.monitor.oom.kills import Bound, Evidence, GroupMemory, MachineRoom, Sizes
+from brim.monitor.oom.kernel_record import UNLIMITED_KB, Announced, Record, Table, assemble, take
+from brim.monitor.oom.kills import Bound, Evidence, GroupMemory, Kill, MachineRoom, Sizes
 from brim.monitor.oom.log_lines import Stamp
 
 STAMP = Stamp.__new__(Stamp)
-VICTIM = Killed(7, None, None, "group", Sizes())
+VICTIM = Kill("kernel", "group", pid=7, signal=9)  # type: ignore[arg-type]
 SPOKEN = Announced(7, "python", "group", "/limit", "/task", STAMP, 1, Evidence.__new__(Evidence), False)
 
 
@@ -80,8 +79,6 @@ def test_the_largest_processes_are_listed() -> None:
     assert (kill.room.ram_bytes, kill.room.shmem_bytes) == (3 * 65536, 2 * 65536)
     other = assemble(replace(VICTIM, pid=99), None, None, replace(record(), table=table))
     assert (other.name, other.uid, len(other.tasks)) == (None, None, 5)
-    assert module._weight({}) == 0
-    assert module._weight({"rss": 2, "swapents": 3}) == 5
 
 
 def test_names_and_groups_of_what_was_announced() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from brim.monitor.oom import brim_log
 from brim.monitor.oom.kills import Kill
 from brim.monitor.oom.why import why
+from brim.monitor.run_log import read_runs
 
 NOW = 1_780_000_000.0
 GB = 10**9
@@ -48,7 +49,7 @@ def write(path: Path, entries: list[dict[str, Any]], tail: str = "") -> Path:
 
 
 def kills(path: Path, boot: str = "boot-a", now: float = NOW) -> list[Kill]:
-    return brim_log.kills_of(brim_log.read_run(path, path.name), brim_log.Present(boot, now))
+    return [kill for run in read_runs(path) for kill in brim_log.kills_of(run, brim_log.Present(boot, now))]
 
 
 def test_brim_stopped_it(tmp_path: Path) -> None:

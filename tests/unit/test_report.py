@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from brim.errors import InputError, VerificationError
 from brim.memory.limit import Limit
-from brim.monitor.report import run_texts as story
-from brim.monitor.report.log_series import MOST_SAMPLES, SeriesPoint, read_run, thin
+from brim.monitor.report import run_summary
 from brim.monitor.report.page import live_parts, render, write_page
 from brim.monitor.report.progress_renderers import PlainLines, TerminalBar
 from brim.monitor.report.recording import RunRecorder, recorded
+from brim.monitor.run_log import MOST_SAMPLES, SeriesPoint, read_run, thin
 from brim.progress import Progress
 from tests.generators import memory_log
 from tests.generators.memory_log import GB
@@ -106,17 +106,17 @@ def test_a_log_is_read(tmp_path: Path) -> None:
 def test_verdicts(tmp_path: Path, entries: list[dict[str, Any]], grade: str, said: str) -> None:
     """The first sentence says how it went."""
     run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
-    verdict = story.verdict_of(run, NOW)
+    verdict = run_summary.verdict_of(run, NOW)
     assert verdict.grade == grade
     assert said in verdict.sentence
-    assert bool(story.postmortem_of(run, NOW)) == (grade in ("killed", "stopped", "cut"))
+    assert bool(run_summary.postmortem_of(run, NOW)) == (grade in ("killed", "stopped", "cut"))
 
 
 def test_a_run_that_may_still_go_on(tmp_path: Path) -> None:
     """A log without an end, but with fresh samples, is not called dead."""
     run = read_run(memory_log.write(tmp_path / "run.jsonl", memory_log.fine()[:-1]))
-    assert "still runs" in story.verdict_of(run, memory_log.BEGAN + 610).sentence
-    assert "still runs" not in story.verdict_of(run, memory_log.BEGAN + 6100).sentence
+    assert "still runs" in run_summary.verdict_of(run, memory_log.BEGAN + 610).sentence
+    assert "still runs" not in run_summary.verdict_of(run, memory_log.BEGAN + 6100).sentence
 
 
 def test_the_postmortem_is_shown(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_what_is_not_a_log_line_is_counted(tmp_path: Path) -> None:
 
 def test_a_line_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line beyond any bound is one bad line, and what follows it is read."""
-    monkeypatch.setattr("brim.monitor.watching.run_log._LONGEST_LINE", 1000)
+    monkeypatch.setattr("brim.monitor.log_records._LONGEST_LINE", 1000)
     (tmp_path / "run.jsonl").write_bytes(b"x" * 54_321 + b"\n" + json.dumps(memory_log.sample(0, GB)).encode() + b"\n")
     run = read_run(tmp_path / "run.jsonl")
     assert (run.bad_lines, run.sample_count) == (1, 1)
@@ -188,7 +188,7 @@ def test_a_line_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_last_of_several_runs_is_shown(tmp_path: Path) -> None:
     """A log that was appended to is about its last run."""
     run = read_run(memory_log.write(tmp_path / "run.jsonl", [*memory_log.leaking(), *memory_log.fine()]))
-    assert (run.sample_count, run.earlier_runs, story.verdict_of(run, NOW).grade) == (600, 1, "fine")
+    assert (run.sample_count, run.earlier_runs, run_summary.verdict_of(run, NOW).grade) == (600, 1, "fine")
 
 
 def test_clocks_that_jump(tmp_path: Path) -> None:
@@ -381,9 +381,9 @@ def test_nodes_of_a_cluster_count(tmp_path: Path) -> None:
     entries = [memory_log.head(4 * GB), memory_log.sample(1, 90e6, nodes=nodes)]
     entries.append(memory_log.end(2, entries))
     run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
-    verdict = story.verdict_of(run, NOW)
-    assert (verdict.grade, "fullest of its machines held 3.40 GB" in verdict.sentence) == ("near", True)
-    told = {figure.label: (figure.value, figure.detail) for figure in story.figures_of(run)}
+    verdict = run_summary.verdict_of(run, NOW)
+    assert (verdict.grade, "fullest of its machines used 3.40 GB" in verdict.sentence) == ("near", True)
+    told = {figure.label: (figure.value, figure.detail) for figure in run_summary.figures_of(run)}
     assert told["fullest node"] == ("3.40 GB", "10.0.0.8, of 2")
     assert told["of the limit"] == ("85 %", "600 MB left at the peak")
     page = render(run, NOW)
@@ -588,7 +588,7 @@ def test_a_job_that_was_asked_to_stop_has_not_failed(tmp_path: Path) -> None:
         entries = [memory_log.head(GB) | {"watched": watched}, memory_log.sample(1, 9e6)]
         entries.append(memory_log.end(2, entries) | {"exit_code": 6})
         run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
-        assert story.verdict_of(run, NOW).grade == grade
+        assert run_summary.verdict_of(run, NOW).grade == grade
 
 
 def test_ctrl_c_is_a_stop(tmp_path: Path) -> None:
@@ -596,4 +596,4 @@ def test_ctrl_c_is_a_stop(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), recorded(Progress(), tmp_path / "a.html", ["brim"], Limit(GB, "--memory")):
         raise KeyboardInterrupt
     run = read_run(tmp_path / "a.jsonl")
-    assert (run.end.exit_code if run.end else None, story.verdict_of(run, NOW).grade) == (6, "stopped")
+    assert (run.end.exit_code if run.end else None, run_summary.verdict_of(run, NOW).grade) == (6, "stopped")

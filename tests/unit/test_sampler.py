@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brim.memory.cgroup import Cgroup
+from brim.memory.limit import Limit
 from brim.memory.meter import machine_now, meminfo, pressure
 from brim.memory.sampler import LONGEST_S, SHORTEST_S, Gpus, Pace
-from brim.monitor.watching.launch import Ladder, Orders, Target
+from brim.monitor.watching.launch import StopLevels, WatchConfig, WatchTarget
 
 GB = 10**9
 
@@ -51,10 +53,12 @@ def test_pauses_keep_their_bounds(used: int, limit: int, cost_s: float, at: floa
         assert SHORTEST_S <= pace.pause_s(at + step, used * step, limit, cost_s) <= LONGEST_S
 
 
-def test_orders_travel_whole() -> None:
-    """What a watcher is told is what was meant."""
-    orders = Orders(Target("match", pattern="train.py", command=("a", "b")), "log", 5, "why", ladder=Ladder(stop="off"))
-    assert Orders.from_json(orders.to_json()) == orders
+def test_watch_config_survives_json() -> None:
+    """A watcher gets the configuration that was sent."""
+    target = WatchTarget("match", pattern="train.py", command=("a", "b"))
+    group = Cgroup(Path("/sys/fs/cgroup/x"), 2, True)
+    config = WatchConfig(target, "log", Limit(5, "why"), levels=StopLevels(stop="off"), group=group)
+    assert WatchConfig.from_json(config.to_json()) == config
 
 
 def test_the_machine_on_an_old_kernel(tmp_path: Path) -> None:

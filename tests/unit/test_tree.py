@@ -246,15 +246,16 @@ def test_the_quick_look_is_the_careful_one_for_a_lone_process() -> None:
 
 def test_a_number_that_was_given_away_is_nobody_we_know() -> None:
     """A root whose start time is another's is not looked at: with --act, a stranger could be killed."""
-    from brim.monitor.watching.launch import Orders, Target
+    from brim.memory.limit import Limit
+    from brim.monitor.watching.launch import WatchConfig, WatchTarget
     from brim.monitor.watching.watcher import Watcher
 
     with child("") as pid:
         watcher = object.__new__(Watcher)
-        watcher.orders = Orders(Target("process", pid=pid), "log", 1, "why")
-        watcher._born = {pid: started(pid)}
+        watcher.config = WatchConfig(WatchTarget("process", pid=pid), "log", Limit(1, "why"))
+        watcher._starts = {pid: started(pid)}
         assert watcher._roots() == [pid]
-        watcher._born = {pid: (started(pid) or 0) - 1}
+        watcher._starts = {pid: (started(pid) or 0) - 1}
         assert watcher._roots() == []
 
 

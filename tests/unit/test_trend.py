@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from brim.memory.leaks import classify_trend, find_floors
 from brim.memory.prediction import Point, theil_sen_slope
-from brim.monitor.report.watch_view import sparkline
+from brim.monitor.text_formats import sparkline
 
 MB = 1e6
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import brim.monitor.watching.run_log as watch_log
+import brim.monitor.log_writer as watch_log
 from brim.errors import InputError
-from brim.monitor.watching.run_log import LogWriter, check_log, new_log_path, read_log
+from brim.monitor.log_writer import LogWriter, check_log, new_log_path, read_log
 
 
 def sample(t: float, total: int) -> dict[str, object]:

@@ -7,7 +7,7 @@ from brim.options.monitor_options import WatchOptions, WhyOptions
 
 
 @takes(WatchOptions)
-def watch(options: WatchOptions) -> watching.watch:
+def watch(options: WatchOptions) -> watching.MemoryWatch:
     """Watch the memory of this program and of its child processes, while a `with` block runs.
 
     A separate process takes the samples, so that a program that hangs is seen too. It warns, writes the log, creates
@@ -25,18 +25,7 @@ def watch(options: WatchOptions) -> watching.watch:
         ...     meter.should_stop()
         False
     """
-    return watching.watch(
-        options.memory,
-        stop_file=options.stop_file,
-        alert=options.alert,
-        stop=options.stop_at,
-        kill=options.kill_at,
-        log=options.log,
-        on_alert=options.on_alert,
-        lead=options.stop_lead,
-        act=options.enforce,
-        quiet=options.quiet,
-    )
+    return watching.MemoryWatch(**options.values())
 
 
 @takes(WhyOptions)

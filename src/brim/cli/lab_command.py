@@ -1,6 +1,9 @@
 """brim lab: measure the memory of common patterns, compared with brim; one subcommand per experiment."""
 
-from typing import Annotated, Any, Literal
+import functools
+import inspect
+from dataclasses import fields
+from typing import Annotated, Literal
 
 from brim.cli.command import Command
 from brim.cli.print_output import emit, page_path, wrapped
@@ -14,6 +17,9 @@ brim lab leak
 brim lab embed-list --rows 100000
 brim lab map --mode shard --interrupt-after 3
 """
+
+
+_SIZES = ("size", "file_size", "text_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,31 +100,38 @@ class MapExperimentCommand(ExperimentOptions):
     ] = 2
 
 
-def _run(experiment: Any, numbers: Any, options: ExperimentOptions) -> None:
+_SHARED = {each.name for each in fields(ExperimentOptions)}
+
+
+def _run(name: str, options: ExperimentOptions) -> None:
+    from brim.lab.experiments import RUNS
     from brim.lab.measure import scratch
     from brim.lab.steps import ExperimentStep, heading, row
-    from brim.monitor.report.recording import log_beside
+    from brim.monitor.report.page import write_page
+    from brim.monitor.report.recording import log_next_to
 
-    shown: list[str] = []
+    parts: list[str] = []
 
     def watch(part: str, step: ExperimentStep) -> None:
         if options.json:
             emit("step", part=part, **step.facts())
             return
-        if part not in shown:
-            shown.append(part)
+        if part not in parts:
+            parts.append(part)
             print(heading(part), flush=True)
         print(row(step), flush=True)
 
+    experiment = RUNS[name]
+    # The numbers of the command, in the order in which the experiment declares them.
+    own = [each.name for each in fields(options) if each.name not in _SHARED]
+    values = [parse_size(getattr(options, each)) if each in _SIZES else getattr(options, each) for each in own]
+    numbers = dict(zip(list(inspect.signature(experiment).parameters)[2:], values, strict=True))
     page = None if options.report is None else page_path(options.report)
-    log = None if page is None else log_beside(page)
+    log = None if page is None else log_next_to(page)
     with scratch(options.keep) as folder:
-        result = experiment(folder, numbers, watch)
+        result = experiment(folder, watch, **numbers)
     if page is not None and log is not None:
-        from brim.lab.steps import write_log
-        from brim.monitor.report.page import write_page
-
-        write_log(result, log)
+        result.write_log(log)
         write_page(log, page)
     if options.json:
         emit("lab", **result.facts())
@@ -127,47 +140,12 @@ def _run(experiment: Any, numbers: Any, options: ExperimentOptions) -> None:
             print(wrapped(paragraph, 0))
 
 
-def _leak(options: LeakExperimentCommand) -> None:
-    from brim.lab.experiments import LeakOptions, run_leak
-
-    _run(run_leak, LeakOptions(_bytes(options.size), options.pieces), options)
-
-
-def _embed_list(options: EmbedListExperimentCommand) -> None:
-    from brim.lab.experiments import EmbedListOptions, run_concat
-
-    _run(run_concat, EmbedListOptions(options.rows, options.dims, options.batch_size), options)
-
-
-def _push(options: PushExperimentCommand) -> None:
-    from brim.lab.experiments import PushOptions, run_push
-
-    _run(run_push, PushOptions(options.files, _bytes(options.file_size)), options)
-
-
-def _map(options: MapExperimentCommand) -> None:
-    from brim.lab.map_experiment import MapExperimentOptions, run
-
-    numbers = MapExperimentOptions(
-        options.mode,
-        options.num_files,
-        options.rows,
-        _bytes(options.text_size),
-        options.batch_size,
-        options.writer_batch_size,
-        options.num_proc,
-        options.interrupt_after,
-    )
-    _run(run, numbers, options)
-
-
-def _bytes(size: Any) -> int:
-    return parse_size(size)
-
-
 SUBCOMMANDS = {
-    "leak": Command(LeakExperimentCommand, _leak),
-    "embed-list": Command(EmbedListExperimentCommand, _embed_list),
-    "push": Command(PushExperimentCommand, _push),
-    "map": Command(MapExperimentCommand, _map),
+    name: Command(options, functools.partial(_run, name))
+    for name, options in (
+        ("leak", LeakExperimentCommand),
+        ("embed-list", EmbedListExperimentCommand),
+        ("push", PushExperimentCommand),
+        ("map", MapExperimentCommand),
+    )
 }

@@ -56,15 +56,13 @@ def run(options: ReportCommand) -> None:
 def _follow(logs: list[Path], pages: list[Path], options: ReportCommand) -> None:
     import webbrowser
 
-    from brim.monitor.report.live_server import new_key, open_port
-    from brim.monitor.report.log_series import read_run
+    from brim.monitor.report.live_server import open_server
+    from brim.monitor.run_log import read_run
 
     if len(logs) > 1 or pages:
         raise InputError("--follow shows one log and writes no page.", hint="brim report run.jsonl --follow")
     read_run(logs[0])  # raises for a file that is not a log, before the page is served
-    key = new_key()
-    server = open_port(logs[0], key, options.port or 0)
-    address = f"http://127.0.0.1:{server.server_address[1]}/#key={key}"
+    server, address = open_server(logs[0], options.port or 0)
     print_stderr(f"brim: live page {address}")
     if options.open_page:
         webbrowser.open(address)

@@ -21,6 +21,7 @@ from brim.records import dataclass
 from brim.state.stop import settle_stop_file
 
 _FOR_MEMORY = 4
+_OWN_OPTIONS = ("--memory", "--stop-file", "--stop-at", "--kill-at", "--log", "--report", "--no-cgroup", "--live")
 # With --quiet, a run that ends by one of these signals is not reported.
 _EXPECTED_SIGNALS = (None, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
@@ -57,9 +58,11 @@ def run(options: RunCommand) -> None:
     from brim.memory.cgroup import Cgroup, open_group
     from brim.memory.limit import watch_limit
     from brim.memory.meter import blind_spots
+    from brim.monitor.log_writer import prepare_log
     from brim.monitor.report.live_server import shown_live
-    from brim.monitor.watching.launch import Orders, Target
-    from brim.monitor.watching.run_log import prepare_log
+    from brim.monitor.report.run_summary import screen, summary_facts
+    from brim.monitor.run_log import read_run
+    from brim.monitor.watching.launch import WatchConfig, WatchTarget
     from brim.monitor.watching.supervisor import run as supervise
     from brim.redact import redact_command
 
@@ -72,108 +75,83 @@ def run(options: RunCommand) -> None:
         os.environ["BRIM_FRACTION"] = repr(part)  # the command inherits it
     began = datetime.now().astimezone()
     limit = watch_limit(options.memory)
-    is_limit_set = limit.asked_for
     log = log_path(options, Path(command[0]).name)
     shown = redact_command(command)
-    levels = make_levels(options, log, enforce=True, command=shown)
-    levels.lines(limit.bytes), levels.system_lines()  # wrong levels are refused before anything runs
-    prepare_log(log, anew=True)
-    group = open_group(limit.asked_bytes if is_limit_set else None) if options.cgroup else "--no-cgroup"
-    enforced, refused = "best effort", ""
-    if isinstance(group, Cgroup):
-        enforced = group.kind if group.limited else "best effort"
-    else:
-        refused = f": {group}" if options.cgroup and is_limit_set else ""
-    orders = Orders(
-        target=Target("command", command=tuple(shown)),
+    levels = make_levels(options, log, limit.bytes, enforce=True, command=shown)
+    prepare_log(log, replace=True)
+    group = open_group(limit.asked_bytes if limit.asked_for else None) if options.cgroup else None
+    config = WatchConfig(
+        target=WatchTarget("command", command=tuple(shown)),
         log=str(log),
-        limit_bytes=limit.bytes,
-        limit_why=limit.reason,
-        enforced=enforced,
-        floating=not is_limit_set,
-        asked_bytes=limit.asked_bytes,
-        ladder=levels,
+        limit=limit,
+        is_floating=not limit.asked_for,
+        levels=levels,
+        group=group if isinstance(group, Cgroup) else None,
         fraction=part,
         speak=not options.json,
     )
     if not is_silent:
-        print_stderr(f"brim: watching under {limit}, {_hold(enforced)}{refused}; log {log}")
+        enforced = config.enforced
+        enforced = enforced if enforced == "best effort" else f"enforced by the kernel ({enforced})"
+        refused = f": {group}" if isinstance(group, str) and limit.asked_for else ""
+        print_stderr(f"brim: watching under {limit}, {enforced}{refused}; log {log}")
         for text in blind_spots():
             print_stderr(f"brim: {text}")
     elif limit.warning and not options.json:
         print_stderr(f"brim: {limit.warning}")
-    with shown_live(log, options.port, options.open_page, print_stderr) as aside:
+    with shown_live(log, options.port, options.open_page, print_stderr) as own_pids:
         try:
-            outcome = supervise(command, replace(orders, aside=aside), group if isinstance(group, Cgroup) else None)
+            outcome = supervise(command, replace(config, excluded_pids=own_pids))
         except CommandStartError:
             log.unlink(missing_ok=True)  # nothing ran, so there is nothing to record
             raise
-        postmortem = _postmortem(outcome, log, began)
-        if postmortem:
-            _write_down(log, postmortem)
-    _show(outcome, log, options, postmortem)
+        postmortem = _explain(outcome, log, began)
+    finished = read_run(log)
+    if options.json:
+        facts = {
+            **summary_facts(finished),
+            "exit_code": outcome.exit_code,
+            "signal": outcome.signal,
+            "pid": outcome.pid,
+        }
+        print_stderr(json.dumps({"event": "ran", **facts}))
+    elif not options.quiet or outcome.stopped_for_memory or outcome.signal not in _EXPECTED_SIGNALS:
+        print_stderr_lines(screen(finished, postmortem))
     if outcome.end and outcome.end["lost_lines"] and not options.json:
         print_stderr(f"brim: {outcome.end['lost_lines']} lines of the log could not be written: is the disk full?")
     write_report(options, log)
     if outcome.stopped_for_memory:
         sys.exit(_FOR_MEMORY)
-    if outcome.signal == signal.SIGINT:
-        _die_of_interrupt()
+    if outcome.signal == signal.SIGINT:  # a shell leaves its loop only after this signal, not after exit code 130
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     sys.exit(outcome.exit_code)
-
-
-_OWN_OPTIONS = ("--memory", "--stop-file", "--stop-at", "--kill-at", "--log", "--report", "--no-cgroup", "--live")
 
 
 def _warn_of_own_options(command: list[str]) -> None:
     """Warn about options of brim after the command, which go to the command, unless `--` makes this explicit."""
     misplaced = [text for text in command[1:] if text.partition("=")[0] in _OWN_OPTIONS]
     if misplaced and "--" not in sys.argv:
-        program = Path(command[0]).name
-        flag = misplaced[0]
+        program, flag = Path(command[0]).name, misplaced[0]
         print_stderr(f"brim: {flag} is given to {program}; for brim, put it first: brim run {flag} … -- {program} …")
 
 
-def _die_of_interrupt() -> None:
-    """Terminate this process by SIGINT: a shell leaves its loop only then, not at exit code 130."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def _hold(enforced: str) -> str:
-    return "best effort" if enforced == "best effort" else f"held by the kernel ({enforced})"
-
-
-def _show(outcome: Any, log: Path, options: RunCommand, postmortem: list[str]) -> None:
-    from brim.monitor.report.watch_view import screen, summarise
-
-    summary = summarise(log)
-    if options.json:
-        facts = {**summary.facts(), "exit_code": outcome.exit_code, "signal": outcome.signal, "pid": outcome.pid}
-        print_stderr(json.dumps({"event": "ran", **facts}))
-    elif not options.quiet or outcome.stopped_for_memory or outcome.signal not in _EXPECTED_SIGNALS:
-        print_stderr_lines(screen(summary, postmortem))
-
-
-def _postmortem(outcome: Any, log: Path, began: datetime) -> list[str]:
-    """Explain why the command was killed, from the system logs and from brim's log; [] if it was not."""
+def _explain(outcome: Any, log: Path, began: datetime) -> list[str]:
+    """Explain why the command was killed, from the system logs and from brim's log, and append it; [] if it was not."""
+    from brim.monitor.log_records import parse_end
+    from brim.monitor.log_writer import LogWriter
     from brim.monitor.oom.why import why
-    from brim.monitor.report.watch_view import evidence
-    from brim.monitor.watching.run_log import end_of
+    from brim.monitor.report.run_summary import evidence
 
     if outcome.signal is None and not outcome.stopped_for_memory:
         return []
     report = why(outcome.pid, since=began, runs=[log])
-    return report.text().splitlines() if report.kills else evidence(end_of(outcome.end or {}))
-
-
-def _write_down(log: Path, lines: list[str]) -> None:
-    """Append the explanation to the log, because the report is made from the log alone."""
-    from brim.monitor.watching.run_log import LogWriter
-
-    writer = LogWriter(log)
-    writer.write("event", {"t": time.time(), "kind": "postmortem", "text": "why it died", "lines": lines})
-    writer.close()
+    lines = report.text().splitlines() if report.kills else evidence(parse_end(outcome.end or {}))
+    if lines:  # the report is made from the log alone
+        writer = LogWriter(log)
+        writer.write("event", {"t": time.time(), "kind": "postmortem", "text": "why it died", "lines": lines})
+        writer.close()
+    return lines
 
 
 def _fraction(text: str) -> float:
@@ -190,12 +168,18 @@ def _fraction(text: str) -> float:
 
 
 def make_levels(
-    options: MonitorOptions, log: Path, *, enforce: bool, command: Iterable[str] = (), enforce_all: bool = False
+    options: MonitorOptions,
+    log: Path,
+    limit_bytes: int,
+    *,
+    enforce: bool,
+    command: Iterable[str] = (),
+    enforce_all: bool = False,
 ) -> Any:
-    """Return the levels as the watcher process reads them."""
-    from brim.monitor.watching.act import lead_of
-    from brim.monitor.watching.launch import Ladder
-    from brim.monitor.watching.run_log import alerts_path
+    """Return the levels of the watch. Raise for wrong ones, before anything runs."""
+    from brim.monitor.log_writer import alerts_path
+    from brim.monitor.watching.launch import StopLevels
+    from brim.monitor.watching.stop_sequence import lead_of
 
     stop_file = None if options.stop_file is None else absolute(str(options.stop_file))
     if stop_file is not None and (note := settle_stop_file(stop_file)):
@@ -203,7 +187,7 @@ def make_levels(
     lead_s, reason = (options.stop_lead, "") if options.stop_lead is not None else lead_of(command, log)
     if reason:
         print_stderr(f"brim: lead {lead_s:.0f} s: {reason}")
-    return Ladder(
+    levels = StopLevels(
         alert=options.alert,
         stop=options.stop_at,
         kill=options.kill_at,
@@ -215,14 +199,16 @@ def make_levels(
         alerts=str(absolute(str(options.alerts)) if options.alerts else alerts_path(log)),
         on_alert=options.on_alert,
         lead_s=lead_s,
-        act=enforce,
-        act_on_all=enforce_all,
+        enforce=enforce,
+        enforce_all=enforce_all,
     )
+    levels.thresholds(limit_bytes), levels.system_thresholds()
+    return levels
 
 
 def log_path(options: MonitorOptions, name: str) -> Path:
     """Return the path of the log: the file of --log, which must be new or a log, or a new file. Write nothing."""
-    from brim.monitor.watching.run_log import check_log, new_log_path
+    from brim.monitor.log_writer import check_log, new_log_path
 
     if options.log is None:
         try:

@@ -3,7 +3,10 @@
 import math
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +18,11 @@ from brim.options.declare import Argument, Common, Option
 from brim.options.groups import ShowOptions
 from brim.options.monitor_options import MonitorOptions, Seconds
 from brim.records import dataclass
+from brim.sizes import format_size
+from brim.wording import drawing_stream
 
 _FOR_MEMORY = 4
+_GAUGE_S = 120.0  # shown by the curve in a terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +69,11 @@ class WatchCommand(ShowOptions, MonitorOptions):
 
 
 def run(options: WatchCommand) -> None:
+    from brim.monitor.log_writer import prepare_log
     from brim.monitor.report.live_server import shown_live
-    from brim.monitor.watching.launch import Board, Orders, WatcherProcess
-    from brim.monitor.watching.run_log import prepare_log
+    from brim.monitor.report.run_summary import screen, summary_facts
+    from brim.monitor.run_log import read_run
+    from brim.monitor.watching.launch import SharedValues, WatchConfig, WatcherProcess
 
     check_report(options)
     target = _target(options)
@@ -73,33 +81,36 @@ def run(options: WatchCommand) -> None:
         _show_matches(options.match, options.enforce_all, options.json)
     limit, is_limit_set = _limit(options.memory, target)
     log = log_path(options, options.match or ("system" if options.system else f"pid{options.pid}"))
-    levels = make_levels(options, log, enforce=options.enforce, command=target.command, enforce_all=options.enforce_all)
-    levels.lines(limit.bytes), levels.system_lines()  # raises for wrong levels before the watch starts
-    prepare_log(log, anew=True)
-    board = None if options.background else Board()
-    orders = Orders(
+    enforce, enforce_all = options.enforce, options.enforce_all
+    levels = make_levels(options, log, limit.bytes, enforce=enforce, command=target.command, enforce_all=enforce_all)
+    prepare_log(log, replace=True)
+    values = None if options.background else SharedValues()
+    config = WatchConfig(
         target=target,
         log=str(log),
-        limit_bytes=limit.bytes,
-        limit_why=limit.reason,
-        floating=not is_limit_set and not options.system,
-        asked_bytes=limit.asked_bytes,
-        ladder=levels,
-        board=board.descriptor if board else None,
+        limit=limit,
+        is_floating=not is_limit_set and not options.system,
+        levels=levels,
+        values_descriptor=values.descriptor if values else None,
         speak=not (options.background or options.json),
         detached=options.background,
     )
-    watcher = WatcherProcess(orders)
-    if board is None:
-        watcher.let_go()
+    watcher = WatcherProcess(config)
+    if values is None:
+        watcher.detach()
         _show_background(watcher.pid, log, levels.alerts, options.json)
         return
     if not (options.json or options.quiet):
         mode = "acting" if options.enforce else "only watching"
-        print_stderr(f"brim: watching {_name(target)} under {limit}, {mode}; log {log}")
+        name = f"process {target.pid}" if target.pid else repr(target.pattern) if target.pattern else "the machine"
+        print_stderr(f"brim: watching {name} under {limit}, {mode}; log {log}")
     with shown_live(log, options.port, options.open_page, print_stderr):
-        end = _follow(watcher, board, _view(options.json, options.quiet, limit.bytes), options.for_s)
-    _show(log, options.json)
+        end = _follow(watcher, values, options, limit.bytes)
+    finished = read_run(log)
+    if options.json:
+        emit("watched", **summary_facts(finished))
+    else:
+        print_stderr_lines(screen(finished))
     write_report(options, log)
     sys.exit(_FOR_MEMORY if options.enforce and end.get("stopped") else 0)
 
@@ -107,17 +118,17 @@ def run(options: WatchCommand) -> None:
 def _target(options: WatchCommand) -> Any:
     from brim.memory.meter import started
     from brim.monitor.watching.find_processes import command_line
-    from brim.monitor.watching.launch import Target
+    from brim.monitor.watching.launch import WatchTarget
     from brim.redact import redact_command
 
     if options.system:
-        return Target("machine")
+        return WatchTarget("machine")
     if options.match is not None:
-        return Target("match", pattern=options.match)
+        return WatchTarget("match", pattern=options.match)
     assert options.pid is not None
     if sys.platform == "linux" and started(options.pid) is None:
         raise InputError(f"There is no process {options.pid} that this user can see.", hint="ps -e lists them.")
-    return Target("process", pid=options.pid, command=tuple(redact_command(list(command_line(options.pid)))))
+    return WatchTarget("process", pid=options.pid, command=tuple(redact_command(list(command_line(options.pid)))))
 
 
 def _show_matches(pattern: str, enforce_all: bool, as_json: bool) -> None:
@@ -152,12 +163,6 @@ def _limit(memory: str | int | float | None, target: Any) -> tuple[Any, bool]:
     return limit, False
 
 
-def _name(target: Any) -> str:
-    if target.kind == "machine":
-        return "the machine"
-    return f"{target.pattern!r}" if target.pattern else f"process {target.pid}"
-
-
 def _show_background(pid: int, log: Path, alerts: str, as_json: bool) -> None:
     if as_json:
         emit("watching", pid=pid, log=str(log), alerts=alerts)
@@ -171,44 +176,66 @@ def _show_background(pid: int, log: Path, alerts: str, as_json: bool) -> None:
     )
 
 
-def _view(as_json: bool, quiet: bool, limit_bytes: int) -> Any:
-    from brim.monitor.report.watch_view import JsonView, NoView, PlainView, TerminalView
+@contextmanager
+def _view(as_json: bool, quiet: bool, limit_bytes: int) -> Iterator[tuple[float, Callable[[Any], None]]]:
+    """Return a context with the interval at which the values of the watcher are shown, and the function for it."""
+    kinds = ("anon_bytes", "shmem_bytes", "swap_bytes", "file_bytes", "total_bytes", "peak_bytes")
+
+    def text(values: Any) -> str:
+        total, peak, files = (format_size(values.get(f"{name}_bytes")) for name in ("total", "peak", "file"))
+        share = 100 * values.get("total_bytes") / max(limit_bytes, 1)
+        return f"{total} of {format_size(limit_bytes)} ({share:.0f} %), peak {peak}, file pages {files}"
 
     if as_json:
-        return JsonView(emit)
-    if quiet:
-        return NoView()
-    return TerminalView(limit_bytes) if sys.stderr.isatty() else PlainView(limit_bytes, print_stderr)
+        yield (
+            1.0,
+            lambda values: emit("sample", t=values.get("t_ns") / 1e9, **{kind: values.get(kind) for kind in kinds}),
+        )
+    elif quiet:
+        yield 1.0, lambda values: None
+    elif not sys.stderr.isatty():
+        yield 10.0, lambda values: print_stderr(f"brim: {text(values)}")
+    else:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        from brim.monitor.text_formats import sparkline
+
+        points: deque[tuple[float, float]] = deque()
+        console = Console(file=drawing_stream())
+        width = max(min(console.width - 75, 40), 10)
+
+        def draw(values: Any) -> None:
+            """Draw one line: a curve of the last two minutes, the memory, the peak, the limit."""
+            now = time.monotonic()
+            points.append((now, values.get("total_bytes")))
+            while now - points[0][0] > _GAUGE_S:
+                points.popleft()
+            bars = sparkline(list(points), width, top=limit_bytes)
+            live.update(
+                Text.assemble((bars, "cyan"), " ", text(values), no_wrap=True, overflow="ellipsis"), refresh=True
+            )
+
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            yield 0.5, draw
 
 
-def _follow(watcher: Any, board: Any, view: Any, for_s: float | None) -> dict[str, Any]:
-    """Show the measurements of the watcher until the watcher exits, the time is over, or the user presses Ctrl-C."""
-    import time
-
-    deadline = math.inf if for_s is None else time.monotonic() + for_s
-    wait: Callable[[float], Any] = watcher.await_end
+def _follow(watcher: Any, values: Any, options: WatchCommand, limit_bytes: int) -> dict[str, Any]:
+    """Show the measurements of the watcher until it exits, the time is over, or the user presses Ctrl-C."""
+    deadline = math.inf if options.for_s is None else time.monotonic() + options.for_s
     try:
-        with view:
-            while wait(min(view.every_s, max(deadline - time.monotonic(), 0.0))) is None and not watcher.silent:
-                view.show(board)
-                if time.monotonic() >= deadline:
+        with _view(options.json, options.quiet, limit_bytes) as (every_s, show):
+            while time.monotonic() < deadline and not watcher.is_silent:
+                if watcher.await_end(min(every_s, deadline - time.monotonic())) is not None:
                     break
+                show(values)
     except KeyboardInterrupt:
         pass  # Ctrl-C is how the user ends the watch
-    watcher.tell("finish")
-    end = wait(10.0)
-    watcher.let_go()
-    return end or {}
-
-
-def _show(log: Path, as_json: bool) -> None:
-    from brim.monitor.report.watch_view import screen, summarise
-
-    summary = summarise(log)
-    if as_json:
-        emit("watched", **summary.facts())
-    else:
-        print_stderr_lines(screen(summary))
+    watcher.send("finish")
+    end: dict[str, Any] = watcher.await_end(10.0) or {}
+    watcher.detach()
+    return end
 
 
 COMMAND = Command(WatchCommand, run)

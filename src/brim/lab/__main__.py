@@ -1,15 +1,9 @@
-"""The child of an experiment: `python -m brim.lab MODULE:FUNCTION OPTIONS-AS-JSON`."""
+"""Run the child of an experiment: `python -m brim.lab FUNCTION OPTIONS-AS-JSON`."""
 
-import importlib
 import json
 import sys
 
-
-def main() -> None:
-    module, _, function = sys.argv[1].partition(":")
-    part = getattr(importlib.import_module(f"brim.lab.{module}"), function)
-    part(**json.loads(sys.argv[2]))
-
+from brim.lab import experiments
 
 if __name__ == "__main__":
-    main()
+    getattr(experiments, sys.argv[1])(**json.loads(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Run a part of an experiment in a process of its own and measure it from outside, step by step."""
+"""Run a part of an experiment in a separate process and measure it from outside, step by step."""
 
 from __future__ import annotations
 
@@ -15,169 +15,135 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.extras import missing
 from brim.lab.steps import ExperimentPart, ExperimentStep, LabSample, Watch
-from brim.memory.meter import Usage, machine_now, proportional_usage, read_process, resident_tree, tree
+from brim.memory.meter import Usage, machine_now
+from brim.memory.tree_meter import TreeMeter
 from brim.sizes import format_size
-
-
-def step(name: str) -> None:
-    """Be measured now, under this name."""
-    _say({"step": name})
-    sys.stdin.readline()
-
-
-def tell(**facts: Any) -> None:
-    """Something that the measuring process wants to know."""
-    _say(facts)
-
-
-def _say(entry: dict[str, Any]) -> None:
-    os.write(1, json.dumps(entry).encode() + b"\n")
-
 
 _EVERY_S = 0.01
 _IN_MEMORY = ("tmpfs", "ramfs")
-# No network, no bars, and caches that go away with the experiment.
+# No network, no bars, and caches that are removed with the experiment.
 _QUIET = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def step(name: str) -> None:
+    """Child: request a measurement with this name, and wait for it."""
+    send(step=name)
+    sys.stdin.readline()
+
+
+def send(**facts: Any) -> None:
+    """Child: report facts to the measuring process."""
+    os.write(1, json.dumps(facts).encode() + b"\n")
 
 
 def measure(
     name: str,
-    call: str,
+    function: str,
     options: Mapping[str, Any],
     folder: Path,
     watch: Watch,
-    stop_when: Callable[[list[dict[str, Any]]], bool] = lambda told: False,
+    should_stop: Callable[[list[dict[str, Any]]], bool] = lambda messages: False,
 ) -> ExperimentPart:
-    """Run `call` ("module:function" in brim.lab) with `options`; kill it as soon as `stop_when` says so."""
-    command = [sys.executable, "-m", "brim.lab", call, json.dumps(options)]
+    """Run the child `function` of experiments.py with `options`; kill it as soon as `should_stop(messages)`."""
     environment = {**os.environ, **_QUIET, "HF_HOME": str(folder / "hf"), "PYTHONUNBUFFERED": "1"}
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "brim.lab", function, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environment,
-            start_new_session=True,  # one signal ends it with all its workers, and Ctrl-C comes here first
+            start_new_session=True,  # one signal kills it with all its workers, and Ctrl-C only reaches this process
         )
         try:
-            part = _follow(child, name, watch, stop_when)
+            part = _follow(child, name, watch, should_stop)
             if not part.interrupted:
                 child.wait()
         finally:
-            _end(child)
-        if child.returncode != 0 and not part.interrupted:
-            raise _failure(name, child.returncode, errors)
-    return part
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+            for stream in (child.stdin, child.stdout):
+                try:
+                    if stream is not None:
+                        stream.close()
+                except BrokenPipeError:
+                    pass
+        if child.returncode == 0 or part.interrupted:
+            return part
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else f"exit code {child.returncode}"
+    if child.returncode == -signal.SIGKILL:
+        problem = f"The part {name!r} was killed, most likely for its memory."
+        raise MemoryLimitError(problem, hint="Choose smaller sizes.")
+    if "MemoryError" in last:
+        raise MemoryLimitError(f"The part {name!r} ran out of memory.", hint="Choose smaller sizes.")
+    raise BrimError(f"The part {name!r} failed: {last}", hint="With other versions of its packages it may work.")
 
 
 def _follow(
-    child: subprocess.Popen[bytes], name: str, watch: Watch, stop_when: Callable[[list[dict[str, Any]]], bool]
+    child: subprocess.Popen[bytes], name: str, watch: Watch, should_stop: Callable[[list[dict[str, Any]]], bool]
 ) -> ExperimentPart:
     assert child.stdout is not None
     assert child.stdin is not None
-    began = time.monotonic()
-    machine = machine_now().total_bytes or 1
+    start, machine = time.monotonic(), machine_now().total_bytes or 1
+    meter = TreeMeter(lambda: [child.pid])
     steps: list[ExperimentStep] = []
     samples: list[LabSample] = []
-    told: list[dict[str, Any]] = []
-    waiting = b""
-    peak = 0
+    messages: list[dict[str, Any]] = []
+    unread, peak = b"", 0
+
+    def sample() -> Usage:
+        nonlocal peak
+        usage = meter.read().usage
+        if usage.total_bytes or not samples:
+            samples.append(LabSample(time.monotonic() - start, usage.total_bytes, usage.file_bytes))
+            peak = max(peak, usage.total_bytes)
+        return usage
+
     while True:
         ready, _, _ = select.select([child.stdout], [], [], _EVERY_S)
-        usage, now = usage_of(child.pid), time.monotonic() - began
-        if usage.total_bytes or not samples:
-            samples.append(LabSample(now, usage.total_bytes, usage.file_bytes))
-            peak = max(peak, usage.total_bytes)
-        if not ready and child.poll() is not None:  # an orphan may hold the other end open
-            return ExperimentPart(name, tuple(steps), tuple(samples), tuple(told))
-        if ready:
-            data = os.read(child.stdout.fileno(), 1 << 16)
-            if not data:
-                return ExperimentPart(name, tuple(steps), tuple(samples), tuple(told))
-            *lines, waiting = (waiting + data).split(b"\n")
-            for entry in map(_entry, lines):
-                if "step" not in entry:
-                    told.append(entry)
-                    continue
-                usage = usage_of(child.pid)
-                samples.append(LabSample(now, usage.total_bytes, usage.file_bytes))
-                steps.append(ExperimentStep(entry["step"], now, usage, max(peak, usage.total_bytes), machine))
-                watch(name, steps[-1])
-                peak = 0
-                if not stop_when(told):  # else it waits there until it is killed
-                    _go_on(child.stdin)
-        if stop_when(told):
-            return ExperimentPart(name, tuple(steps), tuple(samples), tuple(told), interrupted=True)
-
-
-def _go_on(stdin: IO[bytes]) -> None:
-    try:
-        stdin.write(b"\n")
-        stdin.flush()
-    except BrokenPipeError:  # it is gone: its end is read next
-        pass
-
-
-def usage_of(pid: int) -> Usage:
-    """A tree now, each page once: a process that has forked is counted page by page, one that has not need not be."""
-    if sys.platform != "linux":
-        return sum((process.usage for process in resident_tree([pid])), Usage())
-    processes = [process for process in map(read_process, tree([pid])) if process is not None]
-    if len(processes) < 2:
-        return sum((process.usage for process in processes), Usage())
-    return sum((proportional_usage(process.pid) or process.usage for process in processes), Usage())
-
-
-def _entry(line: bytes) -> dict[str, Any]:
-    """What the child said; empty for what some library printed."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return {}
-    return entry if isinstance(entry, dict) else {}
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of it, workers too."""
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    for stream in (child.stdin, child.stdout):
-        if stream is not None:
+        sample()
+        data = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
+        if not data and (ready or child.poll() is not None):  # an orphan may keep the other end open
+            return ExperimentPart(name, tuple(steps), tuple(samples), tuple(messages))
+        *lines, unread = (unread + data).split(b"\n")
+        for line in lines:
             try:
-                stream.close()
-            except BrokenPipeError:
-                pass
+                message = json.loads(line)
+            except ValueError:
+                continue  # a library printed it
+            if not isinstance(message, dict) or "step" not in message:
+                messages += [message] if isinstance(message, dict) else []
+                continue
+            usage = sample()
+            steps.append(ExperimentStep(message["step"], samples[-1].seconds, usage, peak, machine))
+            watch(name, steps[-1])
+            peak = 0
+            if not should_stop(messages):  # otherwise it waits until it is killed
+                try:
+                    child.stdin.write(b"\n")
+                    child.stdin.flush()
+                except BrokenPipeError:
+                    pass  # it has ended: its end is read next
+        if should_stop(messages):
+            return ExperimentPart(name, tuple(steps), tuple(samples), tuple(messages), interrupted=True)
 
 
-def _failure(name: str, code: int, errors: IO[bytes]) -> BrimError:
-    errors.seek(0)
-    text = errors.read().decode(errors="replace").strip().splitlines()
-    if code == -signal.SIGKILL:
-        return MemoryLimitError(
-            f"The part {name!r} was killed, most likely for its memory.", hint="Choose smaller sizes."
-        )
-    if "MemoryError" in (text[-1] if text else ""):
-        return MemoryLimitError(f"The part {name!r} ran out of memory.", hint="Choose smaller sizes.")
-    said = text[-1] if text else f"exit code {code}"
-    return BrimError(f"The part {name!r} failed: {said}", hint="With other versions of its packages it may work.")
-
-
-def need_room(folder: Path, disk_bytes: int, memory_bytes: int) -> None:
+def check_space(folder: Path, disk_bytes: int, memory_bytes: int) -> None:
     """Refuse sizes that would fill the disk or the machine, before the first byte is written."""
-    free = shutil.disk_usage(folder).free
+    free, available = shutil.disk_usage(folder).free, machine_now().available_bytes
     if disk_bytes > free:
         raise MemoryLimitError(
             f"This takes {format_size(disk_bytes)} of disk, and {format_size(free)} are free.",
             hint="Choose smaller sizes, or another disk with --keep DIR.",
         )
-    available = machine_now().available_bytes
     if available is not None and memory_bytes > available:
         raise MemoryLimitError(
             f"This takes {format_size(memory_bytes)} of memory, and {format_size(available)} are available.",
@@ -185,15 +151,15 @@ def need_room(folder: Path, disk_bytes: int, memory_bytes: int) -> None:
         )
 
 
-def need(package: str) -> None:
-    """MissingDependencyError unless an optional library is there; it is not imported here."""
+def require(package: str) -> None:
+    """Raise MissingDependencyError unless an optional library is installed; it is not imported here."""
     if importlib.util.find_spec(package) is None:
         raise missing(package, f"This experiment needs {package}.")
 
 
 @contextmanager
 def scratch(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """A folder for an experiment's data: removed at the end, unless the user has named one."""
+    """Return a folder for an experiment's data: removed at the end, unless the user has named one."""
     if keep is not None:
         folder = Path(keep)
         try:
@@ -204,23 +170,23 @@ def scratch(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
             raise InputError(f"{folder} cannot be used: {error.strerror}.") from error
         yield folder.resolve()
         return
-    folder = Path(tempfile.mkdtemp(prefix="brim-lab-", dir=_on_disk()))
+    folder = Path(tempfile.mkdtemp(prefix="brim-lab-", dir=_disk_folder()))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _on_disk() -> str:
-    """A temporary folder that is not itself in memory: there, file pages could not be taken back."""
+def _disk_folder() -> str:
+    """Return a temporary folder that is not in memory, where file pages could not be reclaimed."""
     import psutil
 
     kinds = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
     candidates = [tempfile.gettempdir(), "/var/tmp", os.getcwd()]
     for candidate in candidates:
-        place = os.path.realpath(candidate)
-        while place not in kinds and place != os.path.dirname(place):
-            place = os.path.dirname(place)
-        if kinds.get(place) not in _IN_MEMORY and os.access(candidate, os.W_OK):
+        folder = os.path.realpath(candidate)
+        while folder not in kinds and folder != os.path.dirname(folder):
+            folder = os.path.dirname(folder)
+        if kinds.get(folder) not in _IN_MEMORY and os.access(candidate, os.W_OK):
             return candidate
     return candidates[0]

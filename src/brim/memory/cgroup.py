@@ -129,10 +129,10 @@ def _home(root: Path) -> tuple[Path, int] | str:
     if group is None:
         return "no cgroup of this process counts memory"
     for mount in mounts:
-        left, _, right = mount.partition(" - ")
+        fields_text, _, right = mount.partition(" - ")
         kind, _, options = [*right.split(" ", 2), "", ""][:3]
         if (kind == "cgroup2") if version == 2 else (kind == "cgroup" and "memory" in options.split(",")):
-            fields = left.split(" ")  # the fourth is the group at the top of the mount, the fifth its path
+            fields = fields_text.split(" ")  # the fourth is the group at the top of the mount, the fifth its path
             inside = os.path.relpath(group, fields[3])
             if not inside.startswith(".."):
                 return root / fields[4].lstrip("/") / inside, version

@@ -31,12 +31,12 @@ def find_floors(points: Sequence[Point], count: int = _SPANS) -> list[Point]:
     """Return the lowest point of each of `count` equal spans of time."""
     if not points:
         return []
-    begin, span = points[0][0], (points[-1][0] - points[0][0]) / count
+    start, span = points[0][0], (points[-1][0] - points[0][0]) / count
     if span <= 0:
         return [min(points, key=lambda point: point[1])]
     lowest: dict[int, Point] = {}
     for point in points:
-        number = min(int((point[0] - begin) / span), count - 1)
+        number = min(int((point[0] - start) / span), count - 1)
         if number not in lowest or point[1] < lowest[number][1]:
             lowest[number] = point
     return [lowest[number] for number in sorted(lowest)]

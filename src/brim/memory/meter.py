@@ -238,7 +238,7 @@ def proportional_usage(pid: int) -> Usage | None:
 def tree(roots: Iterable[int]) -> list[int]:
     """Return the roots and all their descendants."""
     members = list(dict.fromkeys(roots))
-    known = set(members)
+    included = set(members)
     for member in members:  # grows while it is iterated
         try:
             for thread in os.listdir(f"/proc/{member}/task"):
@@ -246,8 +246,8 @@ def tree(roots: Iterable[int]) -> list[int]:
                 with open(f"/proc/{member}/task/{thread}/children", "rb", buffering=0) as file:
                     children = file.read()
                 for child in map(int, children.split()):
-                    if child not in known:
-                        known.add(child)
+                    if child not in included:
+                        included.add(child)
                         members.append(child)
         except OSError:
             continue

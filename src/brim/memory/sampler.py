@@ -136,19 +136,19 @@ class Pace:
     _changed_bytes: int = 0
     _first: float | None = None
 
-    def pause_s(self, at: float, used_bytes: int, limit_bytes: int, cost_s: float) -> float:
+    def pause_s(self, now: float, used_bytes: int, limit_bytes: int, cost_s: float) -> float:
         """Return the pause after a sample. `cost_s` is the processor time that it took."""
-        last, self._last = self._last, (at, used_bytes)
-        rate = 0.0 if last is None or at <= last[0] else (used_bytes - last[1]) / (at - last[0])
+        last, self._last = self._last, (now, used_bytes)
+        rate = 0.0 if last is None or now <= last[0] else (used_bytes - last[1]) / (now - last[0])
         if self._changed_at is None or abs(used_bytes - self._changed_bytes) > _UNCHANGED * limit_bytes:
-            self._changed_at, self._changed_bytes = at, used_bytes
-        is_at_rest = at - self._changed_at > _REST_S
-        self._first = at if self._first is None else self._first
+            self._changed_at, self._changed_bytes = now, used_bytes
+        is_idle = now - self._changed_at > _REST_S
+        self._first = now if self._first is None else self._first
         pause = max(limit_bytes - used_bytes, 0) / (_SAFETY * max(rate, _FASTEST_BYTES_PER_S))
-        pause = min(pause, (at - self._first) / _SAMPLES_PER_AGE)
+        pause = min(pause, (now - self._first) / _SAMPLES_PER_AGE)
         if abs(rate) > _CHANGING_BYTES_PER_S:
             pause = min(pause, _CHANGING_S)
-        elif not is_at_rest and used_bytes > _HALF_FULL * limit_bytes:  # between two steps of a leak memory is constant
+        elif not is_idle and used_bytes > _HALF_FULL * limit_bytes:  # between two steps of a leak memory is constant
             pause = min(pause, max(_CHANGING_S, cost_s / _CPU_BETWEEN_STEPS))
-        least = cost_s / (_CPU_AT_REST if is_at_rest else _CPU_NEAR_LIMIT)
+        least = cost_s / (_CPU_AT_REST if is_idle else _CPU_NEAR_LIMIT)
         return min(max(pause, self.shortest_s, least), LONGEST_S)

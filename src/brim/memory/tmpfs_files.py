@@ -75,27 +75,27 @@ class TmpfsFiles:
 
     def _list(self, members: list[int]) -> int:
         changed = list(self._changed_files())
-        held: dict[Identity, int] = {}
+        sizes: dict[Identity, int] = {}
         in_progress: dict[Identity, int] = {}
         mapped: set[Identity] = set()
         users: set[int] = set()
         for pid in members:
             for identity, size, position in self._open_files(pid, for_writing=True):
-                held[identity] = size
+                sizes[identity] = size
                 in_progress[identity] = min(max(size - position, 0), _IN_PROGRESS_BYTES)
             mapped |= {identity for identity in _mapped_files(pid) if identity[0] in self._devices}
             try:
                 users.add(os.stat(f"/proc/{pid}").st_uid)
             except OSError:
                 continue
-        self._owned |= held.keys() | mapped
+        self._owned |= sizes.keys() | mapped
         unknown = {}
         for _, identity, size, owner in changed:
             if identity in self._owned:
-                held.setdefault(identity, size)
+                sizes.setdefault(identity, size)
             elif owner in users:
                 unknown[identity] = size
-        total = sum(size for identity, size in held.items() if identity not in mapped)
+        total = sum(size for identity, size in sizes.items() if identity not in mapped)
         if unknown:
             settled = total - sum(size for identity, size in in_progress.items() if identity not in mapped)
             total += self._attribute(unknown, members, settled)
@@ -107,19 +107,22 @@ class TmpfsFiles:
         if written < _SMALL_BYTES:
             return 0
         written += written // 100 + _SMALL_BYTES  # files take full pages
-        others = {*all_pids()} - {*members, os.getpid()}
+        other_pids = {*all_pids()} - {*members, os.getpid()}
         foreign: set[Identity] = set()
-        for pid in others:
+        for pid in other_pids:
             foreign |= {identity for identity, *_ in self._open_files(pid)}
             process = read_process(pid)
             if process is not None and process.usage.shmem_bytes:  # reading the maps of all processes takes long
                 foreign |= {*_mapped_files(pid)}
         own = {identity: size for identity, size in unknown.items() if identity not in foreign}
         # A file is only attributed to the tree if no other process has written as much since the last listing.
-        before, self._written_by_others = self._written_by_others, {pid: _written_to_memory([pid]) for pid in others}
-        most = max((size - before.get(pid, 0) for pid, size in self._written_by_others.items()), default=0)
+        before, self._written_by_others = (
+            self._written_by_others,
+            {pid: _written_to_memory([pid]) for pid in other_pids},
+        )
+        highest = max((size - before.get(pid, 0) for pid, size in self._written_by_others.items()), default=0)
         if sum(own.values()) <= written:
-            self._owned |= {identity for identity, size in own.items() if size > most}
+            self._owned |= {identity for identity, size in own.items() if size > highest}
         return min(sum(own.values()), written)
 
     def _changed_files(self) -> Iterator[tuple[str, Identity, int, int]]:
@@ -197,10 +200,10 @@ def _tmpfs_mounts(mountinfo: Path) -> Iterator[tuple[str, int]]:
         return
     devices = set()
     for line in lines:
-        left, _, right = line.partition(" - ")
+        fields_text, _, right = line.partition(" - ")
         if right.split(" ")[0] != "tmpfs":
             continue
-        path = left.split(" ")[4].replace("\\040", " ")
+        path = fields_text.split(" ")[4].replace("\\040", " ")
         try:
             device = os.stat(path).st_dev
         except OSError:

@@ -49,7 +49,7 @@ class TreeReading:
 class _PageCount:
     """The result of a count page by page, and the quick sums at the same time."""
 
-    at: float
+    counted_at: float
     took_s: float
     exact: Usage
     quick: Usage
@@ -113,7 +113,7 @@ class TreeMeter:
         count = self._count
         if count is None:
             return quick.total_bytes > threshold_bytes or quick.total_bytes < _TOO_LARGE_TO_POLL
-        passed_s = self._clock() - count.at
+        passed_s = self._clock() - count.counted_at
         if quick.total_bytes > threshold_bytes:
             grown = quick.total_bytes - count.quick.total_bytes
             copied = max(_faults(processes) - count.faults, 0) * _PAGE_BYTES

@@ -1,8 +1,8 @@
-"""The shape `sampled`: a command was run on parts of its data; what will it take on all of it?
+"""Forecasts from measurements: a running process and its next step, and runs on parts of the data.
 
-A straight line with a fixed part, fitted so that one odd run does not decide (Theil–Sen: the median of the
+`sampled` fits a straight line with a fixed part, such that one odd run does not decide (Theil–Sen: the median of the
 slopes between all pairs). The forecast starts from the largest part that was run, and its range is the spread of
-those slopes. Where the points bend upwards a line is too low: then the high end follows the bend.
+those slopes. If the points bend upwards, a line is too low: then the high end follows the bend.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -21,8 +21,9 @@ from brim.errors import InputError
 from brim.memory.limit import Limit, cgroups, watch_limit
 from brim.memory.meter import (
     Machine,
-    Process,
     Usage,
+    all_pids,
+    largest_first,
     machine_now,
     meminfo,
     proportional_usage,
@@ -30,19 +31,23 @@ from brim.memory.meter import (
     resident_tree,
     tree,
 )
-from brim.monitor.forecasts.shapes import Component, Forecast, Reasons, concat
+from brim.monitor.forecasts.shapes import Component, Forecast, Reasons, Size, concat
+from brim.monitor.run_log import read_run
 from brim.monitor.watching.find_processes import ProcessNames
-from brim.monitor.watching.run_log import End, Head, read_records
 from brim.records import dataclass
 from brim.sizes import format_size, parse_size
 
-# Counting page by page holds the processes up: seconds at 200 GB.
-_TOO_LARGE_TO_COUNT = 20 * 10**9
+_TOO_LARGE_TO_COUNT = 20 * 10**9  # counting page by page makes the processes wait: seconds at 200 GB
+_SHOWN_PROCESSES = 5
+_ALLOCATIONS = (
+    "free memory need not be contiguous; allocations fail because of overcommit "
+    "(vm.overcommit_memory=2), huge pages, address-space limits (ulimit -v) and CUDA's own memory"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The memory of a process tree; a range where forked processes share pages that were not counted individually."""
+class TreeUsage:
+    """The memory of a process tree; a range if forked processes share pages that were not counted individually."""
 
     pid: int
     name: str
@@ -54,19 +59,10 @@ class Held:
     def high_bytes(self) -> int:
         return self.usage.total_bytes
 
-    def component(self) -> Component:
-        usage = self.usage
-        kinds = (("anonymous", usage.anon_bytes), ("shared", usage.shmem_bytes), ("swap", usage.swap_bytes))
-        said = ", ".join(f"{kind} {format_size(size)}" for kind, size in kinds if size)
-        file_pages = f"; {format_size(usage.file_bytes)} of file pages do not count" if usage.file_bytes else ""
-        many = f" and {self.processes - 1} that it started" if self.processes > 1 else ""
-        text = f"{self.name}{many}: {said}{file_pages}"
-        return Component(f"process {self.pid}", self.low_bytes, self.high_bytes, text)
-
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What stands around a process: the machine or a cgroup. `used_bytes` includes the process itself."""
+    """The machine or a cgroup around a process. `used_bytes` includes the process itself."""
 
     used_bytes: int
     limit: Limit
@@ -75,109 +71,102 @@ class Surroundings:
 def pid(
     *,
     pid: int,
-    adds: str | int | float | None = None,
+    adds: Size | None = None,
     rows: int | str | None = None,
     dims: int | str | Sequence[int | str] | None = None,
     dtype: str = "float32",
-    memory: str | int | float | None = None,
+    memory: Size | None = None,
 ) -> Forecast:
-    """A process that runs, and everything it started, now and after its next step.
+    """Forecast the memory of a running process and its descendants after its next step.
 
-    The step adds `adds`, or the copy that joining `rows` vectors of `dims` makes: the pieces exist already.
+    The step adds `adds`, or the copy that concatenating `rows` vectors of `dims` makes: the pieces exist already.
     """
-    held = tree_held(pid)
-    machine = machine_now()
-    step = _step_of(adds, rows, dims, dtype)
+    step = Component.exactly("next step", 0, "unknown")
+    if rows is not None or dims is not None:
+        if adds is not None or rows is None or dims is None:
+            raise InputError("Give the size of the next step: --adds SIZE, or --rows and --dims.", hint="Not both.")
+        components = concat(rows=rows, dims=dims, dtype=dtype).components
+        data = next(part for part in components if part.name == "pieces in lists")
+        step = Component.exactly("next step", data.high_bytes, f"the joined copy: {data.why}")
+    elif adds is not None:
+        step = Component.exactly("next step", parse_size(adds), "--adds")
+    used, machine = tree_usage(pid), machine_now()
     if memory is not None:
-        made = alone(held, step.high_bytes, Limit(parse_size(memory), "--memory, for this process and its children"))
-    else:
-        around = _tightest(surroundings(pid, machine), step.high_bytes)
-        made = among_others(held, step.high_bytes, around, machine)
-        made = replace(made, notes=breakdown(machine))
-    return replace(made, components=(*made.components[:-1], step), details={**made.details, "step": step.why})
+        around = Surroundings(0, Limit(parse_size(memory), "--memory, for this process and its children"))
+        return forecast_step(used, step, around, machine, is_own_limit=True)
+    candidates = surroundings(pid, machine)
+    if not candidates:
+        raise InputError("The memory of this system is not known.", hint="Give the limit with --memory.")
+    tightest = max(candidates, key=lambda each: (each.used_bytes + step.high_bytes) / max(each.limit.bytes, 1))
+    return replace(forecast_step(used, step, tightest, machine), notes=breakdown(machine))
 
 
-def _step_of(
-    adds: str | int | float | None, rows: int | str | None, dims: int | str | Sequence[int | str] | None, dtype: str
-) -> Component:
-    if rows is None and dims is None:
-        return _next_step(0 if adds is None else parse_size(adds))
-    if adds is not None or rows is None or dims is None:
-        raise InputError("Give the size of the next step: --adds SIZE, or --rows and --dims.", hint="Not both.")
-    joined = next(
-        part for part in concat(rows=rows, dims=dims, dtype=dtype).components if part.name == "pieces in lists"
+def forecast_step(
+    used: TreeUsage, step: Component, around: Surroundings, machine: Machine, *, is_own_limit: bool = False
+) -> Forecast:
+    """Compare a process after its next step with its own limit, or all of the memory in use with that around it.
+
+    The sum of all memory in use is known exactly, however the processes share their pages.
+    """
+    usage, added = used.usage, step.high_bytes
+    kinds = (("anonymous", usage.anon_bytes), ("shared", usage.shmem_bytes), ("swap", usage.swap_bytes))
+    by_kind = ", ".join(f"{kind} {format_size(size)}" for kind, size in kinds if size)
+    file_pages = f"; {format_size(usage.file_bytes)} of file pages do not count" if usage.file_bytes else ""
+    children = {1: "", 2: " and a child process"}.get(used.processes, f" and {used.processes - 1} child processes")
+    own = Component(
+        f"process {used.pid}", used.low_bytes, used.high_bytes, f"{used.name}{children}: {by_kind}{file_pages}"
     )
-    return Component.exactly("next step", joined.high_bytes, f"the joined copy: {joined.why}")
-
-
-_SHOWN_PROCESSES = 5
-_ALLOCATIONS = (
-    "free memory need not be contiguous; allocations fail because of overcommit "
-    "(vm.overcommit_memory=2), huge pages, address-space limits (ulimit -v) and CUDA's own memory"
-)
+    details = {
+        "pid": used.pid,
+        "process": used.name,
+        "processes": used.processes,
+        "anon_bytes": usage.anon_bytes,
+        "shared_bytes": usage.shmem_bytes,
+        "swap_bytes": usage.swap_bytes,
+        "file_bytes": usage.file_bytes,
+        "adds_bytes": added,
+        "step": step.why,
+    }
+    risks = () if added else ("the memory that its next step adds is not counted: give --adds, for instance 19GB",)
+    if is_own_limit:
+        reasons = Reasons(for_crash=risks)
+        return Forecast("pid", (own, step), around.limit, reasons, "after its next step", details=details)
+    counted, swap_free = min(used.high_bytes, around.used_bytes), machine.swap_free_bytes or 0
+    other_memory = Component.exactly("others", around.used_bytes - counted, "all other memory that cannot be reclaimed")
+    return Forecast(
+        "pid",
+        (Component.exactly(own.name, counted, own.why), other_memory, step),
+        around.limit,
+        Reasons(
+            for_crash=(*risks, "others may grow too, and so may it before its next step"),
+            against=(f"{format_size(swap_free)} of swap are free: slower, but no crash",) if swap_free else (),
+        ),
+        "after its next step",
+        remark=("sum", addition(around.used_bytes, added, around.limit.bytes)),
+        details={**details, "others_bytes": other_memory.high_bytes, "used_bytes": around.used_bytes},
+    )
 
 
 def breakdown(machine: Machine) -> tuple[tuple[str, str], ...]:
     """Describe where the machine's memory is: the largest processes, and free memory before and after reclaim."""
-    everyone = [process for process in map(read_process, _everyone()) if process is not None]
-    largest = sorted(everyone, key=lambda process: -process.usage.total_bytes)[:_SHOWN_PROCESSES]
+    processes = largest_first(process for process in map(read_process, all_pids()) if process is not None)
     names = ProcessNames()
-    who = ", ".join(
-        f"{names.of(one.pid, one.name)} ({one.pid}) {format_size(one.usage.total_bytes)}" for one in largest
+    largest = ", ".join(
+        f"{names.of(process.pid, process.name)} ({process.pid}) {format_size(process.usage.total_bytes)}"
+        for process in processes[:_SHOWN_PROCESSES]
     )
-    free = meminfo().get("MemFree", 0)
-    available = machine.available_bytes or 0
+    free, available = format_size(meminfo().get("MemFree", 0)), format_size(machine.available_bytes or 0)
     lines = [
-        ("largest", who),
+        ("largest", largest),
         ("page cache", f"{format_size(machine.file_bytes)}; shared memory {format_size(machine.shmem_bytes)}"),
-        ("free", f"{format_size(free)} at once, {format_size(available)} after the kernel has taken page cache back"),
+        ("free", f"{free} at once, {available} after the kernel has taken page cache back"),
         ("in one piece", _ALLOCATIONS),
     ]
     return tuple(line for line in lines if line[1])
 
 
-def _everyone() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-
-
-def alone(held: Held, added: int, limit: Limit) -> Forecast:
-    """Compare with its own limit: the memory of others does not matter."""
-    parts = (held.component(), _next_step(added))
-    reasons = Reasons(for_crash=_unknown_step(added))
-    return Forecast("pid", parts, limit, reasons, "after its next step", details=_details(held, added))
-
-
-def among_others(held: Held, added: int, around: Surroundings, machine: Machine) -> Forecast:
-    """Judged by what all together hold of what there is: that sum is known, however the tree shares its pages."""
-    own = held.component()
-    counted = min(held.high_bytes, around.used_bytes)
-    others = around.used_bytes - counted
-    parts = (
-        Component.exactly(own.name, counted, own.why),
-        Component.exactly("others", others, "everything else that cannot be taken back"),
-        _next_step(added),
-    )
-    swap_free = machine.swap_free_bytes or 0
-    reasons = Reasons(
-        for_crash=(*_unknown_step(added), "others may grow too, and so may it before its next step"),
-        against=(f"{format_size(swap_free)} of swap are free: slower, but no crash",) if swap_free else (),
-    )
-    return Forecast(
-        "pid",
-        parts,
-        around.limit,
-        reasons,
-        "after its next step",
-        remark=("sum", addition(around.used_bytes, added, around.limit.bytes)),
-        details={**_details(held, added), "others_bytes": others, "used_bytes": around.used_bytes},
-    )
-
-
 def addition(now: int, added: int, limit: int) -> str:
-    """ "162 + 19 = 181 of 188 GB", rounded so that it adds up."""
+    """Format "162 + 19 = 181 of 188 GB", rounded so that it adds up."""
     unit, name = (10**9, "GB") if limit >= 10**10 else (10**6, "MB")
     digits = 0 if limit >= 100 * unit else 1
     step, total = round(added / unit, digits), round((now + added) / unit, digits)
@@ -185,82 +174,53 @@ def addition(now: int, added: int, limit: int) -> str:
     return f"{first} + {second} = {third} of {fourth} {name}: in use now + the next step"
 
 
-def tree_held(pid: int) -> Held:
-    """What a process and everything it started hold now."""
-    members = _members(pid)
+def tree_usage(pid: int) -> TreeUsage:
+    """Measure a process and its descendants."""
+    if sys.platform == "linux":
+        members = [process for process in map(read_process, tree([pid])) if process is not None]
+    else:
+        members = resident_tree([pid])
     if not members:
         raise InputError(
             f"Process {pid} does not exist, or this user may not inspect it.",
             hint="`brim watch --match NAME` finds one.",
         )
-    each = sum((member.usage for member in members), Usage())
-    low = each.total_bytes
+    total = sum((member.usage for member in members), Usage())
+    low = total.total_bytes
     if len(members) > 1:
         low = max(member.usage.total_bytes for member in members)
-        if each.total_bytes <= _TOO_LARGE_TO_COUNT:
-            counted = [proportional_usage(member.pid) for member in members]
-            if all(usage is not None for usage in counted):
-                true = sum((usage for usage in counted if usage is not None), Usage())
-                each, low = Usage(true.anon_bytes, true.shmem_bytes, true.swap_bytes, each.file_bytes), true.total_bytes
-    return Held(pid, members[0].name, len(members), each, low)
-
-
-def _members(pid: int) -> list[Process]:
-    if sys.platform != "linux":
-        return resident_tree([pid])
-    return [process for process in map(read_process, tree([pid])) if process is not None]
+        if total.total_bytes <= _TOO_LARGE_TO_COUNT:
+            counted = [usage for member in members if (usage := proportional_usage(member.pid)) is not None]
+            if len(counted) == len(members):
+                exact = sum(counted, Usage())
+                total = replace(exact, file_bytes=total.file_bytes)
+                low = exact.total_bytes
+    return TreeUsage(pid, members[0].name, len(members), total, low)
 
 
 def surroundings(pid: int, machine: Machine, root: Path = Path("/")) -> list[Surroundings]:
-    """The machine and every limited cgroup above the process, each with all that is used of it."""
-    found = []
+    """Return the machine and every limited cgroup above the process, each with all memory in use."""
+    surrounding = []
     if machine.total_bytes is not None:
-        total = machine.total_bytes
-        found.append(Surroundings(machine.used_bytes, Limit(total, "all of this machine's memory")))
+        surrounding.append(Surroundings(machine.used_bytes, Limit(machine.total_bytes, "all of this machine's memory")))
     for group, limit, usage, reclaimable in cgroups(root, pid):
         if machine.total_bytes is None or limit < machine.total_bytes:
-            found.append(Surroundings(max(usage - reclaimable, 0), Limit(limit, f"the limit of the cgroup {group}")))
-    return found
+            surrounding.append(
+                Surroundings(max(usage - reclaimable, 0), Limit(limit, f"the limit of the cgroup {group}"))
+            )
+    return surrounding
 
 
-def _tightest(around: list[Surroundings], added: int) -> Surroundings:
-    if not around:
-        raise InputError("The memory of this system is not known.", hint="Give the limit with --memory.")
-    return max(around, key=lambda one: (one.used_bytes + added) / max(one.limit.bytes, 1))
-
-
-def _next_step(added: int) -> Component:
-    return Component.exactly("next step", added, "--adds" if added else "nothing was said about it")
-
-
-def _unknown_step(added: int) -> tuple[str, ...]:
-    return () if added else ("what its next step adds is not counted: give --adds, for instance 19GB",)
-
-
-def _details(held: Held, added: int) -> dict[str, object]:
-    return {
-        "pid": held.pid,
-        "process": held.name,
-        "processes": held.processes,
-        "anon_bytes": held.usage.anon_bytes,
-        "shared_bytes": held.usage.shmem_bytes,
-        "swap_bytes": held.usage.swap_bytes,
-        "file_bytes": held.usage.file_bytes,
-        "adds_bytes": added,
-    }
-
-
-# Two parts are always on a line: their error cannot be measured, so it is assumed.
-_ASSUMED_SPREAD = 0.25
+_ASSUMED_SPREAD = 0.25  # two parts are always on a line: their error cannot be measured
 _ENOUGH_PAIRS = 10  # from here on single odd pairs are left out of the range
 _BEND = 1.25  # how much steeper the upper half must be
-_NOISE = 0.02  # of the highest peak: what two runs of the same part may differ by
-_FAR = 8
+_NOISE = 0.02  # of the highest peak: by how much two runs of the same part may differ
+_FAR_FACTOR = 8
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """A run: what part of the data, the highest memory it held, and a doubt about that number if there is one."""
+    """A run: the part of the data, its peak, and a doubt about that number if there is one."""
 
     fraction: float
     peak_bytes: int
@@ -269,7 +229,7 @@ class MeasuredPoint:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A line through points: bytes for no data, and bytes for all of it, with the range of the slope."""
+    """A line through points: bytes for no data, and additional bytes for all of it, with the range of the slope."""
 
     fixed_bytes: float
     slope: float
@@ -279,16 +239,16 @@ class Fit:
 
 def sampled(
     *,
-    points: Iterable[str | tuple[float | str, str | int | float]] = (),
+    points: Iterable[str | tuple[float | str, Size]] = (),
     logs: Iterable[str | os.PathLike[str]] = (),
     at: float | str = 1,
-    memory: str | int | float | None = None,
+    memory: Size | None = None,
 ) -> Forecast:
-    """The peak at the fraction `at` of the data (1: all of it), from runs at smaller ones.
+    """Forecast the peak at the fraction `at` of the data (1: all of it), from runs at smaller ones.
 
     `points` are pairs of fraction and peak, or texts like "1/32=1.2GB"; `logs` are files of `brim run`.
     """
-    runs = [*map(_point, points), *map(read_point, logs)]
+    runs = [*map(_parse_point, points), *map(read_point, logs)]
     goal = parse_fraction(at)
     fractions = sorted({run.fraction for run in runs})
     if len(fractions) < 2:
@@ -296,23 +256,23 @@ def sampled(
             f"A line needs two different fractions, and there is {len(fractions) or 'none'}.",
             hint="Run the command at two or more, for instance: brim run --fraction 1/32 -- COMMAND, then 1/8.",
         )
-    fit = theil_sen(runs)
-    top = fractions[-1]
-    start = round(median(run.peak_bytes for run in runs if run.fraction == top))
-    rest = goal - top
-    low, high = sorted((fit.slope_low * rest, fit.slope_high * rest))
+    fit, top = theil_sen(runs), fractions[-1]
+    measured = round(median(run.peak_bytes for run in runs if run.fraction == top))
+    distance = goal - top
+    low, high = sorted((fit.slope_low * distance, fit.slope_high * distance))
     bend = upper_bend(runs, goal)
     if bend is not None:
-        high = max(high, bend - start)
-    if rest > 0:
+        high = max(high, bend - measured)
+    if distance > 0:
         # More data does not need less memory than a run on less data has needed.
-        low, high = max(low, 0.0), max(high, 0.0, float(max(run.peak_bytes for run in runs) - start))
-    more = "more" if rest >= 0 else "less"
+        low, high = max(low, 0.0), max(high, 0.0, float(max(run.peak_bytes for run in runs) - measured))
+    change = f"{_format_fraction(abs(distance))} of the data {'more' if distance >= 0 else 'less'}, by the line"
     parts = (
-        Component.exactly("measured", start, f"the peak at {_shown(top)} of the data"),
-        Component("the rest", math.floor(low), math.ceil(high), f"{_shown(abs(rest))} of the data {more}, by the line"),
+        Component.exactly("measured", measured, f"the peak at {_format_fraction(top)} of the data"),
+        Component("the rest", math.floor(low), math.ceil(high), change),
     )
-    reasons = Reasons(tuple(_risks(runs, fractions, goal, bend)), tuple(_comforts(runs, fractions, bend)))
+    comforts = (f"the {len(runs)} runs do not bend upwards",) if len(fractions) > 2 and bend is None else ()
+    reasons = Reasons(tuple(_risks(runs, fractions, goal, bend)), comforts)
     details = {
         "points": [{"fraction": run.fraction, "peak_bytes": run.peak_bytes} for run in runs],
         "fit": {"fixed_bytes": round(fit.fixed_bytes), "bytes_for_all": round(fit.slope)},
@@ -320,12 +280,12 @@ def sampled(
         "curves_upwards": bend is not None,
     }
     line = f"{format_size(fit.fixed_bytes)} + {format_size(fit.slope)} × fraction, fitted to {len(runs)} runs"
-    moment = "with all the data" if goal == 1 else f"with {_shown(goal)} of the data"
-    return Forecast("sampled", parts, watch_limit(memory), reasons, moment, ("line", line), details)
+    when = "with all the data" if goal == 1 else f"with {_format_fraction(goal)} of the data"
+    return Forecast("sampled", parts, watch_limit(memory), reasons, when, ("line", line), details)
 
 
 def theil_sen(points: Sequence[MeasuredPoint]) -> Fit:
-    """Return the median slope between all pairs, the median of the rest, and the spread of the slopes."""
+    """Return the median slope between all pairs, the median of the intercepts, and the spread of the slopes."""
     slopes = [
         (b.peak_bytes - a.peak_bytes) / (b.fraction - a.fraction)
         for a, b in combinations(points, 2)
@@ -341,15 +301,17 @@ def theil_sen(points: Sequence[MeasuredPoint]) -> Fit:
         tenths = quantiles(slopes, n=10, method="inclusive")
         low, high = tenths[0], tenths[-1]
     fixed = median(point.peak_bytes - slope * point.fraction for point in points)
-    # Points may lie on a line by luck: what a peak may be wrong by tilts it.
+    # Points may be on a line by chance: the possible error of a peak tilts it.
     fractions = [point.fraction for point in points]
     tilt = _NOISE * max(point.peak_bytes for point in points) / (max(fractions) - min(fractions))
     return Fit(fixed, slope, min(low, slope - tilt), max(high, slope + tilt))
 
 
 def upper_bend(points: Sequence[MeasuredPoint], goal: float) -> float | None:
-    """Bytes at `goal` if the points bend upwards: a parabola through the first, the middle and the last part, and what
-    an error in each of these peaks would make of it."""
+    """Return the bytes at `goal` if the points bend upwards, else None.
+
+    They are those of a parabola through the first, the middle and the last part, with the possible error of each peak.
+    """
     peaks: dict[float, list[int]] = {}
     for point in points:
         peaks.setdefault(point.fraction, []).append(point.peak_bytes)
@@ -370,19 +332,19 @@ def upper_bend(points: Sequence[MeasuredPoint], goal: float) -> float | None:
     return parabola + _NOISE * sum(abs(weight) * peak for weight, peak in zip(weights, (y0, y1, y2), strict=True))
 
 
-def _risks(runs: Sequence[MeasuredPoint], fractions: Sequence[float], goal: float, bend: float | None) -> Iterable[str]:
+def _risks(runs: Sequence[MeasuredPoint], fractions: Sequence[float], goal: float, bend: float | None) -> Iterator[str]:
     if bend is not None:
         yield (
             "the points bend upwards: memory grows faster than the data, and a line is too low. "
             "The high end follows the bend; run a larger part to be sure"
         )
-    if goal / fractions[-1] >= _FAR:
+    if goal / fractions[-1] >= _FAR_FACTOR:
         yield f"the forecast reaches {goal / fractions[-1]:.0f} times beyond the largest part that was run"
     highest = max(runs, key=lambda run: run.peak_bytes)
     if highest.fraction < fractions[-1]:
         yield (
-            f"the run at {_shown(highest.fraction)} needed {format_size(highest.peak_bytes)}, more than the run at "
-            f"{_shown(fractions[-1])}: the high end is at least that"
+            f"the run at {_format_fraction(highest.fraction)} needed {format_size(highest.peak_bytes)}, more than the "
+            f"run at {_format_fraction(fractions[-1])}: the high end is at least that"
         )
     if len(fractions) == 2:
         yield "two fractions are always on a line" + (
@@ -390,20 +352,14 @@ def _risks(runs: Sequence[MeasuredPoint], fractions: Sequence[float], goal: floa
         )
     for run in runs:
         if run.doubt:
-            yield f"the run at {_shown(run.fraction)} {run.doubt}, so its peak may be too low"
-
-
-def _comforts(runs: Sequence[MeasuredPoint], fractions: Sequence[float], bend: float | None) -> Iterable[str]:
-    if len(fractions) > 2 and bend is None:
-        yield f"the {len(runs)} runs do not bend upwards"
+            yield f"the run at {_format_fraction(run.fraction)} {run.doubt}, so its peak may be too low"
 
 
 def parse_fraction(text: float | str) -> float:
-    """A part from "1/32", "0.03", "3%" or a number; above zero."""
+    """Parse a part such as "1/32", "0.03", "3%" or a number; above zero."""
     try:
         if isinstance(text, str):
-            cut = text.strip().removesuffix("%")
-            above, slash, below = cut.partition("/")
+            above, slash, below = text.strip().removesuffix("%").partition("/")
             value = float(above) / (float(below) if slash else 1) / (100 if "%" in text else 1)
         else:
             value = float(text)
@@ -414,46 +370,37 @@ def parse_fraction(text: float | str) -> float:
     return value
 
 
-def _point(given: str | tuple[float | str, str | int | float]) -> MeasuredPoint:
-    if not isinstance(given, str):
-        return MeasuredPoint(parse_fraction(given[0]), parse_size(given[1]))
-    fraction, equals, peak = given.partition("=")
+def _format_fraction(fraction: float) -> str:
+    nearest = Fraction(fraction).limit_denominator(1024)
+    return str(nearest) if nearest and abs(float(nearest) - fraction) < 1e-9 else f"{fraction:.3g}"
+
+
+def _parse_point(point: str | tuple[float | str, Size]) -> MeasuredPoint:
+    if not isinstance(point, str):
+        return MeasuredPoint(parse_fraction(point[0]), parse_size(point[1]))
+    fraction, equals, peak = point.partition("=")
     if not equals:
-        raise InputError(f"{given!r} is not a point.", hint="Write it like 1/32=1.2GB.")
+        raise InputError(f"{point!r} is not a point.", hint="Write it like 1/32=1.2GB.")
     return MeasuredPoint(parse_fraction(fraction), parse_size(peak))
 
 
 def read_point(log: str | os.PathLike[str]) -> MeasuredPoint:
-    """The last run in a log of `brim run --fraction F`: its head says the fraction, its end the peak."""
-    head, end, name = None, None, os.fspath(log)
-    try:
-        for record in read_records(Path(log)):
-            if isinstance(record, Head):
-                head, end = record, None
-            elif isinstance(record, End):
-                end = record
-    except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror}.") from error
-    if head is None:
+    """Read the fraction and the peak of the last run in a log of `brim run --fraction F`."""
+    name, run = os.fspath(log), read_run(Path(log))
+    if not run.head.raw:
         raise InputError(f"{name} is not a log of brim run.", hint="Make one with: brim run --log FILE -- COMMAND")
-    if head.raw.get("fraction") is None:
+    if run.head.raw.get("fraction") is None:
         raise InputError(
             f"{name} has no fraction of the data.",
             hint="Run it with --fraction, or give the point as --point=1/32=1.2GB.",
         )
+    end, doubt = run.end, ""
     if end is None or not end.peak_bytes:
         raise InputError(f"{name} was cut off: its peak is not known.", hint="Run that part again, or leave it out.")
-    doubt = ""
     if end.stopped:
         doubt = "was stopped for its memory"
     elif end.signal:
         doubt = f"died of signal {end.signal}"
     elif end.exit_code:
         doubt = f"ended with exit code {end.exit_code}"
-    return MeasuredPoint(parse_fraction(head.raw["fraction"]), end.peak_bytes, doubt)
-
-
-def _shown(fraction: float) -> str:
-    near = Fraction(fraction).limit_denominator(1024)
-    exact = near and abs(float(near) - fraction) < 1e-9
-    return str(near) if exact else f"{fraction:.3g}"
+    return MeasuredPoint(parse_fraction(run.head.raw["fraction"]), end.peak_bytes, doubt)

@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from brim.monitor.oom.kills import ASKED_FOR, LEAK, CurvePoint, Kill, owner_of
+from brim.monitor.oom.kills import ASKED_FOR, LEAK, UNKNOWN_TREND, CurvePoint, Kill, owner_of
 from brim.monitor.oom.phrases import called_job
 from brim.monitor.oom.program_phrases import SEMAPHORE_NOTE
-from brim.sizes import format_size
+from brim.monitor.text_formats import sparkline
+from brim.sizes import format_duration, format_size
 
 _LEAST_BYTES = 50_000_000  # an interpreter with its libraries needs that much
 _SAFE_PART = 0.85  # of a limit: leaves memory for the page cache and for a late signal
 _SMALL_VICTIM = 1_000_000_000  # a smaller victim is not the reason why a machine is full
 _CONTAINED = ("pod", "docker", "ecs", "lxc", "slurm")
-_BARS = "▁▂▃▄▅▆▇█"
-_YEAR = 365.25 * 86400
 
 # "killer effect scope" and the text; the first row that fits is used, "*" fits all.
 _HEADLINES = {
@@ -130,11 +129,10 @@ def explain(kill: Kill) -> Kill:
 def _row(rows: dict[str, str], kill: Kill) -> str:
     """Return the text of the first row that fits a kill."""
     case = [value.replace(" ", "_") for value in (kill.killer, kill.effect, kill.scope)]
-    return next((text for key, text in rows.items() if all(map(_fits, key.split(), case))), "")
-
-
-def _fits(pattern: str, value: str) -> bool:
-    return pattern in ("*", value)
+    for key, text in rows.items():
+        if all(pattern in ("*", value) for pattern, value in zip(key.split(), case, strict=True)):
+            return text
+    return ""
 
 
 def _expand(text: str, values: dict[str, str]) -> str:
@@ -142,45 +140,43 @@ def _expand(text: str, values: dict[str, str]) -> str:
     return re.sub(r"\{(\w+)(?:\|([^}]*))?\}", lambda match: values.get(match[1]) or match[2] or "", text)
 
 
+def _size(size: int | None, prefix: str = "", suffix: str = "") -> str:
+    return f"{prefix}{format_size(size)}{suffix}" if size is not None else ""
+
+
 def headline(kill: Kill) -> str:
     """Return one sentence: what happened."""
     subject, bound = victim(kill), kill.bound
+
+    def capitalized(text: str) -> str:
+        """Capitalize text that begins with an article; the name of a program stays as it is."""
+        is_phrase = text.startswith(("a ", "an ", "the ", "shared "))
+        return f"{text[0].upper()}{text[1:]}" if is_phrase else text
+
     if ASKED_FOR in kill.notes:
         return f"The kernel killed {subject}: a user requested it (SysRq)."
-    used, limit, requested = (_size(size) for size in (kill.sizes.held_bytes, bound.bytes, bound.requested_bytes))
-    text = bound.text or "an allocation"
     system = re.split(r" (?:logged|put|counted) ", kill.reason, maxsplit=1)
     values = {
         "victim": subject,
-        "limit": limit,
+        "limit": _size(bound.bytes),
         "reached": limit_text(kill),
-        "limit_note": f" ({limit})" if limit else "",
-        "would_use": f", and it would have used {_size(bound.usage_bytes)}" if bound.usage_bytes else "",
-        "requested_more": f": {requested} more were requested" if requested else "",
-        "refused": f"An allocation of {requested} failed" if requested else f"{_capitalized(text)} ran out of memory",
-        "The_text": _capitalized(bound.text or "the GPU's memory"),
+        "limit_note": _size(bound.bytes, " (", ")"),
+        "would_use": _size(bound.usage_bytes or None, ", and it would have used "),
+        "requested_more": _size(bound.requested_bytes, ": ", " more were requested"),
+        "refused": _size(bound.requested_bytes, "An allocation of ", " failed")
+        or f"{capitalized(bound.text or 'an allocation')} ran out of memory",
+        "The_text": capitalized(bound.text or "the GPU's memory"),
         "text": bound.text,
         "system": system[0] if len(system) > 1 else "The batch system",
         "killed_or_would_have": "killed" if kill.sure != "possible" else "would have killed",
         "rule": f" ({bound.text})" if bound.text else "",
-        "used_of_limit": (f" at {used}" if used else "") + (f" of {limit}" if limit else ""),
+        "used_of_limit": _size(kill.sizes.held_bytes, " at ") + _size(bound.bytes, " of "),
     }
     if sentence := _row(_HEADLINES, kill):
         return _expand(sentence, values)
-    if kill.signal == 9:
-        end = "likely for lack of memory" if kill.sure == "likely" else "and the log does not name the killer"
-        return f"{_capitalized(subject)} was killed by SIGKILL, {end}."
-    end = "likely for lack of memory" if kill.sure == "likely" else "and the log does not give the reason"
-    return f"{_capitalized(subject)} died, {end}."
-
-
-def _capitalized(text: str) -> str:
-    """Return text with a capital letter if it begins with an article; the name of a program stays as it is."""
-    return f"{text[0].upper()}{text[1:]}" if text.startswith(("a ", "an ", "the ", "shared ")) else text
-
-
-def _size(size: int | None) -> str:
-    return format_size(size) if size is not None else ""
+    event, unknown = ("was killed by SIGKILL", "name the killer") if kill.signal == 9 else ("died", "give the reason")
+    end = "likely for lack of memory" if kill.sure == "likely" else f"and the log does not {unknown}"
+    return f"{capitalized(subject)} {event}, {end}."
 
 
 def suggestion(kill: Kill) -> str:
@@ -189,8 +185,8 @@ def suggestion(kill: Kill) -> str:
     values = {
         "run_below_ram": _run(ram, kill.sizes.held_bytes),
         "run_below_limit": _run(bound.bytes),
-        "to_more": f" to more than {_size(bound.bytes)}" if bound.bytes else "",
-        "more_mem": f"--mem above {_size(bound.bytes)}" if bound.bytes else "more --mem",
+        "to_more": _size(bound.bytes or None, " to more than "),
+        "more_mem": _size(bound.bytes or None, "--mem above ") or "more --mem",
         "killer": kill.killer,
     }
     if kill.effect == "restarted":
@@ -225,10 +221,13 @@ def suggestion(kill: Kill) -> str:
 def _after_brim(kill: Kill) -> str:
     if LEAK in kill.notes:
         return "More memory only delays the end. brim report shows when the memory grows."
+    if above := kill.bound.text.partition("; but ")[2]:
+        return f"The limit was lower than --memory, because {above}. Raise that one, or use smaller batches."
     raised = round((kill.bound.bytes or 0) * 1.5)
     if not raised or raised > (kill.room.ram_bytes or raised):
         return "This machine does not have much more memory. Use smaller batches, or brim map, tokenize or embed."
-    return f"If it needs more, and the machine has it: brim run --memory {short_size(raised)} -- COMMAND."
+    doubt = "is not leaking (brim report shows when its memory grows) and " if UNKNOWN_TREND in kill.notes else ""
+    return f"If it {doubt}needs more, and the machine has it: brim run --memory {short_size(raised)} -- COMMAND."
 
 
 def _after_refusal(kill: Kill) -> str:
@@ -307,17 +306,16 @@ def brief(kill: Kill) -> str:
     """Return what happened in half a line."""
     if kill.effect in ("refused", "restarted"):
         return headline(kill).rstrip(".")
-    used = f", {format_size(size)}" if (size := kill.sizes.held_bytes) else ""
-    killer = {"unknown": "SIGKILL, killer unknown" if kill.signal == 9 else "reason unknown"}.get(
-        kill.killer, kill.killer
-    )
+    killer: str = kill.killer
+    if killer == "unknown":
+        killer = "SIGKILL, killer unknown" if kill.signal == 9 else "reason unknown"
     if kill.scope == "machine":
         killer += ", machine out of memory"
     elif kill.scope == "cgroup" or kill.killer == "brim":
-        limit = f" {format_size(kill.bound.bytes)}" if kill.bound.bytes is not None else ""
         group = f" of {kill.bound.group.rstrip('/').rsplit('/', 1)[-1]}" if kill.bound.group else ""
-        killer += f", limit{limit}{group}" if limit or group else ""
-    return f"{victim(kill)}{used}: {killer}"
+        limit = _size(kill.bound.bytes, " ") + group
+        killer += f", limit{limit}" if limit else ""
+    return f"{victim(kill)}{_size(kill.sizes.held_bytes or None, ', ')}: {killer}"
 
 
 def victim(kill: Kill) -> str:
@@ -334,54 +332,40 @@ def victim(kill: Kill) -> str:
 def limit_text(kill: Kill) -> str:
     """Return which limit was reached."""
     bound = kill.bound
-    size = f" of {format_size(bound.bytes)}" if bound.bytes is not None else ""
+    size = _size(bound.bytes, " of ")
     if bound.group:
         kind = "memory+swap " if bound.kind == "memory+swap" else ""
         return f"{owner_of(bound.group).text} reached its {kind}limit{size}"
     return f"the limit{size} was reached" if size else ""
 
 
-def sizes_text(kill: Kill) -> str:
-    """Return the memory of the victim by kind."""
-    sizes = kill.sizes
-    by_kind = [
-        (sizes.anon_bytes, "anonymous"),
-        (sizes.shmem_bytes, "shared"),
-        (sizes.file_bytes, "file-backed"),
-        (sizes.swap_bytes, "swapped"),
+def memory_rows(kill: Kill) -> dict[str, str]:
+    """Return the memory of the victim, of its cgroup and of the machine by kind."""
+    sizes, contents, machine = kill.sizes, kill.contents, kill.room
+    used = [_size(sizes.rss_bytes, suffix=" resident")] if sizes.anon_bytes is None else []
+    used += [
+        _size(sizes.anon_bytes, suffix=" anonymous"),
+        _size(sizes.shmem_bytes, suffix=" shared"),
+        _size(sizes.file_bytes, suffix=" file-backed"),
+        _size(sizes.swap_bytes or None, suffix=" swapped"),
     ]
-    parts = [
-        f"{format_size(size)} {kind}" for size, kind in by_kind if size is not None and (size or kind != "swapped")
-    ]
-    if sizes.rss_bytes is not None and sizes.anon_bytes is None:
-        parts.insert(0, f"{format_size(sizes.rss_bytes)} resident")
-    if parts and sizes.total_vm_bytes is not None:
-        parts.append(f"of {format_size(sizes.total_vm_bytes)} address space")
-    return ", ".join(parts)
-
-
-def machine_text(kill: Kill) -> str:
-    """Return the memory of the machine."""
-    machine = kill.room
-    parts = []
-    if machine.ram_bytes is not None:
-        parts.append(f"{format_size(machine.ram_bytes)} RAM")
-    if machine.available_bytes is not None:
-        parts.append(f"{format_size(machine.available_bytes)} available")
-    if machine.swap_bytes is not None:
-        free = f" ({format_size(machine.swap_free_bytes)} free)" if machine.swap_free_bytes is not None else ""
-        parts.append(f"{format_size(machine.swap_bytes)} swap{free}" if machine.swap_bytes else "no swap")
-    return ", ".join(parts)
-
-
-def contents_text(kill: Kill) -> str:
-    """Return the memory of the cgroup by kind."""
-    by_kind = [
-        (kill.contents.anon_bytes, "anonymous"),
-        (kill.contents.shmem_bytes, "shared memory (tmpfs)"),
-        (kill.contents.file_bytes, "file pages"),
-    ]
-    return ", ".join(f"{format_size(size)} {kind}" for size, kind in by_kind if size is not None)
+    if any(used):
+        used.append(_size(sizes.total_vm_bytes, "of ", " address space"))
+    swap = _size(machine.swap_bytes, suffix=" swap") + _size(machine.swap_free_bytes, " (", " free)")
+    by_label = {
+        "memory used": used,
+        "breakdown": [
+            _size(contents.anon_bytes, suffix=" anonymous"),
+            _size(contents.shmem_bytes, suffix=" shared memory (tmpfs)"),
+            _size(contents.file_bytes, suffix=" file pages"),
+        ],
+        "machine": [
+            _size(machine.ram_bytes, suffix=" RAM"),
+            _size(machine.available_bytes, suffix=" available"),
+            "no swap" if machine.swap_bytes == 0 else swap if machine.swap_bytes else "",
+        ],
+    }
+    return {label: ", ".join(filter(None, parts)) for label, parts in by_label.items()}
 
 
 def when_text(kill: Kill, now: datetime) -> str:
@@ -389,7 +373,7 @@ def when_text(kill: Kill, now: datetime) -> str:
     if kill.when is None:
         return f"{kill.boot_s:,.1f} s after boot" if kill.boot_s is not None else "not recorded"
     ago = (now - kill.when).total_seconds()
-    passed = f" ({span(ago)} ago)" if ago >= 60 else ""  # not in the report of a run, which is read later
+    passed = f" ({format_duration(ago)} ago)" if ago >= 60 else ""  # not in the report of a run, which is read later
     return f"{kill.when:%Y-%m-%d %H:%M:%S %z}{passed}"
 
 
@@ -398,40 +382,18 @@ def curve_text(points: Sequence[CurvePoint], width: int = 40) -> str:
     if len(points) < 2:
         return ""
     first, last = points[0], points[-1]
-    length = max(last.t - first.t, 1e-9)
-    columns: list[int] = [0] * width
-    for point in points:
-        column = min(int((point.t - first.t) / length * width), width - 1)
-        columns[column] = max(columns[column], point.total_bytes)
-    top = max(columns) or 1
-    current = 0
-    bars = []
-    for value in columns:
-        current = value or current  # no sample in this column: repeat the previous one
-        bars.append(_BARS[min(current * len(_BARS) // top, len(_BARS) - 1)])
     change = f"{format_size(first.total_bytes)} → {format_size(last.total_bytes)}"
-    return f"{''.join(bars)} {change} in {span(last.t - first.t)}"
-
-
-def span(seconds: float) -> str:
-    """Return a duration in its largest unit."""
-    if seconds >= 2 * _YEAR:
-        return f"{seconds / _YEAR:.1f} years"
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= 2 * length or (unit == "day" and seconds >= 1.5 * length):
-            return f"{round(seconds / length)} {unit}s"
-    return f"{seconds:.0f} s"
-
-
-def is_clean_stop(kill: Kill) -> bool:
-    """Return whether the process ended after brim had asked it to stop."""
-    return kill.killer == "brim" and kill.effect == "asked to end"
+    bars = sparkline([(point.t, point.total_bytes) for point in points], width)
+    return f"{bars} {change} in {format_duration(last.t - first.t)}"
 
 
 def summary(kills: Sequence[Kill]) -> str:
-    """Return what several kills have in common: how often, how far apart, how large."""
+    """Return what several kills have in common: how often, how far apart, how large. Clean stops do not count."""
     counted = [
-        kill for kill in kills if kill.effect in ("killed", "asked to end", "evicted") and not is_clean_stop(kill)
+        kill
+        for kill in kills
+        if kill.effect in ("killed", "asked to end", "evicted")
+        and not (kill.killer == "brim" and kill.effect == "asked to end")
     ]
 
     def title(kill: Kill) -> str:
@@ -449,9 +411,9 @@ def _series(name: str, kills: Sequence[Kill]) -> str:
     dates = sorted(kill.when for kill in kills if kill.when is not None)
     if len(dates) == len(kills) and dates[-1] - dates[0] >= timedelta(seconds=1):
         length = (dates[-1] - dates[0]).total_seconds()
-        text += f" in {span(length)}"
+        text += f" in {format_duration(length)}"
         if len(dates) > 2:
-            text += f" (one every {span(length / (len(dates) - 1))})"
+            text += f" (one every {format_duration(length / (len(dates) - 1))})"
     sizes = [size for kill in kills if (size := kill.sizes.held_bytes)]
     if len(sizes) == len(kills):
         shown = [format_size(size) for size in (sizes if len(sizes) <= 3 else (min(sizes), max(sizes)))]

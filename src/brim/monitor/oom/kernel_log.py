@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from brim.monitor.oom import kernel_lines as lines
-from brim.monitor.oom.kernel_record import Announced, Record, assemble, take
-from brim.monitor.oom.kills import Evidence, Kill, Scope, Sizes
+from brim.monitor.oom import kernel_record as patterns
+from brim.monitor.oom.kernel_record import Announced, Record, assemble, parse_killed, take
+from brim.monitor.oom.kills import Evidence, Kill, Scope, Sure
 from brim.monitor.oom.log_lines import Clock, Stamp
 from brim.monitor.oom.phrases import is_quotation
 from brim.redact import redact
@@ -30,7 +30,6 @@ _NEAR_S = 10.0  # the kernel writes a record within a second; a console that is 
 _STALE_LINES = 20_000
 _MOST_OPEN = 16
 _QUOTED = 500
-_ONLY_VICTIM = "the kernel logged the kill; the rest of the record is missing"
 
 
 class KernelRecords:
@@ -55,40 +54,45 @@ class KernelRecords:
 
     def read(self, number: int, text: str) -> bool:
         """Read one line of any content; return whether it completes a kill."""
-        count = len(self.kills)
-        self._read(number, text)
-        return len(self.kills) > count
-
-    def _read(self, number: int, text: str) -> None:
-        self._number = number
+        count, self._number = len(self.kills), number
         if "oom" not in text and "ill" not in text and "emory" not in text:
             if self.busy:
-                self._detail(number, text)
+                self._add_detail(number, text)
         elif (start := text.find("invoked oom-killer:")) >= 0:
             if not is_quotation(text, start):
-                self._open(number, text, lines.invoker_name(text[:start]), asked_for=", order=-1," in text)
+                self._open(number, text, patterns.invoker_name(text[:start]), asked_for=", order=-1," in text)
         elif (
             "memory: usage " in text
             and not self._open_records(self.clock.stamp(text), number)
-            and lines.USAGE.search(text)
+            and patterns.USAGE.search(text)
         ):
             self._open(number, text, None)  # the header is missing: the log was cut or rate-limited
-            self._detail(number, text)
-        elif "Killed process " in text and (victim := lines.parse_killed(text)):
-            self._kill(number, text, victim)
+            self._add_detail(number, text)
+        elif "Killed process " in text and (victim := parse_killed(text)):
+            self._add_victim(number, text, victim)
         elif not self._announce(number, text) and not self._follow_up(number, text) and self.busy:
-            self._detail(number, text)
+            self._add_detail(number, text)
+        return len(self.kills) > count
 
     def finish(self) -> list[Kill]:
         for host, announced in self._announced.items():
             for entry in list(announced.values()):
-                self._unconfirmed(host, entry)
+                self._add_unconfirmed(host, entry)
         for records in self._records.values():
             for record in records:
                 self._abandon(record)
         self._records.clear()
         self._announced.clear()
         return self.kills
+
+    def _add_kill(
+        self, kill: Kill, stamp: Stamp, quotes: tuple[Evidence, ...], reason: str, sure: Sure = "certain"
+    ) -> None:
+        kill = replace(kill, when=stamp.when, boot_s=stamp.boot_s, host=stamp.host)
+        self.kills.append(replace(kill, reason=reason, sure=sure, evidence=quotes))
+
+    def _quote(self, number: int, text: str) -> Evidence:
+        return Evidence(self.source, number, redact(text.strip()[:_QUOTED]))
 
     def _open(self, number: int, text: str, invoked_by: str | None, asked_for: bool = False) -> None:
         stamp = self.clock.stamp(text)
@@ -105,66 +109,51 @@ class KernelRecords:
         return [record for record in records if _is_close(record.stamp, record.number, stamp, number)]
 
     def _announce(self, number: int, text: str) -> bool:
-        spoken = lines.OOM_KILL.search(text) if "oom-kill:" in text else None
-        match = spoken or (lines.SELECTED_VICTIM.search(text) if "ill process " in text else None)
+        """Read the line that names a victim before the kill; return whether it is one."""
+        spoken = patterns.OOM_KILL.search(text) if "oom-kill:" in text else None
+        match = spoken or (patterns.SELECTED_VICTIM.search(text) if "ill process " in text else None)
         if match is None or is_quotation(text, match.start()):
             return False
-        if spoken is None:
-            scope, limit, task, is_choice, note = lines.scope_of(match["cause"]), None, None, True, ""
-        else:
-            limit, task, is_choice = match["limit"], match["task_group"], False
+        limit = task = None
+        scope, note = patterns.scope_of(match["cause"]) if spoken is None else "unknown", ""
+        if spoken is not None:
+            limit, task = match["limit"], match["task_group"]
             scope = "cgroup" if limit else "machine" if match["global"] else "unknown"
-            note = lines.node_note(match["constraint"], match["nodes"])
-        stamp = self.clock.stamp(text)
-        announced = Announced(
+            note = patterns.node_note(match["constraint"], match["nodes"])
+        stamp, pid, is_choice, quote = (
+            self.clock.stamp(text),
             int(match["pid"]),
-            match["name"],
-            scope,
-            limit,
-            task,
-            stamp,
-            number,
+            spoken is None,
             self._quote(number, text),
-            is_choice,
-            note,
         )
-        self._announced.setdefault(stamp.host or "", {})[announced.pid, is_choice] = announced
+        entry = Announced(pid, match["name"], scope, limit, task, stamp, number, quote, is_choice, note)
+        self._announced.setdefault(stamp.host or "", {})[pid, is_choice] = entry
         for record in self._open_records(stamp, number)[-1:]:
             record.stats_of = None
         return True
 
     def _follow_up(self, number: int, text: str) -> bool:
         """Handle lines outside of a record: a reaped victim, a kill of a whole group, no victim."""
-        if match := lines.REAPED.search(text):
+        if match := patterns.REAPED.search(text):
             for index in range(len(self.kills) - 1, max(len(self.kills) - 20, -1), -1):
-                if self.kills[index].pid == int(match["pid"]):
-                    self._add_quote(index, self._quote(number, text))
+                kill = self.kills[index]
+                if kill.pid == int(match["pid"]):
+                    self.kills[index] = replace(kill, evidence=(*kill.evidence, self._quote(number, text)))
                     break
-        elif match := lines.GROUP_KILL.search(text):
+        elif match := patterns.GROUP_KILL.search(text):
             for record in self._open_records(self.clock.stamp(text), number)[-1:]:
                 record.whole_group = True
                 record.limit_group = record.limit_group or match["group"]
-        elif lines.NO_VICTIM.search(text):
-            stamp = self.clock.stamp(text)
-            self.kills.append(
-                Kill(
-                    "kernel",
-                    "machine",
-                    "refused",
-                    "likely",
-                    "the kernel logged that it found no process to kill",
-                    when=stamp.when,
-                    boot_s=stamp.boot_s,
-                    host=stamp.host,
-                    notes=("No process could be killed. The kernel usually stops the machine after this.",),
-                    evidence=(self._quote(number, text),),
-                )
-            )
+        elif patterns.NO_VICTIM.search(text):
+            note = "No process could be killed. The kernel usually stops the machine after this."
+            reason = "the kernel logged that it found no process to kill"
+            kill = Kill("kernel", "machine", "refused", notes=(note,))
+            self._add_kill(kill, self.clock.stamp(text), (self._quote(number, text),), reason, "likely")
         else:
             return False
         return True
 
-    def _detail(self, number: int, text: str) -> None:
+    def _add_detail(self, number: int, text: str) -> None:
         """Add a line to the newest open record of its machine."""
         stamp = self.clock.stamp(text)
         if text.startswith((" ", "\t")):  # the second line of a message has no prefix with a host
@@ -182,14 +171,14 @@ class KernelRecords:
             if kind == "quote":
                 record.quotes.append(self._quote(number, text))
 
-    def _kill(self, number: int, text: str, victim: lines.Killed) -> None:
-        stamp = self.clock.stamp(text)
+    def _add_victim(self, number: int, text: str, victim: Kill) -> None:
+        stamp, pid = self.clock.stamp(text), victim.pid or 0
         announced = self._announced.setdefault(stamp.host or "", {})
-        for entry in [announced.get((victim.pid, False)), announced.get((victim.pid, True))]:
+        for entry in [announced.get((pid, False)), announced.get((pid, True))]:
             if entry is not None and not _is_close(entry.stamp, entry.number, stamp, number):
-                self._unconfirmed(stamp.host or "", entry)  # long ago: another process with that number
-        spoken = announced.pop((victim.pid, False), None)
-        choice = announced.pop((victim.pid, True), None)
+                self._add_unconfirmed(stamp.host or "", entry)  # long ago: another process with that number
+        spoken = announced.pop((pid, False), None)
+        choice = announced.pop((pid, True), None)
         replaced = None
         if choice is None:
             choices = [
@@ -200,83 +189,51 @@ class KernelRecords:
             if len(choices) == 1:
                 replaced = choice = choices[0]
                 del announced[choice.pid, True]
-        record = _record_of(self._open_records(stamp, number), victim.pid, replaced.pid if replaced else None)
+        record = _record_of(self._open_records(stamp, number), pid, replaced.pid if replaced else None)
         kill = assemble(victim, spoken, choice, record)
         if replaced is not None:
-            note = f"The kernel selected process {replaced.pid} ({replaced.name}); it killed {victim.pid} in its place."
+            note = f"The kernel selected process {replaced.pid} ({replaced.name}); it killed {pid} in its place."
             kill = replace(kill, chosen_pid=replaced.pid, notes=(*kill.notes, note))
-        quotes = [q for q in (spoken and spoken.quote, choice and choice.quote, self._quote(number, text)) if q]
+        is_record = record is not None or spoken is not None or choice is not None
+        reason = "the kernel's record names the victim"
+        if not is_record:
+            reason = "the kernel logged the kill; the rest of the record is missing"
         before = record.quotes if record is not None else []
-        self.kills.append(
-            replace(
-                kill,
-                reason="the kernel's record names the victim" if record or spoken or choice else _ONLY_VICTIM,
-                when=stamp.when,
-                boot_s=stamp.boot_s,
-                host=stamp.host,
-                evidence=(*before, *quotes),
-            )
-        )
+        quotes = (*before, *(entry.quote for entry in (spoken, choice) if entry), self._quote(number, text))
+        self._add_kill(kill, stamp, quotes, reason)
         if record is not None:
             record.kills += 1
         else:
             self._unmatched.append(stamp)
 
     def _abandon(self, record: Record) -> None:
-        """Add the kill of a record without a victim."""
-        if record.kills or self._has_kill(record):
+        """Add the kill of a record without a victim, unless a kill without a record was written shortly after it."""
+        if record.kills:
             return
-        scope: Scope = "cgroup" if record.limit_group or record.usages else "unknown"
-        bare = assemble(lines.Killed(-1, None, None, scope, Sizes()), None, None, record)
-        self.kills.append(
-            replace(
-                bare,
-                pid=None,
-                sure="likely",
-                reason="the record ends before its victim is named",
-                when=record.stamp.when,
-                boot_s=record.stamp.boot_s,
-                host=record.stamp.host,
-                evidence=tuple(record.quotes),
-            )
-        )
-
-    def _has_kill(self, record: Record) -> bool:
-        """Return whether one of the kills without a record was shortly after this one."""
         for stamp in self._unmatched:
             gap = record.stamp.seconds_to(stamp)
             if gap is None or abs(gap) <= _NEAR_S:
                 self._unmatched.remove(stamp)
-                return True
-        return False
+                return
+        scope: Scope = "cgroup" if record.limit_group or record.usages else "unknown"
+        kill = replace(assemble(Kill("kernel", scope, pid=-1, signal=9), None, None, record), pid=None)
+        quotes = tuple(record.quotes)
+        self._add_kill(kill, record.stamp, quotes, "the record ends before its victim is named", "likely")
 
-    def _unconfirmed(self, host: str, entry: Announced) -> None:
+    def _add_unconfirmed(self, host: str, entry: Announced) -> None:
         """Add a victim that was announced, and whose line "Killed process" is missing."""
         announced = self._announced.get(host, {})
         announced.pop((entry.pid, entry.is_choice), None)
         second = announced.pop((entry.pid, not entry.is_choice), None)
         record = _record_of(self._open_records(entry.stamp, entry.number), entry.pid, None)
-        victim = lines.Killed(entry.pid, entry.name, None, entry.scope, Sizes())
+        victim = Kill("kernel", entry.scope, pid=entry.pid, name=entry.name, signal=9)
         spoken, choice = (second, entry) if entry.is_choice else (entry, second)
-        self.kills.append(
-            replace(
-                assemble(victim, spoken, choice, record),
-                sure="likely",
-                reason="the kernel selected this process; the confirmation of the kill is missing",
-                when=entry.stamp.when,
-                boot_s=entry.stamp.boot_s,
-                host=entry.stamp.host,
-                evidence=(*(record.quotes if record else ()), *([second.quote] if second else ()), entry.quote),
-            )
-        )
+        kill = assemble(victim, spoken, choice, record)
+        reason = "the kernel selected this process; the confirmation of the kill is missing"
+        quotes = (*(record.quotes if record else ()), *((second.quote,) if second else ()), entry.quote)
+        self._add_kill(kill, entry.stamp, quotes, reason, "likely")
         if record is not None:
             record.kills += 1
-
-    def _add_quote(self, index: int, quote: Evidence) -> None:
-        self.kills[index] = replace(self.kills[index], evidence=(*self.kills[index].evidence, quote))
-
-    def _quote(self, number: int, text: str) -> Evidence:
-        return Evidence(self.source, number, redact(text.strip()[:_QUOTED]))
 
 
 def _is_close(then: Stamp, earlier_number: int, now: Stamp, number: int) -> bool:

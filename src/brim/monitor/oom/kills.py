@@ -45,6 +45,8 @@ Job = Literal["map", "tokenize", "embed", "build"]
 ASKED_FOR = "A user requested this kill (SysRq f, order=-1): the machine may have had free memory."
 LEAK = "Its memory grew during the whole run and did not level off: the program keeps memory that it no longer needs."
 
+UNKNOWN_TREND = "The run was too short to distinguish a leak from loading."
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -197,12 +199,27 @@ class Owner:
 
 
 _POD = re.compile(r"[/-]pod([0-9a-z][\w-]*)")
-_HEX = re.compile(r"([0-9a-f]{12,64})")
+# Path, kind of the owner, and its name with the groups of the pattern.
+_OWNERS: list[tuple[str, OwnerKind, str]] = [
+    (r"/slurm[^/]*?(?:/.*)?/job_(\d+)/step_(\w+)", "slurm", "Slurm job {0}, step {1}"),
+    (r"/slurm[^/]*?(?:/.*)?/job_(\d+)", "slurm", "Slurm job {0}"),
+    (r"/ecs/", "ecs", "a container or task of Amazon ECS"),
+    (
+        r"(?:docker|libpod|cri-containerd|buildkit).*?([0-9a-f]{12})[0-9a-f]{0,52}[^/]*/*$",
+        "docker",
+        "the container {0}",
+    ),
+    (r"docker|libpod|cri-containerd|buildkit", "docker", "a container"),
+    (r"/(?:lxc(?:\.payload)?|LXC)[./]?([\w-]+)", "lxc", "the LXC container {0}"),
+    (r"/(?:qemu|machine)\.slice/([^/]+)", "vm", "the virtual machine or container {0}"),
+    (r"/user-(\d+)\.slice(?:/user@\d+\.service)?/*$", "session", "everything that user {0} runs"),
+    (r"/user-(\d+)\.slice(?:/user@\d+\.service)?/(?:.*/)?([^/]+)/*$", "session", "{1} of user {0}"),
+    (r"/?([^/]+\.(?:service|scope|slice))/*$", "service", "the systemd unit {0}"),
+]
 
 
 def owner_of(group: str) -> Owner:
     """Return the owner of a control group."""
-    last = group.rstrip("/").rsplit("/", 1)[-1]
     if "kubepods" in group:
         pod = _POD.search(group)
         if pod is None:
@@ -210,23 +227,11 @@ def owner_of(group: str) -> Owner:
         tail = group[pod.end() :].removeprefix(".slice").strip("/")
         name = pod[1].replace("_", "-")
         return Owner("pod", f"a container of the Kubernetes pod {name}" if tail else f"the whole Kubernetes pod {name}")
-    if match := re.search(r"/slurm[^/]*?(?:/.*)?/job_(\d+)(?:/step_(\w+))?", group):
-        return Owner("slurm", f"Slurm job {match[1]}" + (f", step {match[2]}" if match[2] else ""))
-    if "/ecs/" in group:
-        return Owner("ecs", "a container or task of Amazon ECS")
-    if "docker" in group or "libpod" in group or "cri-containerd" in group or "buildkit" in group:
-        ident = _HEX.search(last)
-        return Owner("docker", f"the container {ident[1][:12]}" if ident else "a container", shared=ident is None)
-    if match := re.search(r"/(?:lxc(?:\.payload)?|LXC)[./]?([\w-]+)", group):
-        return Owner("lxc", f"the LXC container {match[1]}")
-    if match := re.search(r"/(?:qemu|machine)\.slice/([^/]+)", group):
-        return Owner("vm", f"the virtual machine or container {match[1]}")
-    if match := re.search(r"/user-(\d+)\.slice(?:/user@\d+\.service)?(/.*)?$", group):
-        unit = (match[2] or "").rstrip("/").rsplit("/", 1)[-1]
-        shown = f"{unit} of user {match[1]}" if unit else f"everything that user {match[1]} runs"
-        return Owner("session", shown, shared=not unit)
-    if last.endswith((".service", ".scope", ".slice")):
-        return Owner("service", f"the systemd unit {last}", shared=last.endswith(".slice"))
+    for pattern, kind, text in _OWNERS:
+        if match := re.search(pattern, group):
+            name = text.format(*match.groups())
+            is_slice = kind == "service" and name.endswith(".slice")
+            return Owner(kind, name, is_slice or name == "a container" or name.startswith("everything"))
     return Owner("group", f"the cgroup {group}")
 
 

@@ -6,17 +6,14 @@ become text, so that a log of any size takes the memory of one block.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import json
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 
+from brim.monitor.log_files import open_decompressed
 from brim.records import dataclass
 
 # The first letters of month names in the locales of glibc, without ambiguous ones.
@@ -78,12 +75,12 @@ class Stamp:
     boot_s: float | None = None
     host: str | None = None
 
-    def seconds_to(self, later: Stamp) -> float | None:
+    def seconds_to(self, second: Stamp) -> float | None:
         """Return how much later the other stamp is, if both have the same kind of time."""
-        if self.boot_s is not None and later.boot_s is not None:
-            return later.boot_s - self.boot_s
-        if self.when is not None and later.when is not None:
-            return (later.when - self.when).total_seconds()
+        if self.boot_s is not None and second.boot_s is not None:
+            return second.boot_s - self.boot_s
+        if self.when is not None and second.when is not None:
+            return (second.when - self.when).total_seconds()
         return None
 
 
@@ -180,39 +177,15 @@ def _dated(
 BLOCK_BYTES = 256 << 10
 LINE_BYTES = 16 << 10  # the kernel writes at most 1 KiB; longer lines are cut
 
-# Errors of a decompressor for a file that was cut or is damaged.
-UNREADABLE = (OSError, EOFError, lzma.LZMAError, ValueError, zlib.error)
-
 _COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
 def blocks_of(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file, decompressed if its first bytes show a compression; a pipe is read unchanged."""
-    with open(path, "rb") as raw:
-        magic = b""
-        if raw.seekable():
-            magic = raw.read(6)
-            raw.seek(0)
-        if magic.startswith(ZSTANDARD):
-            raise OSError(f"the file is compressed with zstd; decompress it first: zstd -d {path}")
-        if magic.startswith(b"\x1f\x8b"):
-            with gzip.open(raw) as packed:
-                yield from _blocks(packed.read1)
-        elif magic.startswith(b"\xfd7zXZ\x00"):
-            with lzma.open(raw) as packed_xz:
-                yield from _blocks(packed_xz.read1)
-        elif magic.startswith(b"BZh"):
-            with bz2.open(raw) as packed_bz2:
-                yield from _blocks(packed_bz2.read1)
-        else:
-            yield from _blocks(raw.read)
-
-
-def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Yield blocks until the end. `read1` of a damaged file gives the readable part before it fails."""
-    while block := read(BLOCK_BYTES):
-        yield block
+    """Yield the content of a file, decompressed. A damaged file gives the readable part before it fails."""
+    with open_decompressed(path) as (file, is_compressed):
+        read = file.read1 if is_compressed else file.read  # type: ignore[attr-defined]
+        while block := read(BLOCK_BYTES):
+            yield block
 
 
 def lines_of(

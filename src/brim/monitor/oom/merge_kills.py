@@ -44,11 +44,11 @@ def merge(kills: Iterable[Kill]) -> list[Kill]:
             None,
         )
         if slot is None:
-            index.put(len(index.kills), position, kill)
+            index.insert(len(index.kills), position, kill)
         else:
             existing = index.kills[slot]
             lead, extra = (existing, kill) if _reliability(existing) >= _reliability(kill) else (kill, existing)
-            index.put(slot, min(index.positions[slot], position), combine(lead, extra))
+            index.insert(slot, min(index.positions[slot], position), combine(lead, extra))
     return [index.kills[slot] for slot in sorted(index.kills, key=index.positions.__getitem__)]
 
 
@@ -75,14 +75,14 @@ def uncounted(counters: list[Kill], kills: list[Kill]) -> list[Kill]:
     """Return the kills that cgroups counted and no record explains."""
     unexplained = []
     for counter in counters:
-        explained = sum(
+        matching = sum(
             kill.boot in (0, None)
             and kill.scope == "cgroup"
             and any(same_group(group, counter.bound.group or "") for group in _groups(kill))
             for kill in kills
         )
-        if explained < counter.count:
-            unexplained.append(replace(counter, count=counter.count - explained))
+        if matching < counter.count:
+            unexplained.append(replace(counter, count=counter.count - matching))
     return unexplained
 
 
@@ -167,7 +167,7 @@ class _Index:
         self._by_line: dict[str, list[tuple[int, int]]] = {}  # by source
         self._by_time: dict[str, list[tuple[float, int]]] = {}  # by source
 
-    def put(self, slot: int, position: int, kill: Kill) -> None:
+    def insert(self, slot: int, position: int, kill: Kill) -> None:
         """Set the kill of a slot, new or existing."""
         self.kills[slot], self.positions[slot], self.names[slot] = kill, position, _identities(kill)
         if kill.pid is not None:

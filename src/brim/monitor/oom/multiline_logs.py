@@ -18,8 +18,8 @@ from itertools import chain
 _SNIFFED = 4096
 _LONGEST_LINE = 1 << 20
 _MOST_FIELDS = 200
+_MOST_LINES = 20_000  # of an object
 _VERBOSE = re.compile(rb"^\w{3} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\n\[]*\[s=", re.M)
-_JSON_FIELD = re.compile(r'^\s*"(?P<key>[\w@]+)"\s*:\s*(?P<value>.*?),?\s*$')
 _OUTLINE = re.compile(
     r'^(?P<indent>\s*)(?P<dash>(?:- )*)(?:"?(?P<key>[\w./-]+(?: [A-Z]\w+)*)"?\s*:(?:\s+|$)(?P<value>.*?))?,?\s*$'
 )
@@ -58,9 +58,9 @@ def _choose_reader(head: bytes) -> Callable[[str], str] | None:
     if _VERBOSE.search(head) and b"\n    " in head:
         return _Verbose().read
     if text.startswith(b"{") and b'"dmesg"' in head[:200]:
-        return _Dmesg().read
+        return _JsonObjects().read
     if re.match(rb"\{\s*\n", text) and (b'"__CURSOR"' in head or b'"MESSAGE"' in head or b'"_BOOT_ID"' in head):
-        return _JsonPretty().read
+        return _JsonObjects().read
     if b'"bug_type"' in head and (b'"298"' in head or b'"memoryStatus"' in head):
         return _JetsamReport().read
     if re.search(rb'"State"\s*:\s*\{[^}]*"OOMKilled"', head):
@@ -127,49 +127,28 @@ class _Verbose(_Fields):
         return entry
 
 
-class _JsonPretty(_Fields):
-    """An object of several lines."""
+class _JsonObjects:
+    """journalctl -o json-pretty and dmesg --json: objects of several lines without objects inside."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._numbers: tuple[str, list[int]] | None = None
+        self._lines: list[str] = []
 
     def read(self, text: str) -> str:
         bare = text.strip()
-        if self._numbers is not None:
-            key, numbers = self._numbers
-            numbers += [int(number) for number in re.findall(r"\d+", bare)]
-            if "]" in bare:
-                self._keep(key, bytes(number for number in numbers if number < 256).decode("utf-8", "replace"))
-                self._numbers = None
-            return ""
-        if bare in ("}", "},", "}{"):
-            return self._flush()
-        if match := _JSON_FIELD.match(text):
-            if match["value"].startswith("[") and "]" not in match["value"]:
-                self._numbers = match["key"], [int(number) for number in re.findall(r"\d+", match["value"])]
-                return ""
+        entry: dict[str, object] = {}
+        if bare.startswith("}") and self._lines:
             try:
-                self._keep(match["key"], json.loads(match["value"]))
-            except ValueError:
-                return ""
-        return ""
-
-
-class _Dmesg(_Fields):
-    """dmesg --json: "time" and "msg" of each entry."""
-
-    def read(self, text: str) -> str:
-        if match := _JSON_FIELD.match(text):
-            if match["key"] == "time":
-                self._keep("time", match["value"])
-            elif match["key"] == "msg":
-                try:
-                    message = json.loads(match["value"])
-                except ValueError:
-                    return ""
-                return f"[{self._fields.get('time', '0.0')!s:>12}] {message}"
-        return ""
+                entry = json.loads("\n".join([*self._lines, "}"]))
+            except (ValueError, RecursionError):
+                entry = {}
+            self._lines = []
+        if bare.endswith("{"):
+            self._lines = ["{"]
+        elif self._lines and not bare.startswith("}") and len(self._lines) < _MOST_LINES:
+            self._lines.append(text)
+        if "msg" in entry:  # dmesg, whose time is in seconds since boot
+            return f"[{entry.get('time', 0.0)!s:>12}] {entry['msg']}"
+        return json.dumps(entry, separators=(",", ":")) if "MESSAGE" in entry else ""
 
 
 class _Outline:

@@ -172,7 +172,7 @@ def fill(template: Kill, match: re.Match[str], clock: Clock) -> Kill:
 
 _STAMP = re.compile(r"\d\d:\d\d:\d\d|\[\s*\d+\.\d+\]")
 _CODE = re.compile(
-    r"""\s*(?://|/\*|\*\s|\#\s|<!--|;;|--\s|[-*]\s["'`]|(?:print|printf|assert|echo|raise|except|logger|log|re"""
+    r"""\s*(?://|/\*|\*\s|\#\s|<!--|;;|--\s|[-*]\s["'`]|\(["']|(?:print|printf|assert|echo|raise|except|logger|log|re"""
     r"""|return(?! code| exit)|grep|if|for|with|def|self|const|let|var|case|expect|e\.g)[ (.])"""
 )
 _OPEN_QUOTE = re.compile(r"""(?<![=:\]])\s?["'`“‘«]$|(?:^|[\s(\[,])["'`]$""")
@@ -235,15 +235,15 @@ class PhraseReader:
 
     def _has_context(self, number: int, phrase: Phrase) -> bool:
         return any(
-            killer == phrase.template.killer and number - seen_at <= min(context.reach, _CLOSE_LINES)
-            for (killer, _), (seen_at, context, _) in self._context.items()
+            killer == phrase.template.killer and number - context_line <= min(context.reach, _CLOSE_LINES)
+            for (killer, _), (context_line, context, _) in self._context.items()
         )
 
     def _with_context(self, number: int, kill: Kill) -> Kill:
-        for key, (seen_at, phrase, context) in list(self._context.items()):
+        for key, (context_line, phrase, context) in list(self._context.items()):
             if not _extends(phrase, context, kill):
                 continue
-            if number - seen_at <= phrase.reach:
+            if number - context_line <= phrase.reach:
                 effect, signal = kill.effect, kill.signal
                 kill = combine(kill, context)
                 if phrase.role == "context":
@@ -254,8 +254,8 @@ class PhraseReader:
 
     def _remember(self, number: int, phrase: Phrase, kill: Kill) -> None:
         key = kill.killer, phrase.reach
-        seen_at, _, context = self._context.get(key, (-phrase.reach - 1, phrase, kill))
-        if number - seen_at <= phrase.reach:
+        context_line, _, context = self._context.get(key, (-phrase.reach - 1, phrase, kill))
+        if number - context_line <= phrase.reach:
             kill = combine(kill, context)
         self._context[key] = number, phrase, kill
 

@@ -62,31 +62,17 @@ _KILLS = table(
     ("SIGKILL", r"terminated by signal SIGKILL \(Forced quit\)", _SHELL),
     ("killed by signal: Killed", r"DataLoader worker(?: \(pid (?P<pid>\d+)\))? is killed by signal: Killed", _SHELL),
     ("Killed signal", r"fatal error: Killed signal terminated program (?P<command>\S+)", _SHELL),
-    (
-        "make",
-        r"make(?:\[\d+\])?: \*\*\* \[(?P<target>[^\]]*)\] (?:Killed|Error 137)",
-        replace(_SHELL, unit="make target {target}"),
-    ),
+    ("make", r"make(?:\[\d+\])?: \*\*\* \[(?P<target>[^\]]*)\] (?:Killed|Error 137)",
+     replace(_SHELL, unit="make target {target}")),
     # PyTorch, Spark, process pools
-    (
-        "shared memory",
-        r"DataLoader worker(?: \(pid (?P<pid>\d+)\))? is killed by signal: Bus error"
-        r"|Unexpected bus error encountered in worker\. This might be caused by insufficient shared memory",
-        _SHARED,
-    ),
+    ("shared memory", r"DataLoader worker(?: \(pid (?P<pid>\d+)\))? is killed by signal: Bus error"
+     r"|Unexpected bus error encountered in worker\. This might be caused by insufficient shared memory", _SHARED),
     ("ExecutorLostFailure", r"ExecutorLostFailure .*?(?:exit(?:ed)? (?:code|status):? ?137|[Oo]ut of memory)", _SHELL),
-    (
-        "exitcode",
-        r"exitcode\s*: -9\b\)?(?: local_rank: \d+)?(?: \(pid: (?P<pid>\d+)\))?(?: of binary: (?P<command>\S+))?",
-        _SHELL,
-    ),
+    ("exitcode",
+     r"exitcode\s*: -9\b\)?(?: local_rank: \d+)?(?: \(pid: (?P<pid>\d+)\))?(?: of binary: (?P<command>\S+))?", _SHELL),
     ("received by PID", r"Signal 9 \(SIGKILL\) received by PID (?P<pid>\d+)", _SHELL),
-    (
-        "SIGKILL",
-        r"died with <Signals\.SIGKILL: 9>|interrupted by signal 9: SIGKILL|[Ss]ignal 9 \(SIGKILL\)"
-        r"|terminated with signal SIGKILL",
-        _SHELL,
-    ),
+    ("SIGKILL", r"died with <Signals\.SIGKILL: 9>|interrupted by signal 9: SIGKILL|[Ss]ignal 9 \(SIGKILL\)"
+     r"|terminated with signal SIGKILL", _SHELL),
     *(
         (needle, _EXIT_137, _SHELL)
         for needle in (
@@ -95,74 +81,44 @@ _KILLS = table(
         )
     ),
     ("ignal 9", r"(?i:killed by|got|received|terminated by|with) signal 9\b", _SHELL),
-    (
-        "abruptly",
-        r"A process in the process pool was terminated abruptly|One of the subprocesses has abruptly died",
-        _POOL,
-    ),
+    ("abruptly", r"A process in the process pool was terminated abruptly|One of the subprocesses has abruptly died",
+     _POOL),
     ("unexpectedly terminated", r"worker process managed by the executor was unexpectedly terminated", _POOL),
     # notebooks
-    (
-        "using all available RAM",
-        r"[Ss]ession crashed after using all available RAM",
-        Kill(
-            "unknown",
-            "machine",
-            sure="likely",
-            reason="Colab reports that the session used all available RAM",
-            name="the Colab session",
-        ),
-    ),
+    ("using all available RAM", r"[Ss]ession crashed after using all available RAM",
+     Kill("unknown", "machine", sure="likely", reason="Colab reports that the session used all available RAM",
+          name="the Colab session")),
     ("KernelRestarter", r"KernelRestarter: restarting kernel \(\d+/\d+\)", _NOTEBOOK),
-    (
-        "appears to have died",
-        r"The kernel (?:for \S+ )?appears to have died\. It will restart automatically",
-        _NOTEBOOK,
-    ),
+    ("appears to have died", r"The kernel (?:for \S+ )?appears to have died\. It will restart automatically",
+     _NOTEBOOK),
     ("Kernel died", r"DeadKernelError: Kernel died|^Kernel died, restarting", _NOTEBOOK),
     # failed allocations
-    (
-        "nable to allocate",
-        r"[Uu]nable to allocate (?P<requested>[\d.]+ [KMGTP]?i?B)\b(?: for an array(?P<shape> with shape \([^)]*\))?)?",
-        replace(_REFUSED, bound=Bound(kind="allocation", text="an array{shape}")),
-    ),
+    ("nable to allocate",
+     r"[Uu]nable to allocate (?P<requested>[\d.]+ [KMGTP]?i?B)\b(?: for an array(?P<shape> with shape \([^)]*\))?)?",
+     replace(_REFUSED, bound=Bound(kind="allocation", text="an array{shape}"))),
     ("memory allocation of", r"memory allocation of (?P<requested>\d+) bytes failed", _REFUSED),
     ("tried to allocate", r"you tried to allocate (?P<requested>\d+) bytes", _REFUSED),
     ("ArrowMemoryError", r"ArrowMemoryError: (?:malloc|realloc) of size (?P<requested>\d+) failed", _REFUSED),
-    (
-        "CUDA",
-        r"(?:Error: |^)CUDA(?: error:)? out of memory\b(?=(?:.*?Tried to allocate (?P<requested>[\d.]+ [KMGT]iB))?)"
-        r"(?=(?:.*?(?P<limit>[\d.]+ [KMGT]iB) total capacity)?)"
-        r"(?=(?:.*?total capaci?ty of (?P<limit2>[\d.]+ [KMGT]iB))?)"
-        r"(?=(?:.*?(?P<usage>[\d.]+ [KMGT]iB) already allocated)?)"
-        r"(?=(?:.*?(?:this process|Process \d+) has (?P<usage2>[\d.]+ [KMGT]iB) memory in use)?)"
-        r"(?=(?:.*?(?P<usage3>[\d.]+ [KMGT]iB) is allocated by PyTorch)?)",
-        _GPU,
-    ),
+    ("CUDA",
+     r"(?:Error: |^)CUDA(?: error:)? out of memory\b(?=(?:.*?Tried to allocate (?P<requested>[\d.]+ [KMGT]iB))?)"
+     r"(?=(?:.*?(?P<limit>[\d.]+ [KMGT]iB) total capacity)?)"
+     r"(?=(?:.*?total capaci?ty of (?P<limit2>[\d.]+ [KMGT]iB))?)"
+     r"(?=(?:.*?(?P<usage>[\d.]+ [KMGT]iB) already allocated)?)"
+     r"(?=(?:.*?(?:this process|Process \d+) has (?P<usage2>[\d.]+ [KMGT]iB) memory in use)?)"
+     r"(?=(?:.*?(?P<usage3>[\d.]+ [KMGT]iB) is allocated by PyTorch)?)", _GPU),
     ("CUDA_ERROR_OUT_OF_MEMORY", r"(?:failed|error|: )[^\"'`]*CUDA_ERROR_OUT_OF_MEMORY", _GPU),
-    (
-        "while trying to allocate",
-        r"(?:RESOURCE_EXHAUSTED|Resource exhausted): Out of memory while trying to allocate (?P<requested>\d+) bytes",
-        replace(
-            _GPU,
-            reason="XLA (JAX, TensorFlow) reports that the memory of the device was full",
-            bound=Bound(kind="GPU memory", text="the memory of the XLA device"),
-        ),
-    ),
-    (
-        "java.lang.OutOfMemoryError",
-        r"(?:^|[\s:])java\.lang\.OutOfMemoryError: .*",
-        replace(_REFUSED, bound=Bound(kind="heap", text="the Java heap (-Xmx)")),
-    ),
-    (
-        "JavaScript heap",
-        r"JavaScript heap out of memory",
-        replace(_REFUSED, bound=Bound(kind="heap", text="the JavaScript heap (--max-old-space-size)")),
-    ),
+    ("while trying to allocate",
+     r"(?:RESOURCE_EXHAUSTED|Resource exhausted): Out of memory while trying to allocate (?P<requested>\d+) bytes",
+     replace(_GPU, reason="XLA (JAX, TensorFlow) reports that the memory of the device was full",
+             bound=Bound(kind="GPU memory", text="the memory of the XLA device"))),
+    ("java.lang.OutOfMemoryError", r"(?:^|[\s:])java\.lang\.OutOfMemoryError: .*",
+     replace(_REFUSED, bound=Bound(kind="heap", text="the Java heap (-Xmx)"))),
+    ("JavaScript heap", r"JavaScript heap out of memory",
+     replace(_REFUSED, bound=Bound(kind="heap", text="the JavaScript heap (--max-old-space-size)"))),
     ("MemoryError", _ERROR + r"(?:_?Array)?MemoryError(?::? *$|: )", _REFUSED),
     ("bad_alloc", r"(?:throwing an instance of '|what\(\):\s+|Error: )std::bad_alloc", _REFUSED),
     ("annot allocate memory", r"(?:\[Errno 12\] |: )[Cc]annot allocate memory", _REFUSED),
-)
+)  # fmt: skip
 
 # Progress bars of datasets, of the examples of transformers, and of sentence-transformers.
 _WORK = [

@@ -9,9 +9,10 @@ from dataclasses import field, replace
 from datetime import datetime
 from pathlib import Path
 
+from brim.monitor.log_files import UNREADABLE
 from brim.monitor.oom import kernel_log
 from brim.monitor.oom.kills import Kill, Restart, Source
-from brim.monitor.oom.log_lines import UNREADABLE, Clock, blocks_of, lines_of, unwrap
+from brim.monitor.oom.log_lines import Clock, blocks_of, lines_of, unwrap
 from brim.monitor.oom.merge_kills import merge
 from brim.monitor.oom.multiline_logs import SlurmTable, unfold
 from brim.monitor.oom.phrases import PhraseReader
@@ -59,35 +60,6 @@ _DOCUMENT_START = re.compile(
     re.M | re.I,
 )
 QUOTED_REASON = "the file is a document or source code, which may quote a kill"
-
-
-class Restarts:
-    """Counts the boots in one log and collects those that no shutdown preceded."""
-
-    def __init__(self, source: str, clock: Clock) -> None:
-        self.source, self.clock = source, clock
-        self.boot = 0
-        self.restarts: list[Restart] = []
-        self._has_services = False
-        self._was_shut_down = False
-        self._previous = ""
-
-    def read(self, number: int, text: str) -> None:
-        if "Linux version " in text and _BOOT.search(text):
-            self.boot += 1
-            if self._previous and self._has_services and not self._was_shut_down:
-                last, first = self.clock.stamp(self._previous).when, self.clock.stamp(text).when
-                self.restarts.append(Restart(self.source, last, first, number))
-            self._was_shut_down = False
-        elif not self._was_shut_down and _SHUTDOWN.search(text):
-            self._was_shut_down = True
-        if text:
-            self._previous = text
-
-    def inspect_block(self, block: bytes) -> None:
-        """Check whether services write to this log; the kernel alone logs no shutdown."""
-        if not self._has_services:
-            self._has_services = any(service in block for service in _SERVICES)
 
 
 @dataclass(slots=True)
@@ -150,67 +122,64 @@ class Scan:
     def __init__(self, source: str, clock: Clock, terminals: bool = False) -> None:
         self.source, self.clock = source, clock
         self.is_document = bool(_DOCUMENT_NAME.search(source))
-        self._kernel = kernel_log.KernelRecords(source, clock)
-        self._readers = [PhraseReader(SERVICE_PHRASES, source, clock)]
-        if terminals:
-            self._readers.append(PhraseReader(PROGRAM_PHRASES, source, clock))
-        self._table = SlurmTable()
-        self._restarts = Restarts(source, clock)
+        self.boots = 0
+        self.restarts: list[Restart] = []  # boots that no shutdown preceded
         self.middle = _MiddleFilter(lambda: False)
         self.left_out = 0  # reports between the first and the last ones
-        self.needles = _TERMINAL_NEEDLES if terminals else _NEEDLES
-
-    @property
-    def boots(self) -> int:
-        """The number of boots in this log."""
-        return self._restarts.boot
-
-    @property
-    def report_count(self) -> int:
-        """The number of reports so far."""
-        return len(self._kernel.kills) + sum(len(reader.kills) for reader in self._readers)
+        self._kernel = kernel_log.KernelRecords(source, clock)
+        tables = (SERVICE_PHRASES, PROGRAM_PHRASES) if terminals else (SERVICE_PHRASES,)
+        self._readers = [PhraseReader(table, source, clock) for table in tables]
+        self._terminals, self._needles = terminals, _TERMINAL_NEEDLES if terminals else _NEEDLES
+        self._table = SlurmTable()
+        self._has_services = self._was_shut_down = False
+        self._previous = ""
 
     def lines(self, blocks: Iterable[bytes]) -> Iterator[tuple[int, str]]:
         """Yield the lines that this scan must read; of a log with too many kills, the first and the last."""
-        self.middle = middle = _MiddleFilter(lambda: self.report_count >= _MOST_KILLS)
-        return lines_of(
-            middle.filter(unfold(self._sniffed(blocks))),
-            self.needles,
-            lambda: self._kernel.busy,
-            self._restarts.inspect_block,
-            middle.take_skipped,
-        )
 
-    def _sniffed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        for number, block in enumerate(blocks):
-            if number == 0 and self._is_terminal and _DOCUMENT_START.search(block[:4096]):
-                self.is_document = True
-            yield block
+        def is_full() -> bool:
+            return len(self._kernel.kills) + sum(len(reader.kills) for reader in self._readers) >= _MOST_KILLS
 
-    @property
-    def _is_terminal(self) -> bool:
-        return len(self._readers) > 1
+        def inspect(block: bytes) -> None:
+            """Check whether services write to this log; the kernel alone logs no shutdown."""
+            self._has_services = self._has_services or any(service in block for service in _SERVICES)
+
+        def sniffed() -> Iterator[bytes]:
+            for number, block in enumerate(blocks):
+                if number == 0 and self._terminals and _DOCUMENT_START.search(block[:4096]):
+                    self.is_document = True
+                yield block
+
+        self.middle = middle = _MiddleFilter(is_full)
+        filtered = middle.filter(unfold(sniffed()))
+        return lines_of(filtered, self._needles, lambda: self._kernel.busy, inspect, middle.take_skipped)
 
     def read(self, number: int, raw: str) -> None:
         """Read one line, which may contain several."""
         for text in unwrap(self._table.read(raw)):
             if _CLOCK in text:
                 self.clock.learn(text)
-            boot = self._restarts.boot
-            self._restarts.read(number, text)
-            if self._restarts.boot > boot:
-                self._mark_boot(boot)
+            if "Linux version " in text and _BOOT.search(text):
+                if self._previous and self._has_services and not self._was_shut_down:
+                    last, first = self.clock.stamp(self._previous).when, self.clock.stamp(text).when
+                    self.restarts.append(Restart(self.source, last, first, number))
+                self._was_shut_down = False
+                self._mark_boot()
+                self.boots += 1
+            elif not self._was_shut_down and _SHUTDOWN.search(text):
+                self._was_shut_down = True
+            self._previous = text or self._previous
             if not self._kernel.read(number, text):
                 any(reader.read(number, text) for reader in self._readers)  # until one recognizes it
 
-    def _mark_boot(self, boot: int) -> None:
+    def _mark_boot(self) -> None:
         for kills in (self._kernel.kills, self._readers[0].kills):
-            kills[:] = [kill if kill.boot is not None else replace(kill, boot=boot) for kill in kills]
+            kills[:] = [kill if kill.boot is not None else replace(kill, boot=self.boots) for kill in kills]
 
     def finish(self) -> tuple[list[Kill], list[Restart]]:
         """Return the kills, each once, in the order of the log. Boots are counted back from the last one."""
         self._kernel.finish()
-        self._mark_boot(self._restarts.boot)
+        self._mark_boot()
         reports = [*self._kernel.kills]
         for reader in self._readers:
             kills = reader.kills
@@ -218,12 +187,11 @@ class Scan:
                 self.left_out += len(kills) - 2 * _MOST_REPORTS
                 kills = [*kills[:_MOST_REPORTS], *kills[-_MOST_REPORTS:]]
             reports += kills
-        last = self._restarts.boot
         kills = merge(sorted(reports, key=lambda kill: (kill.evidence[0].line or 0) if kill.evidence else 0))
-        kills = [kill if kill.boot is None else replace(kill, boot=kill.boot - last) for kill in kills]
+        kills = [kill if kill.boot is None else replace(kill, boot=kill.boot - self.boots) for kill in kills]
         if self.is_document:
             kills = [replace(kill, sure="possible", reason=QUOTED_REASON) for kill in kills]
-        return kills, self._restarts.restarts
+        return kills, self.restarts
 
 
 def scan_lines(scan: Scan, lines: Iterable[tuple[int, str]]) -> tuple[list[Kill], list[Restart]]:
@@ -243,7 +211,11 @@ def scan_file(path: Path, name: str, terminals: bool) -> LogFindings:
         except UNREADABLE as error:
             problem = reading_problem(error)
 
-    scan = Scan(name, Clock(_last_change(path)), terminals)
+    try:
+        changed = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+    except (OSError, ValueError, OverflowError):
+        changed = None
+    scan = Scan(name, Clock(changed), terminals)
     kills, restarts = scan_lines(scan, scan.lines(blocks()))
     notes = []
     if scan.middle.skipped_lines:
@@ -263,10 +235,3 @@ def reading_problem(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
-
-
-def _last_change(path: Path) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(path.stat().st_mtime).astimezone()
-    except (OSError, ValueError, OverflowError):
-        return None

@@ -13,7 +13,7 @@ import html
 import re
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from os import PathLike, uname
@@ -22,11 +22,13 @@ from typing import Any
 
 from brim.errors import InputError
 from brim.memory.meter import boot_id
+from brim.monitor.log_records import is_run_log
+from brim.monitor.log_writer import log_folder, recent_logs
 from brim.monitor.oom import brim_log, explain, this_machine
 from brim.monitor.oom.kills import Evidence, Kill, MachineRoom, Restart, Source
 from brim.monitor.oom.merge_kills import gap_s, in_order, merge, uncounted
 from brim.monitor.oom.scan_log import LogFindings, reading_problem, scan_file
-from brim.monitor.watching.run_log import log_folder
+from brim.monitor.run_log import RunLog, read_runs
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.wording import Described
@@ -47,24 +49,25 @@ _QUOTE_ORDER = ("Killed process", "oom-kill:", "limit", "ill process")
 def kill_lines(kill: Kill, now: datetime, width: int) -> list[str]:
     """Return the full text of one kill."""
     bound = kill.bound
-    limit = bound.text if kill.killer not in ("systemd-oomd", "program") else ""
+    in_use = f", {format_size(bound.usage_bytes)} in use" if bound.usage_bytes is not None else ""
+    limit = ""
     if bound.bytes is not None:
-        used = f", {format_size(bound.usage_bytes)} in use" if bound.usage_bytes is not None else ""
         group = f" of {bound.group}" if bound.group else ""
-        limit = f"{format_size(bound.bytes)} ({bound.kind or 'memory'}){group}{used}"
-    elif limit and bound.usage_bytes is not None:
-        limit += f", {format_size(bound.usage_bytes)} in use"
+        limit = f"{format_size(bound.bytes)} ({bound.kind or 'memory'}){group}{in_use}"
+    elif bound.text and kill.killer not in ("systemd-oomd", "program"):
+        limit = bound.text + in_use
     tasks = [
         f"{task.name} ({task.pid})" + (f" {format_size(size)}" if (size := task.sizes.held_bytes) is not None else "")
         for task in kill.tasks
     ]
+    memory = explain.memory_rows(kill)
     rows = [
         ("when", explain.when_text(kill, now) + (f", on {kill.host}" if kill.host else "")),
         ("command", kill.command or ""),
-        ("memory used", explain.sizes_text(kill)),
+        ("memory used", memory["memory used"]),
         ("limit", limit),
-        ("breakdown", explain.contents_text(kill)),
-        ("machine", explain.machine_text(kill)),
+        ("breakdown", memory["breakdown"]),
+        ("machine", memory["machine"]),
         ("largest", ", ".join(tasks) if len(tasks) > 1 else ""),
         ("before", explain.curve_text(kill.curve, max(min(width - 47, 40), 10))),
         *(("note", note) for note in kill.notes),
@@ -82,20 +85,18 @@ def kill_lines(kill: Kill, now: datetime, width: int) -> list[str]:
 def _row(label: str, text: str, width: int) -> list[str]:
     indent = " " * (_LABEL_WIDTH + 2)
     wrapped = textwrap.wrap(text, max(width - len(indent), 20), break_on_hyphens=False) or [""]
-    return [f"{label:>{_LABEL_WIDTH}}  {wrapped[0]}", *(indent + text for text in wrapped[1:])]
+    return [f"{label:>{_LABEL_WIDTH}}  {wrapped[0]}", *(indent + line for line in wrapped[1:])]
 
 
 def _quotes(kill: Kill) -> list[str]:
     """Return the most important lines of the evidence, without their prefixes."""
 
     def rank(quote: Evidence) -> int:
-        for number, phrase in enumerate(_QUOTE_ORDER):
-            if phrase in quote.text:
-                return number
-        return 9 if "reaped" in quote.text or "invoked" in quote.text else len(_QUOTE_ORDER)
+        ranks = [number for number, phrase in enumerate(_QUOTE_ORDER) if phrase in quote.text]
+        return ranks[0] if ranks else 9 if "reaped" in quote.text or "invoked" in quote.text else len(_QUOTE_ORDER)
 
-    quotes = sorted(kill.evidence, key=rank)[:_QUOTES]
     shown, source = [], ""
+    quotes = sorted(kill.evidence, key=rank)[:_QUOTES]
     for quote in sorted(quotes, key=lambda quote: (quote.source, quote.line or 0)):
         position = f"line {quote.line}" if quote.line is not None else ""
         if quote.source != source:
@@ -104,56 +105,6 @@ def _quotes(kill: Kill) -> list[str]:
         text = _NODES.sub(",…,", _PREFIX.sub("", " ".join(quote.text.split())))
         shown.append(f"{position}: {text if len(text) <= _QUOTE_WIDTH else text[: _QUOTE_WIDTH - 1] + '…'}")
     return shown
-
-
-def short_line(kill: Kill, width: int) -> str:
-    """Return one line about a kill."""
-    when = f"{kill.when:%Y-%m-%d %H:%M}" if kill.when else f"{kill.boot_s:,.0f} s" if kill.boot_s is not None else "?"
-    text = f"{when:>16}  {explain.brief(kill)}"
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def report_text(
-    kills: Sequence[Kill],
-    restarts: Sequence[Restart],
-    sources: Sequence[Source],
-    remarks: Sequence[str],
-    now: datetime,
-    width: int = 80,
-) -> str:
-    """Return the text of a report."""
-    lines: list[str] = []
-    if not kills:
-        lines.append("No record of an out-of-memory kill was found.")
-    else:
-        lines += kill_lines(kills[-1], now, width)
-        if len(kills) > 1:
-            lines += ["", f"Before that ({len(kills) - 1}):"]
-            lines += [short_line(kill, width) for kill in reversed(kills[-1 - _SHORT_LINES : -1])]
-            if len(kills) > _SHORT_LINES + 1:
-                lines.append(f"{'':>16}  … and {len(kills) - _SHORT_LINES - 1} earlier (--json lists all)")
-        if text := explain.summary(kills):
-            lines += ["", *textwrap.wrap(f"In total: {text}.", width)]
-    for remark in (*map(restart_text, restarts[-3:]), *remarks):
-        lines += textwrap.wrap(f"• {remark}", width, subsequent_indent="  ")
-    readable = [source for source in sources if not source.problem]
-    lines.append("")
-    if readable:
-        names = ", ".join(source.name + (f" ({source.note})" if source.note else "") for source in readable)
-        lines += _row("read", names, width)
-    for source in sources:
-        if source.problem:
-            lines += _row("partly read" if source.found else "not read", f"{source.name}: {source.problem}", width)
-    return "\n".join(lines)
-
-
-def restart_text(restart: Restart) -> str:
-    """Return the sentence about a boot without a shutdown."""
-    last = f"{restart.last_sign:%Y-%m-%d %H:%M:%S}" if restart.last_sign else "an unknown time"
-    return (
-        f"The machine booted without a shutdown before; its last log entry was at {last} ({restart.source}). A power "
-        "failure, a panic or a lack of memory can be the reason; the log does not show it."
-    )
 
 
 _AGO = re.compile(r"(\d{1,6})\s*(s|m|min|h|d|w)")
@@ -173,7 +124,42 @@ class WhyReport(Described):
     made: datetime
 
     def text(self, width: int = 80) -> str:
-        return report_text(self.kills, self.restarts, self.sources, self.remarks, self.made, width)
+        kills = self.kills
+        if not kills:
+            lines = ["No record of an out-of-memory kill was found."]
+        else:
+            lines = kill_lines(kills[-1], self.made, width)
+            if len(kills) > 1:
+                lines += ["", f"Before that ({len(kills) - 1}):"]
+                for kill in reversed(kills[-1 - _SHORT_LINES : -1]):
+                    boot_time = f"{kill.boot_s:,.0f} s" if kill.boot_s is not None else "?"
+                    when = f"{kill.when:%Y-%m-%d %H:%M}" if kill.when else boot_time
+                    line = f"{when:>16}  {explain.brief(kill)}"
+                    lines.append(line if len(line) <= width else line[: width - 1] + "…")
+                if len(kills) > _SHORT_LINES + 1:
+                    lines.append(f"{'':>16}  … and {len(kills) - _SHORT_LINES - 1} earlier (--json lists all)")
+            if self.summary:
+                lines += ["", *textwrap.wrap(f"In total: {self.summary}.", width)]
+        remarks = []
+        for restart in self.restarts[-3:]:
+            last = f"{restart.last_sign:%Y-%m-%d %H:%M:%S}" if restart.last_sign else "an unknown time"
+            remarks.append(
+                f"The machine booted without a shutdown before; its last log entry was at {last} ({restart.source}). "
+                "A power failure, a panic or a lack of memory can be the reason; the log does not show it."
+            )
+        for remark in (*remarks, *self.remarks):
+            lines += textwrap.wrap(f"• {remark}", width, subsequent_indent="  ")
+        lines.append("")
+        names = [
+            source.name + (f" ({source.note})" if source.note else "") for source in self.sources if not source.problem
+        ]
+        if names:
+            lines += _row("read", ", ".join(names), width)
+        for source in self.sources:
+            if source.problem:
+                label = "partly read" if source.found else "not read"
+                lines += _row(label, f"{source.name}: {source.problem}", width)
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.text()
@@ -184,9 +170,16 @@ class WhyReport(Described):
     @property
     def facts(self) -> dict[str, Any]:
         """The report as plain values, as `--json` prints it."""
+
+        def plain(facts: dict[str, Any]) -> dict[str, Any]:
+            return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in facts.items()}
+
+        kills = [{**plain(asdict(kill)), "headline": explain.headline(kill)} for kill in self.kills]
+        for facts, kill in zip(kills, self.kills, strict=True):
+            facts["sizes"]["held_bytes"] = kill.sizes.held_bytes
         return {
-            "kills": [_facts(kill) for kill in self.kills],
-            "restarts": [_plain(asdict(restart)) for restart in self.restarts],
+            "kills": kills,
+            "restarts": [plain(asdict(restart)) for restart in self.restarts],
             "sources": [asdict(source) for source in self.sources],
             "summary": self.summary,
             "remarks": list(self.remarks),
@@ -234,20 +227,31 @@ def why(
         findings, watched = _read_logs(paths)
     else:
         findings, watched, counters = _read_machine(start, boot, root, present, remarks)
-        watched += [
-            brim_log.read_run(Path(path), Path(path).name) for path in runs if Path(path).parent != log_folder()
-        ]
+        watched += [run for path in runs if Path(path).parent != log_folder() for run in _read_runs(Path(path))]
     for run in watched:
         findings.kills += _kills_of_run(run, present, findings.kills)
-    kills = merge(_with_machine(kill, root, bool(paths)) for kill in findings.kills)
-    kills = in_order([*kills, *uncounted(counters, kills)])
-    kills = [_with_curve(kill, watched) for kill in kills]
-    if start is not None:
-        kills = [kill for kill in kills if kill.when is None or kill.when >= start]
-    if boot is not None:
-        kills = [kill for kill in kills if kill.boot == boot]
+    reports, host = [], uname().nodename
+    for kill in findings.kills:  # a record on this machine may lack the memory of the machine
+        is_local = not paths or kill.host in (host, host.split(".")[0])
+        if is_local and kill.scope != "gpu" and kill.room == MachineRoom():
+            kill = replace(kill, room=this_machine.machine_memory(root))
+        reports.append(kill)
+    kills = merge(reports)
+    kills = [_with_curve(kill, watched) for kill in in_order([*kills, *uncounted(counters, kills)])]
+    kills = [
+        kill
+        for kill in kills
+        if (start is None or kill.when is None or kill.when >= start) and (boot is None or kill.boot == boot)
+    ]
     if pid is not None:
-        kills = _kills_of_pid(pid, kills, present, remarks)
+        all_kills, kills = kills, [kill for kill in kills if pid in (kill.pid, kill.chosen_pid)]
+        if not kills:
+            state = "is running" if present.is_running(pid) else "is not running"
+            hint = f" Kills of other processes: {len(all_kills)} (run brim why without a PID)." if all_kills else ""
+            remarks.append(f"No kill of process {pid} is recorded; it {state}.{hint}")
+            listing = next((kill for kill in reversed(all_kills) if any(task.pid == pid for task in kill.tasks)), None)
+            if listing is not None:
+                remarks.append(f"It was one of the largest processes when {explain.victim(listing)} was killed.")
     restarts = [r for r in findings.restarts if start is None or r.first_sign is None or r.first_sign >= start]
     results = tuple(explain.explain(kill) for kill in kills)
     return WhyReport(results, tuple(restarts), tuple(findings.sources), explain.summary(results), tuple(remarks), now)
@@ -268,7 +272,7 @@ def parse_since(text: str, now: datetime) -> datetime:
         ) from None
 
 
-def _read_logs(paths: list[Path]) -> tuple[LogFindings, list[brim_log.LoggedRun]]:
+def _read_logs(paths: list[Path]) -> tuple[LogFindings, list[RunLog]]:
     """Read log files; a missing file is an error of the caller, not a finding."""
     findings, runs = LogFindings(), []
     for path in paths:
@@ -281,8 +285,8 @@ def _read_logs(paths: list[Path]) -> tuple[LogFindings, list[brim_log.LoggedRun]
         except OSError as error:
             hint = "Try it as root (sudo)." if isinstance(error, PermissionError) else "Check the name."
             raise InputError(f"{path} cannot be read: {reading_problem(error)}.", hint=hint, path=str(path)) from None
-        if path.is_file() and brim_log.is_run_log(path):  # a pipe can be read only once
-            runs.append(brim_log.read_run(path, str(path)))
+        if path.is_file() and is_run_log(path):  # a pipe can be read only once
+            runs += _read_runs(path)
             findings.sources.append(Source(str(path), note="a log of brim"))
         else:
             scanned = scan_file(path, str(path), terminals=True)
@@ -294,12 +298,20 @@ def _read_logs(paths: list[Path]) -> tuple[LogFindings, list[brim_log.LoggedRun]
 
 def _read_machine(
     start: datetime | None, boot: int | None, root: Path, present: brim_log.Present, remarks: list[str]
-) -> tuple[LogFindings, list[brim_log.LoggedRun], list[Kill]]:
+) -> tuple[LogFindings, list[RunLog], list[Kill]]:
     """Read all sources of this machine; return the findings, brim's run logs and the kills that counters show."""
     findings = this_machine.ring_buffer(root) if boot in (None, 0) else LogFindings()
     findings.add(this_machine.journal(start, boot))
     findings.add(this_machine.log_files(root, start))
-    runs, problem = _read_run_logs(start, present, boot)
+    runs: list[RunLog] = []
+    problem = ""
+    try:
+        oldest_t = 0.0 if start is None else start.timestamp()
+        paths = [path for path in reversed(recent_logs()) if path.stat().st_mtime >= oldest_t]
+        runs = [run for path in paths for run in _read_runs(path)]
+    except OSError as error:
+        problem = reading_problem(error)
+    runs = [run for run in runs if boot != 0 or run.head.boot_id == present.boot_id]
     findings.sources.append(Source(str(log_folder()), problem, len(runs), f"{len(runs)} logs of brim"))
     counters: list[Kill] = []
     if boot in (None, 0):
@@ -313,21 +325,15 @@ def _read_machine(
     return findings, runs, counters
 
 
-def _read_run_logs(
-    start: datetime | None, present: brim_log.Present, boot: int | None
-) -> tuple[list[brim_log.LoggedRun], str]:
-    folder = log_folder()
+def _read_runs(path: Path) -> list[RunLog]:
+    """Return the runs of a log; none if it cannot be read."""
     try:
-        paths = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-    except OSError as error:
-        return [], reading_problem(error)
-    if start is not None:
-        paths = [path for path in paths if path.stat().st_mtime >= start.timestamp()]
-    runs = [brim_log.read_run(path, path.name) for path in paths]
-    return [run for run in runs if boot != 0 or run.head.get("boot_id") == present.boot_id], ""
+        return list(read_runs(path))
+    except OSError:
+        return []
 
 
-def _kills_of_run(run: brim_log.LoggedRun, present: brim_log.Present, kills: list[Kill]) -> list[Kill]:
+def _kills_of_run(run: RunLog, present: brim_log.Present, kills: list[Kill]) -> list[Kill]:
     """Return the kills in a run log without those that a kernel record of one of its processes reports."""
     reported = []
     for kill in brim_log.kills_of(run, present):
@@ -337,20 +343,11 @@ def _kills_of_run(run: brim_log.LoggedRun, present: brim_log.Present, kills: lis
             for record in kills
         ):
             continue
-        reported.append(replace(kill, boot=0 if run.head.get("boot_id") == present.boot_id else None))
+        reported.append(replace(kill, boot=0 if run.head.boot_id == present.boot_id else None))
     return reported
 
 
-def _with_machine(kill: Kill, root: Path, from_logs: bool) -> Kill:
-    """Add the memory of this machine to a kill on this machine whose record does not contain it."""
-    host = uname().nodename
-    is_local = not from_logs or kill.host in (host, host.split(".")[0])
-    if is_local and kill.scope != "gpu" and kill.room == MachineRoom():
-        return replace(kill, room=this_machine.machine_memory(root))
-    return kill
-
-
-def _with_curve(kill: Kill, runs: list[brim_log.LoggedRun]) -> Kill:
+def _with_curve(kill: Kill, runs: list[RunLog]) -> Kill:
     """Add the minute before a kill, if brim was watching."""
     if kill.curve or kill.when is None or kill.pid is None:
         return kill
@@ -358,29 +355,7 @@ def _with_curve(kill: Kill, runs: list[brim_log.LoggedRun]) -> Kill:
     for run in runs:
         first, last = run.first_t, run.last_t
         if kill.pid in run.pids and first is not None and last is not None and first - 60 <= timestamp <= last + 60:
-            return replace(kill, curve=brim_log.curve(run.path, timestamp), command=kill.command or run.command)
+            return replace(
+                kill, curve=brim_log.curve(run.path, timestamp), command=kill.command or brim_log.command_of(run)
+            )
     return kill
-
-
-def _kills_of_pid(pid: int, kills: list[Kill], present: brim_log.Present, remarks: list[str]) -> list[Kill]:
-    matching = [kill for kill in kills if pid in (kill.pid, kill.chosen_pid)]
-    if not matching:
-        state = "is running" if present.alive(pid) else "is not running"
-        others = f" Kills of other processes: {len(kills)} (run brim why without a PID)." if kills else ""
-        remarks.append(f"No kill of process {pid} is recorded; it {state}.{others}")
-        listing = next((kill for kill in reversed(kills) if any(task.pid == pid for task in kill.tasks)), None)
-        if listing is not None:
-            remarks.append(f"It was one of the largest processes when {explain.victim(listing)} was killed.")
-    return matching
-
-
-def _facts(kill: Kill) -> dict[str, Any]:
-    facts = _plain(asdict(kill))
-    facts["headline"] = explain.headline(kill)
-    facts["sizes"]["held_bytes"] = kill.sizes.held_bytes
-    return facts
-
-
-def _plain(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return facts with dates as text."""
-    return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in facts.items()}

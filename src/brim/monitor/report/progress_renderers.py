@@ -66,7 +66,7 @@ class PlainLines(NotesOnly):
 
     def draw(self, state: ProgressSnapshot) -> None:
         percent = f"{100 * state.done_bytes / state.total_bytes:.0f} %" if state.total_bytes else ""
-        pieces = [
+        texts = [
             percent,
             _amount(state),
             f"{format_size(state.hashed_bytes)} hashed" if state.hashed_bytes else "",
@@ -78,7 +78,7 @@ class PlainLines(NotesOnly):
             f"memory {format_size(state.memory_bytes)} of {format_size(state.limit_bytes)}",
             _nodes_text(state.nodes),
         ]
-        self.write(f"{state.phase}: {', '.join(filter(None, pieces))}")
+        self.write(f"{state.phase}: {', '.join(filter(None, texts))}")
 
 
 class TerminalBar(Renderer):
@@ -102,9 +102,9 @@ class TerminalBar(Renderer):
             # The terminal has wrapped the longer line: erase its first rows, of which rich does not know.
             self._console.file.write(f"\x1b[{-(-self._columns // columns) - 1}A\r\x1b[J")
         self._columns = columns
-        gauge, pieces = self._fit(state, columns - len(state.phase) - _MIN_BAR - len(" 100 %") - 2)
+        gauge, texts = self._fit(state, columns - len(state.phase) - _MIN_BAR - len(" 100 %") - 2)
         percent = f"{100 * state.done_bytes / state.total_bytes:>3.0f} %" if state.total_bytes else ""
-        texts = [percent, *pieces]
+        texts = [percent, *texts]
         used = len(state.phase) + len(gauge) + sum(len(text) + 1 for text in texts if text) + 2
         width = min(max(columns - used, _MIN_BAR), _MAX_BAR)
         filled = width * state.done_bytes // state.total_bytes if state.total_bytes else 0
@@ -123,22 +123,22 @@ class TerminalBar(Renderer):
             gauges = [f"memory {memory} of {limit}, {nodes}", f"memory {memory}, {nodes}"] if wide else [narrow]
         amount = _amount(state)
         rate = f"{format_size(state.rate)}/s" if state.rate > 1 else ""
-        left = f"{format_clock(state.left_s)} left" if state.left_s else ""
-        more = [
+        remaining = f"{format_clock(state.left_s)} left" if state.left_s else ""
+        optional = [
             plural(state.rows, "row") if state.rows else "",
             f"{state.shards_done}/{state.shards} shards" if state.shards else "",
             f"{format_size(state.hashed_bytes)} hashed" if state.hashed_bytes else "",
             f"{state.commits} commits" if state.commits else "",
         ]
-        first = [amount, rate, left]
+        first = [amount, rate, remaining]
         needed = sum(len(text) + 1 for text in first if text)
         gauge = next((text for text in gauges if len(text) + needed <= columns), gauges[-1])
-        space, chosen = columns - len(gauge), []
-        for text in [*first, *(f" {text}" for text in more if text)]:
+        space, selected = columns - len(gauge), []
+        for text in [*first, *(f" {text}" for text in optional if text)]:
             if text and len(text) + 1 <= space:
                 space -= len(text) + 1
-                chosen.append(text)
-        return gauge, chosen
+                selected.append(text)
+        return gauge, selected
 
     def event(self, name: str, state: ProgressSnapshot, /, **facts: Any) -> None:
         if name == "start":
@@ -167,22 +167,22 @@ class NotebookBar(NotesOnly):
 
     def draw(self, state: ProgressSnapshot, ended: bool = False) -> None:
         phase, total = self._job if ended and self._job else (state.phase, state.total_bytes)
-        done = total or state.bytes if ended else state.done_bytes
+        done_bytes = total or state.bytes if ended else state.done_bytes
         seconds = state.job_s if ended else state.elapsed_s
-        words = [f"{format_size(done)} of {format_size(total)}" if total else format_size(done)]
-        words.append(f"{format_size(done / max(seconds, 1e-6))}/s")
+        texts = [f"{format_size(done_bytes)} of {format_size(total)}" if total else format_size(done_bytes)]
+        texts.append(f"{format_size(done_bytes / max(seconds, 1e-6))}/s")
         if ended:
-            words.append(format_clock(seconds))
+            texts.append(format_clock(seconds))
         elif state.left_s:
-            words.append(f"{format_clock(state.left_s)} left")
-        words.append(f"memory {format_size(state.memory_bytes)} of {format_size(state.limit_bytes)}")
-        value = f' value="{1.0 if ended else done / total:.4f}"' if ended or total else ""
+            texts.append(f"{format_clock(state.left_s)} left")
+        texts.append(f"memory {format_size(state.memory_bytes)} of {format_size(state.limit_bytes)}")
+        value = f' value="{1.0 if ended else done_bytes / total:.4f}"' if ended or total else ""
         line = (
             '<div style="display:flex;gap:1em;align-items:center;font-family:monospace">'
             f'<span>{html.escape(phase)}</span><progress style="flex:1;max-width:30em"{value} max="1"></progress>'
-            f"<span>{html.escape(' · '.join(words))}</span></div>"
+            f"<span>{html.escape(' · '.join(texts))}</span></div>"
         )
-        bundle = {"text/plain": f"{phase}: {', '.join(words)}", "text/html": line}
+        bundle = {"text/plain": f"{phase}: {', '.join(texts)}", "text/html": line}
         if self._handle is None:
             self._handle = self._display(bundle, raw=True, display_id=True)
             self.interval_s = 0.5
@@ -208,16 +208,20 @@ def in_notebook() -> bool:
 
 def format_clock(seconds: float) -> str:
     """Format a duration as 1:02 or 1:02:03."""
-    minutes, rest = divmod(int(seconds + 0.5), 60)
+    minutes, remainder = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes}:{remainder:02d}"
 
 
 def _amount(state: ProgressSnapshot) -> str:
-    done = format_size(state.done_bytes)
-    return f"{done} of {format_size(state.total_bytes)}" if state.total_bytes else done
+    amount = format_size(state.done_bytes)
+    return f"{amount} of {format_size(state.total_bytes)}" if state.total_bytes else amount
 
 
-def _nodes_text(held: Mapping[str, int]) -> str:
+def _nodes_text(memory_by_node: Mapping[str, int]) -> str:
     """Return how many nodes there are and what the fullest holds."""
-    return f"{plural(len(held), 'node')} up to {format_size(max(held.values()))}" if held else ""
+    return (
+        f"{plural(len(memory_by_node), 'node')} up to {format_size(max(memory_by_node.values()))}"
+        if memory_by_node
+        else ""
+    )

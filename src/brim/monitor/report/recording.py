@@ -10,50 +10,30 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from brim.errors import BrimError, InputError, StoppedError
 from brim.memory.limit import Limit
-from brim.memory.meter import blind_spots, boot_id, machine_facts, machine_now, versions
+from brim.memory.meter import blind_spots, largest_first, machine_now
 from brim.memory.tree_meter import TreeMeter
+from brim.monitor.log_writer import (
+    SHOWN_PROCESSES,
+    LogWriter,
+    check_log,
+    head_entry,
+    new_log_path,
+    process_entries,
+    sample_entry,
+)
 from brim.monitor.watching.find_processes import ProcessNames
-from brim.monitor.watching.run_log import LogWriter, check_log, new_log_path
 from brim.progress import Progress, ProgressSnapshot, Renderer, as_progress
 from brim.sizes import format_size
 from brim.state.atomic_files import reason
 
 _MAX_RUNNING, _MAX_WAITING = 40, 20
-
-
-def _work_facts(state: ProgressSnapshot) -> dict[str, Any] | None:
-    """Return the `work` of a sample; None while there is nothing to report.
-
-    A job may have a million shards, so a sample has counts and the tasks under way; finished ones are events.
-    """
-    if not (state.shards or state.shards_done or state.running or state.retries):
-        return None
-    running = [
-        {"name": task.name, "bytes": task.bytes, "t": round(task.t, 3), "tries": task.tries}
-        for task in state.running[:_MAX_RUNNING]
-    ]
-    names = {task.name for task in state.running}
-    waiting = [{"name": name, "tries": tries} for name, tries in state.retries.items() if name not in names]
-    return {
-        "what": state.phase,
-        "total": state.shards or None,
-        "done": state.shards_done,
-        "running": running,
-        "more_running": max(len(state.running) - _MAX_RUNNING, 0),
-        "again": waiting[:_MAX_WAITING],
-    }
-
-
 _SAMPLE_EVERY_S = 0.5
 _PROCESSES_EVERY_S = 5.0
-_SHOWN_PROCESSES = 20
 _MAX_EVENTS = 20_000  # the log thins its samples, not its events
 
 
@@ -80,30 +60,20 @@ class RunRecorder(Renderer):
         self.peak_bytes, self._peak_t = 0, time.time()
         self._events = 0
         self._meter = TreeMeter(lambda: [os.getpid()])
-        self._listed = 0.0
-        # A job should not wait for a disk: the thread writes these entries.
+        self._listed_at = 0.0
+        # The thread writes these entries, so that the job does not wait for a disk.
         self._queue: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
+        facts: dict[str, Any] = {"pid": os.getpid(), "not_seen": blind_spots()}
+        if forecast:
+            facts["forecast"] = dict(forecast)
+        if stop_file:
+            facts["ladder"] = {"stop_file": str(stop_file)}
         try:
             log.unlink(missing_ok=True)
             self._log = LogWriter(log)
         except OSError as error:
             raise InputError(f"The log {str(log)!r} cannot be written: {reason(error)}.") from error
-        self._log.write(
-            "head",
-            {
-                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                "boot_id": boot_id(),
-                "machine": machine_facts(),
-                "limit": {"bytes": limit.bytes, "why": limit.reason, "enforced": "the job keeps to it"},
-                "watched": "job",
-                "command": list(command),
-                "pid": os.getpid(),
-                "versions": versions(),
-                "not_seen": blind_spots(),
-                **({"forecast": dict(forecast)} if forecast else {}),
-                **({"ladder": {"stop_file": str(stop_file)}} if stop_file else {}),
-            },
-        )
+        self._log.write("head", head_entry("job", command, limit, "the job keeps to it", **facts))
         self._thread = threading.Thread(target=self._write, name="brim-record", daemon=True)
         self._thread.start()
 
@@ -121,15 +91,16 @@ class RunRecorder(Renderer):
 
     def _add(self, kind: str, text: str) -> None:
         self._events += 1
-        if self._events <= _MAX_EVENTS:
+        if self._events <= _MAX_EVENTS or kind == "error":
             self._queue.put(("event", {"t": round(time.time(), 3), "kind": kind, "text": text}))
 
     def close(self, exit_code: int, error: str | None = None) -> None:
         """Write the end. `error` is the message that the job failed with."""
         if not self._thread.is_alive():
             return
+        omitted = max(self._events - _MAX_EVENTS, 0)
         if error is not None:
-            self._queue.put(("event", {"t": round(time.time(), 3), "kind": "error", "text": error}))
+            self._add("error", error)
         self._queue.put(None)
         self._thread.join()
         end = {
@@ -139,7 +110,7 @@ class RunRecorder(Renderer):
             "peak_bytes": self.peak_bytes,
             "peak_t": round(self._peak_t, 3),
             "overshoot_bytes": max(self.peak_bytes - self._limit_bytes, 0),
-            "events_left_out": max(self._events - _MAX_EVENTS, 0),
+            "events_left_out": omitted,
             "lost_lines": self._log.lost_lines,
         }
         self._log.write("end", end)
@@ -162,34 +133,33 @@ class RunRecorder(Renderer):
         self._sample()
 
     def _sample(self) -> None:
-        reading, machine, now = self._meter.read(), machine_now(), time.time()
-        usage, state = reading.usage, self._progress.snapshot()
-        if usage.total_bytes > self.peak_bytes:
-            self.peak_bytes, self._peak_t = usage.total_bytes, now
+        reading, now, state = self._meter.read(), time.time(), self._progress.snapshot()
+        if reading.usage.total_bytes > self.peak_bytes:
+            self.peak_bytes, self._peak_t = reading.usage.total_bytes, now
             self._progress.peak_bytes = max(self._progress.peak_bytes, self.peak_bytes)
-        facts: dict[str, Any] = {
-            "t": round(now, 3),
-            **asdict(usage),
-            "total_bytes": usage.total_bytes,
-            "available_bytes": machine.available_bytes,
-            "swap_free_bytes": machine.swap_free_bytes,
-            "psi_some_avg10": machine.psi_some_avg10,
-        }
-        if time.monotonic() - self._listed >= _PROCESSES_EVERY_S:
-            self._listed = time.monotonic()
-            largest = sorted(reading.processes, key=lambda process: -process.usage.total_bytes)[:_SHOWN_PROCESSES]
-            facts["processes"] = [
-                {"pid": p.pid, "name": self._names.of(p.pid, p.name), **asdict(p.usage)} for p in largest
-            ]
-        if (work := _work_facts(state)) is not None:
-            facts["work"] = work
+        facts = sample_entry(now, reading.usage, machine_now())
+        if time.monotonic() - self._listed_at >= _PROCESSES_EVERY_S:
+            self._listed_at = time.monotonic()
+            facts["processes"] = process_entries(largest_first(reading.processes)[:SHOWN_PROCESSES], self._names)
+        if state.shards or state.shards_done or state.running or state.retries:
+            # A job may have a million shards, so a sample has counts and the running tasks; finished ones are events.
+            names = {task.name for task in state.running}
+            facts["work"] = {
+                "what": state.phase,
+                "total": state.shards or None,
+                "done": state.shards_done,
+                "running": [
+                    {"name": task.name, "bytes": task.bytes, "t": round(task.t, 3), "tries": task.tries}
+                    for task in state.running[:_MAX_RUNNING]
+                ],
+                "more_running": max(len(state.running) - _MAX_RUNNING, 0),
+                "again": [{"name": name, "tries": tries} for name, tries in state.retries.items() if name not in names][
+                    :_MAX_WAITING
+                ],
+            }
         if state.node_peaks:
             facts["nodes"] = [{"name": name, "peak_bytes": peak} for name, peak in state.node_peaks.items()]
         self._log.write("sample", facts)
-
-
-def _print(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
 
 
 @contextmanager
@@ -216,11 +186,11 @@ def recorded(
     from brim.monitor.report.live_server import shown_live
     from brim.monitor.report.page import write_page
 
-    log = log_beside(html) if html is not None else new_log_path("-".join(command[:2]))
+    log = log_next_to(html) if html is not None else new_log_path("-".join(command[:2]))
     progress = as_progress(progress)
     recorder = RunRecorder(progress, log, command, limit, forecast, stop_file)
     exit_code, error = 1, None
-    with shown_live(log, live_port, open_page, _print):
+    with shown_live(log, live_port, open_page, lambda text: sys.stderr.write(f"{text}\n")):
         try:
             with progress.drawn_by(recorder):
                 yield progress
@@ -237,13 +207,15 @@ def recorded(
                 write_page(log, html)
 
 
-def log_beside(html: Path) -> Path:
-    """Return the log of a page. Refuse both where they would replace a file that brim did not write."""
+def log_next_to(html: Path) -> Path:
+    """Return the log of a page. Refuse both if they would replace a file that brim did not write."""
     from brim.monitor.report.page import check_page  # as above
 
     log = html.with_suffix(".jsonl")
     if log == html:
-        raise InputError("--report takes the name of a page.", hint=f"Write --report={html.with_suffix('.html')}.")
+        raise InputError(
+            "--report needs the name of an HTML page.", hint=f"Write --report={html.with_suffix('.html')}."
+        )
     check_page(html)
     check_log(log)
     return log

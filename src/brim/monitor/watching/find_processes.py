@@ -1,6 +1,6 @@
 """Find processes by the name of their program or script: `brim watch --match train.py`.
 
-Other words of a command line do not count: an editor with train.py open, or `grep train.py`, does not match.
+Other arguments do not count: an editor with train.py open, or `grep train.py`, does not match.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import field
 
-from brim.memory.meter import started
+from brim.memory.meter import all_pids, parent_of, started
 from brim.records import dataclass
 from brim.redact import redact
 
-_LOOK_S, _LOOK_AGAIN_S = 0.5, 5.0
+_SEARCH_S, _SEARCH_AGAIN_S = 0.5, 5.0
 _MOST_NAMES = 10_000
 _INTERPRETER = re.compile(r"(python|pypy|perl|ruby|node|bash|dash|zsh|ksh|fish|sh|Rscript|julia|java|bun|deno)[\d.]*t?")
 _MODULE, _CODE = ("-m", "-jar"), ("-c", "-e", "-p", "--eval")
@@ -32,87 +32,67 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
-def named(words: list[str]) -> list[str]:
+def program_names(arguments: list[str]) -> list[str]:
     """Return the program of a command line and, if that is an interpreter, the script or module."""
-    if not words or not words[0]:
+    if not arguments or not arguments[0]:
         return []
-    name = os.path.basename(words[0])
-    if not _INTERPRETER.fullmatch(name):
-        return [words[0]]
-    rest = iter(words[1:])
-    for word in rest:
-        if word in _MODULE:
-            return [words[0], *itertools.islice(rest, 1)]
-        if word in _CODE:
-            return [words[0]]
-        if word in _WITH_VALUE:
-            next(rest, None)
-        elif not word.startswith(("-", "+")):
-            return [words[0], word]
-    return [words[0]]
+    program = arguments[0]
+    if not _INTERPRETER.fullmatch(os.path.basename(program)):
+        return [program]
+    remaining = iter(arguments[1:])
+    for argument in remaining:
+        if argument in _MODULE:
+            return [program, *itertools.islice(remaining, 1)]
+        if argument in _CODE:
+            return [program]
+        if argument in _WITH_VALUE:
+            next(remaining, None)
+        elif not argument.startswith(("-", "+")):
+            return [program, argument]
+    return [program]
 
 
 class ProcessNames:
     """Names of processes: the script or module rather than ten times "python3"."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[str, str]] = {}
+        self._names: dict[int, tuple[str, str]] = {}
 
     def of(self, pid: int, name: str) -> str:
         """Return the name of a process. `name` is that of the kernel, which changes with exec."""
-        known = self._known.get(pid)
-        if known is None or known[0] != name:
-            words = named(command_line(pid))
-            script = os.path.basename(words[-1]) if len(words) > 1 else ""
-            known = name, redact(script)[:80] or name
-            self._known = {**(self._known if len(self._known) < _MOST_NAMES else {}), pid: known}
-        return known[1]
+        names = self._names.get(pid)
+        if names is None or names[0] != name:
+            programs = program_names(command_line(pid))
+            script = os.path.basename(programs[-1]) if len(programs) > 1 else ""
+            names = name, redact(script)[:80] or name
+            self._names = {**(self._names if len(self._names) < _MOST_NAMES else {}), pid: names}
+        return names[1]
 
 
 def find(pattern: str, without: frozenset[int] = frozenset()) -> list[int]:
     """Return processes with `pattern` in the name of their program or script, except brim and its parents."""
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-    own = without | frozenset(_ancestors())
-    found = []
-    for pid in pids:
-        if pid in own:
-            continue
-        words = command_line(pid)
-        if any(pattern in word for word in named(words)) and not _is_brim(words) and started(pid) is not None:
-            found.append(pid)
-    return found
-
-
-def _is_brim(words: list[str]) -> bool:
-    """Check for `brim watch …` and `brim run … -- COMMAND`, which have the pattern on their own command lines."""
-    return ("watch" in words or "run" in words) and any(os.path.basename(word) == "brim" for word in words[:4])
-
-
-def _ancestors() -> list[int]:
-    """Return this process and its ancestors."""
-    pids, pid = [], os.getpid()
+    excluded, pid = {*without}, os.getpid()
     while pid > 1:
-        pids.append(pid)
-        pid = _parent(pid)
-    return pids
-
-
-def _parent(pid: int) -> int:
-    """Return the parent of a process; 0 if it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+        excluded.add(pid)
+        pid = parent_of(pid)
+    matching = []
+    for pid in all_pids():
+        if pid in excluded:
+            continue
+        arguments = command_line(pid)
+        # `brim watch …` and `brim run … -- COMMAND` have the pattern on their own command lines.
+        is_brim = ("watch" in arguments or "run" in arguments) and any(
+            os.path.basename(argument) == "brim" for argument in arguments[:4]
+        )
+        if not is_brim and any(pattern in name for name in program_names(arguments)) and started(pid) is not None:
+            matching.append(pid)
+    return matching
 
 
 def leaders(pids: list[int]) -> list[int]:
     """Return the processes that are not forked workers of another one."""
     programs = {pid: command_line(pid)[:1] for pid in pids}
-    return [pid for pid in pids if programs.get(_parent(pid)) != programs[pid]]
+    return [pid for pid in pids if programs.get(parent_of(pid)) != programs[pid]]
 
 
 @dataclass(slots=True)
@@ -122,15 +102,14 @@ class Matching:
     pattern: str
     without: frozenset[int] = frozenset()
     clock: Callable[[], float] = time.monotonic
-    _found: dict[int, int | None] = field(default_factory=dict)
-    _looked: float | None = None
+    _matching: dict[int, int | None] = field(default_factory=dict)
+    _searched: float | None = None
 
     def __call__(self) -> list[int]:
-        alive = {pid: born for pid, born in self._found.items() if started(pid) == born}
-        pause = _LOOK_AGAIN_S if alive else _LOOK_S
+        running = {pid: start for pid, start in self._matching.items() if started(pid) == start}
         now = self.clock()
-        if self._looked is None or now - self._looked >= pause:
-            self._looked = now
-            alive = {pid: started(pid) for pid in find(self.pattern, self.without)}
-        self._found = alive
-        return list(alive)
+        if self._searched is None or now - self._searched >= (_SEARCH_AGAIN_S if running else _SEARCH_S):
+            self._searched = now
+            running = {pid: started(pid) for pid in find(self.pattern, self.without)}
+        self._matching = running
+        return list(running)

@@ -1,7 +1,7 @@
 """Start a watcher process and exchange messages with it.
 
 It is a new interpreter, not a fork: small, without the libraries and secrets of its parent, and in a separate session,
-where Ctrl-C and a closed terminal do not reach it. `Orders` are its configuration.
+where Ctrl-C and a closed terminal do not reach it. `WatchConfig` is its configuration.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from brim.errors import BrimError
+from brim.memory.cgroup import Cgroup
+from brim.memory.limit import Limit
 from brim.memory.thresholds import DEFAULT_LEAD_S, Threshold, check_order, parse_level, standard_thresholds
 from brim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
+class StopLevels:
     """When and how to warn, stop and kill. Levels are like "80%", "40GB" or "off"."""
 
     alert: str = "80%"
@@ -38,25 +40,25 @@ class Ladder:
     stop_file: str | None = None
     alerts: str | None = None
     on_alert: str | None = None
-    act: bool = True
-    act_on_all: bool = False  # of several programs that match
-    heard: bool = False  # the watched program itself asks whether it should stop
+    enforce: bool = True
+    enforce_all: bool = False  # of several programs that match
+    is_polled: bool = False  # the watched program itself asks whether it should stop
 
-    def lines(self, limit_bytes: int) -> list[Threshold]:
-        """Return the thresholds of the tree; InputError if they are out of order."""
-        alert, stop, kill = map(parse_level, (self.alert, self.stop, self.kill))
-        lines = standard_thresholds(alert, stop, kill, self.alert_after_s, self.stop_after_s)
-        check_order(lines, limit_bytes)
-        return lines
+    def thresholds(self, limit_bytes: int) -> list[Threshold]:
+        """Return the thresholds of the process tree; InputError if they are out of order."""
+        alert, stop, kill = (parse_level(text) for text in (self.alert, self.stop, self.kill))
+        thresholds = standard_thresholds(alert, stop, kill, self.alert_after_s, self.stop_after_s)
+        check_order(thresholds, limit_bytes)
+        return thresholds
 
-    def system_lines(self) -> list[Threshold]:
-        """Return the threshold of the machine, which only warns: its cause is not known."""
+    def system_thresholds(self) -> list[Threshold]:
+        """Return the threshold of the machine, which only warns: the cause is unknown."""
         level = parse_level(self.system)
         return [Threshold("system", level, self.alert_after_s)] if level else []
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WatchTarget:
     """The processes to watch, by `kind`.
 
     `command`: the command that `owner` will start, and its descendants. `process`: `pid` and its descendants. `match`:
@@ -71,42 +73,46 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class WatchConfig:
     """The configuration of a watcher, sent as one JSON line."""
 
-    target: Target
+    target: WatchTarget
     log: str
-    limit_bytes: int
-    limit_why: str
-    enforced: str = "best effort"
-    floating: bool = False  # without --memory the limit is the free memory of the machine, which changes
-    asked_bytes: int = 0  # what the user set; the limit is less while a cgroup above leaves less
-    group: dict[str, Any] | None = None
-    ladder: Ladder = field(default_factory=Ladder)
+    limit: Limit
+    is_floating: bool = False  # the limit is the available memory, which changes
+    levels: StopLevels = field(default_factory=StopLevels)
+    group: Cgroup | None = None
     fraction: float | None = None  # of the work, for `brim forecast sampled`
-    board: int | None = None
+    values_descriptor: int | None = None
     speak: bool = True
     detached: bool = False
-    aside: tuple[int, ...] = ()  # processes of brim that are not part of the command
+    excluded_pids: tuple[int, ...] = ()  # processes of brim that are not part of the command
+
+    @property
+    def enforced(self) -> str:
+        return self.group.kind if self.group and self.group.limited else "best effort"
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), default=str)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Orders:
+    def from_json(cls, text: str | bytes) -> WatchConfig:
         facts = json.loads(text)
-        target = facts.pop("target")
+        target, group = facts.pop("target"), facts.pop("group")
         target["command"] = tuple(target["command"])
-        facts["aside"] = tuple(facts["aside"])
-        return cls(target=Target(**target), ladder=Ladder(**facts.pop("ladder")), **facts)
+        facts["excluded_pids"] = tuple(facts["excluded_pids"])
+        # The shelter is the parent's to leave.
+        joined = Cgroup(Path(group["folder"]), group["version"], group["limited"]) if group else None
+        levels, limit = StopLevels(**facts.pop("levels")), Limit(**facts.pop("limit"))
+        return cls(WatchTarget(**target), levels=levels, limit=limit, group=joined, **facts)
 
 
 _FIELDS = ("t_ns", "total_bytes", "anon_bytes", "shmem_bytes", "swap_bytes", "file_bytes", "peak_bytes", "stop")
 _SIZE = 4096
 
 
-class Board:
-    """Numbers by name. Make one and hand its `descriptor` to a child, or open one by descriptor."""
+class SharedValues:
+    """Numbers by name that a watcher shares with its parent. Make one, or open that of a descriptor."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._file: IO[bytes] | None = None
@@ -132,61 +138,45 @@ class Board:
             self._file.close()
 
 
-HOME = Path(__file__).parents[3]  # where the package lies: the watcher imports this brim and no other
+HOME = Path(__file__).parents[3]  # the folder of the package: the watcher imports this brim and no other
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from brim.monitor.watching.watcher import main; main()"
-# What a watcher and an --on-alert command may know of the environment: nothing that could be a secret.
+# The environment of a watcher and an --on-alert command: nothing that may be a secret.
 _PASSED = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "SHELL",
-    "LANG",
-    "LANGUAGE",
-    "TZ",
-    "TMPDIR",
-    "TERM",
-    "DISPLAY",
-    "WAYLAND_DISPLAY",
-    "DBUS_SESSION_BUS_ADDRESS",
-    "XDG_RUNTIME_DIR",
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "DISPLAY"),
+    *("WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR"),
     "XDG_STATE_HOME",  # contains the notes about stop files
-    "SLURM_MEM_PER_NODE",
-    "SLURM_MEM_PER_CPU",
-    "SLURM_CPUS_ON_NODE",
-    "SLURM_JOB_ID",
+    *("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE", "SLURM_JOB_ID"),
 )
 
 
 class WatcherProcess:
-    """A watcher that was started; `pid` is its own."""
+    """A watcher that was started; `pid` is its own process."""
 
-    def __init__(self, orders: Orders) -> None:
-        environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
-        environment |= {name: value for name, value in os.environ.items() if name.startswith("LC_")}
+    def __init__(self, config: WatchConfig) -> None:
+        environment = {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith("LC_")}
         self.end: dict[str, Any] | None = None
-        self._rest = b""
+        self._unread = b""
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _START, str(HOME)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if orders.detached and not orders.speak else None,
+            stderr=subprocess.DEVNULL if config.detached and not config.speak else None,
             env=environment,
             start_new_session=True,
-            pass_fds=() if orders.board is None else (orders.board,),
-            cwd="/" if orders.detached else None,
+            pass_fds=() if config.values_descriptor is None else (config.values_descriptor,),
+            cwd="/" if config.detached else None,
         )
         self.pid = self._process.pid
-        self._write(orders.to_json())
+        self._write(config.to_json())
         if not self._receive("ready", 30.0):
             self._process.kill()
             raise BrimError(
                 "The process that watches did not start.", hint="Run it again with --debug and report the output."
             )
 
-    def tell(self, what: str, **facts: Any) -> bool:
-        """False if the watcher is gone."""
-        return self._write(json.dumps({"do": what, **facts}))
+    def send(self, action: str, **facts: Any) -> bool:
+        """Send a message; return False if the watcher is gone."""
+        return self._write(json.dumps({"do": action, **facts}))
 
     def _write(self, line: str) -> bool:
         assert self._process.stdin is not None
@@ -204,20 +194,20 @@ class WatcherProcess:
         return self.end
 
     @property
-    def silent(self) -> bool:
-        """Whether it has closed its output."""
+    def is_silent(self) -> bool:
+        """Return whether it has closed its output."""
         return self._process.stdout is None or self._process.stdout.closed
 
-    def _receive(self, word: str, timeout_s: float) -> Any:
+    def _receive(self, name: str, timeout_s: float) -> Any:
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
         while not self._process.stdout.closed:
-            line, found, rest = self._rest.partition(b"\n")
-            if found:
-                self._rest = rest
+            line, separator, unread = self._unread.partition(b"\n")
+            if separator:
+                self._unread = unread
                 message = json.loads(line)
-                if word in message:
-                    return message[word]
+                if name in message:
+                    return message[name]
                 continue
             ready, _, _ = select.select([self._process.stdout], [], [], max(deadline - time.monotonic(), 0.0))
             if not ready:
@@ -225,15 +215,15 @@ class WatcherProcess:
             data = os.read(self._process.stdout.fileno(), 1 << 16)
             if not data:
                 self._process.stdout.close()
-            self._rest += data
+            self._unread += data
         return None
 
-    def reaped(self, status: int) -> None:
-        """Note that its exit status was collected elsewhere."""
+    def set_exit_status(self, status: int) -> None:
+        """Note its exit status, which was collected elsewhere."""
         self._process.returncode = os.waitstatus_to_exitcode(status)
 
-    def let_go(self) -> None:
-        """Detach from it."""
+    def detach(self) -> None:
+        """Close the connection. The watcher may run longer than this process."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None and not stream.closed:
                 try:
@@ -241,4 +231,4 @@ class WatcherProcess:
                 except OSError:
                     pass
         if self._process.returncode is None and self._process.poll() is None:
-            self._process.returncode = 0  # it may outlive this process, and needs no wait
+            self._process.returncode = 0  # it needs no wait
