@@ -191,7 +191,7 @@ def reader(folder: Path, page: str) -> Iterator[Shell]:
 
 def plain(line: str) -> str:
     """Return a line without spaces at its ends and without the numbers that differ from run to run."""
-    return re.sub(r"\s+", " ", VARYING.sub("#", line)).strip()
+    return re.sub(r"\s+", " ", re.sub("[▁-█]+", "▁", VARYING.sub("#", line))).strip()
 
 
 def missing_lines(shown: list[str], output: str) -> list[str]:
