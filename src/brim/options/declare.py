@@ -217,7 +217,7 @@ class Declared(NamedTuple):
     def help(self) -> str:
         """The help text with the default, for the terminal and for the tables of the docs."""
         text = self.option.help
-        if self.is_negated and not self.option.flags:
+        if text and self.is_negated and not self.option.flags:
             text = f"Do not {text[0].lower()}{text[1:]}"
         repeated = " May be repeated." if self.is_multiple and not self.option.argument else ""
         return self._with_default(text + repeated)
@@ -452,7 +452,8 @@ def options_table(kind: type[Options], in_python: Collection[str] | None = None)
         metavar = "" if item.is_switch or item.option.argument else f" {item.metavar}"
         shown = f"`{terminal}{metavar}`".replace("|", "\\|") if item.option.cli else ""
         name = f"`{item.name}`" if in_python is None or item.name in in_python else ""
-        yield f"| {shown} | {name} | {item.help.replace('|', chr(92) + '|')} |"
+        meaning = item.help.replace("|", "\\|") if item.option.help else "As in `datasets`."
+        yield f"| {shown} | {name} | {meaning} |"
 
 
 def choose_one(options: Options, *names: str) -> None:
