@@ -280,9 +280,9 @@ def page(results: Sequence[Result]) -> str:
     lines = [
         "# Mutation testing",
         "",
-        "`make mutate` changes the core of brim in small ways, one at a time, and checks that a test fails: `<` becomes",
-        "`<=`, `max` becomes `min`, a number is increased by one, a call or an assignment is dropped, an argument becomes",
-        f"None. At most {MOST} mutants per module are drawn, always the same ones. It wrote this page.",
+        "`make mutate` changes the core of brim in small ways, one at a time, and checks that a test fails: `<`",
+        "becomes `<=`, `max` becomes `min`, a number is increased by one, a call or an assignment is dropped, an",
+        f"argument becomes None. At most {MOST} mutants per module are drawn, always the same ones. It wrote this page.",
         "",
         "| module | possible | tried | killed | |",
         "|---|---:|---:|---:|---:|",
