@@ -50,7 +50,7 @@ BLOCK = re.compile(
 VARYING = re.compile(
     r"(?<![\w.])\d[\d,.]*(?: to \d[\d,.]*)? ?(?:[kKMGT]i?B|B|ms|s|min|%)(?![\w])"
     r"|\d[\d,.]* (?:workers?|\w* ?(?:a|per) (?:second|minute))|\b[0-9a-f]{12,}\b"
-    r"|\b\d+\.\d+\.\d+\b|\bpid \d+|:\d{4,5}\b|\d+-\d\d-\d\d[ T][\d:.]+"
+    r"|(?<=bytes\": )\d+|\b\d+\.\d+\.\d+\b|\bpid \d+|:\d{4,5}\b|\d+-\d\d-\d\d[ T][\d:.]+"
 )
 
 
