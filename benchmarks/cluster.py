@@ -151,12 +151,12 @@ def nodes_part(data: Path, arguments: argparse.Namespace) -> Part:
     some = [prose(200, seed) for seed in range(500)]
     rows.write_text("".join(json.dumps({"text": f"{n} {some[n % 500]}"}) + "\n" for n in range(TEXTS)))
     part = Part(
-        f"tokenise and pack {TEXTS:,} texts, {rows.stat().st_size / MB:.0f} MB",
+        f"tokenize and pack {TEXTS:,} texts, {rows.stat().st_size / MB:.0f} MB",
         (
             "nodes or workers",
             "runs",
-            "local, ms a unit",
-            "Ray, ms a unit",
+            "local, ms per unit",
+            "Ray, ms per unit",
             "local, whole s",
             "Ray, whole s",
             "of local",
@@ -182,7 +182,7 @@ def nodes_part(data: Path, arguments: argparse.Namespace) -> Part:
                     begin = time.monotonic()
                     paces[name].append(1000 * paced(data, data / "tokens", words, '"how": "computed"', skipped=4))
                     whole[name].append(time.monotonic() - begin)
-                progress(f"{count}: {paces['local'][-1]:.0f} ms a unit here, {paces['ray'][-1]:.0f} by Ray")
+                progress(f"{count}: {paces['local'][-1]:.0f} ms per unit here, {paces['ray'][-1]:.0f} by Ray")
         median = {name: statistics.median(of) for name, of in paces.items()}
         whole_s = {name: statistics.median(of) for name, of in whole.items()}
         gains[count] = median
@@ -199,7 +199,7 @@ def nodes_part(data: Path, arguments: argparse.Namespace) -> Part:
             {"local_ms": a, "ray_ms": b, "local_s": c, "ray_s": d}
             for a, b, c, d in zip(paces["local"], paces["ray"], whole["local"], whole["ray"], strict=True)
         ]
-    part.notes.append("Three share two cores: what a third gives shows on a machine with more.")
+    part.notes.append("Three nodes share two cores; a third node helps only on a machine with more cores.")
     part.goals = [
         at_least("pace of two nodes against two local workers", gains[2]["local"] / gains[2]["ray"], 0.8, "×"),
         at_least("gain of a second node", gains[1]["ray"] / gains[2]["ray"], 1.5, "×"),

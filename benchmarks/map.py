@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def part_of(title: str, results: dict[str, list[Measured]]) -> Part:
-    part = Part(title, ("who", "median s", "of it the call", "peak MB", "brim's time to it"))
+    part = Part(title, ("tool", "median s", "of it the call", "peak MB", "brim's time to it"))
     seconds = {name: statistics.median(one.seconds for one in of) for name, of in results.items()}
     calls = {name: statistics.median(map(call_s, of)) for name, of in results.items() if call_s(of[0])}
     for name, of in results.items():

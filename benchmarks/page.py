@@ -21,12 +21,36 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs/benchmarks/results.md"
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- figures: make benchmarks -->\n", "<!-- end of figures -->\n"
-HEAD = """# How fast, how small
+HEAD = """# Benchmark results
 
-Made by `make benchmarks` from `benchmarks/results/*.json`; each is what one benchmark wrote with `--json`. Memory is
-anonymous + shared + swap of the whole process tree, sampled from outside. Times move with the load of the machine: the
-ratios within a table are what to look at.
+`make benchmarks` generates this page from `benchmarks/results/*.json`, which benchmarks write with `--json`. Memory is
+anonymous, shared and swapped memory of the whole process tree, sampled from outside. Times depend on the load of the
+machine: compare the ratios within a table. Machine and versions are above each table. To run one yourself, use the
+command that is given there, or the `make bench-…` targets of the [Makefile](../../Makefile).
 """
+# Sections of the page: the result, its heading, and a sentence about it. Results that are not listed come at the end.
+SECTIONS = {
+    "package": ("Package", "Files to Parquet shards in a folder."),
+    "memory-curves": ("Memory over time", "The picture of the home page: ten files of 50 MB."),
+    "publish": ("Publish", "To a local server that answers the real clients of the Hub; it hashes and stores nothing."),
+    "objects": ("Objects", "From and to buckets: SeaweedFS on the same two cores."),
+    "reupload": ("Reupload", "How much of a dataset is sent again after rows were added."),
+    "selecting": ("Selecting", "Filter, split, concatenate, shuffle and sort datasets, on disk and remote."),
+    "map": ("Map", "A cheap function over rows of Parquet."),
+    "tokens_fast": (
+        "Tokenizing",
+        "*raw* is `encode_batch` of the tokenizers library on all cores, which writes nothing; *straight line* is a "
+        "script that parses, encodes, writes Parquet and hashes, without a memory limit.",
+    ),
+    "start": ("Start", "Jobs so small that starting up decides."),
+    "cluster": ("Ray", "Two and three nodes of a Ray cluster on one machine."),
+    "arc": ("A dataset of 273 GB", "Planning and checking 902 sessions of brain scans."),
+    "version-0.1-measured": (
+        "Earlier measurements",
+        "Of version 0.1; written by hand from the output of the benchmarks.",
+    ),
+}
+INTERNAL = ("compare",)  # versions of brim against each other: for its developers
 
 
 def parts_of(found: Any) -> list[dict[str, Any]]:
@@ -43,8 +67,13 @@ def table(part: dict[str, Any]) -> list[str]:
         f"| {' | '.join(map(str, cells))} |" for cells in (part["header"], ["---"] * len(part["header"]), *part["rows"])
     ]
     lines += ["", *(line for note in part.get("notes", []) for line in (note, ""))]
-    for goal in part.get("goals", []):
-        lines.append(f"- {'reached' if goal['reached'] else '**missed**'}: {goal['text']}: {goal['numbers']}")
+    if goals := part.get("goals"):
+        missed = sum(not goal["reached"] for goal in goals)
+        summary = f"{len(goals)} goals, {missed} missed" if missed else f"{len(goals)} goals, all reached"
+        listed = [
+            f"- {'reached' if goal['reached'] else '**missed**'}: {goal['text']}: {goal['numbers']}" for goal in goals
+        ]
+        lines += ['<details markdown="1">', f"<summary>{summary}</summary>", "", *listed, "", "</details>"]
     return [*lines, ""]
 
 
@@ -137,11 +166,14 @@ def readme_table(results: dict[str, Any]) -> str:
 
 def page(results: dict[str, Any]) -> str:
     lines = [HEAD]
-    for name, found in results.items():
+    unlisted = [name for name in results if name not in SECTIONS and name not in INTERNAL]
+    for name in [*(name for name in SECTIONS if name in results), *unlisted]:
+        found = results[name]
         made = curves(found) if "curves" in found else [line for part in parts_of(found) for line in table(part)]
         if not made:
-            raise SystemExit(f"benchmarks/results/{name}.json holds no table: write it with the benchmark's --json.")
-        lines += [f"## {name.replace('-', ' ')}", "", *machine(name, found), *made]
+            raise SystemExit(f"benchmarks/results/{name}.json has no table: write it with the benchmark's --json.")
+        heading, about = SECTIONS.get(name, (name.replace("-", " "), ""))
+        lines += [f"## {heading}", "", *([about, ""] if about else []), *machine(name, found), *made]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -216,7 +216,7 @@ def _speed_part(runs: dict[str, list[Run]]) -> Part:
         at_least("brim by LFS faster than push_to_hub", median[push] / median[lfs], 4, "×"),
         at_least("brim by LFS faster than the usual loop", median[loop] / median[lfs], 4, "×"),
         at_most("peak anonymous memory by LFS", peak[lfs] / MB, 110, " MB"),
-        at_most("files on disk beside the ledger (0: none)", float(not ledger_only), 0, ""),
+        at_most("other files on disk than the ledger (0: none)", float(not ledger_only), 0, ""),
     ]
     return part
 

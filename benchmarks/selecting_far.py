@@ -53,11 +53,12 @@ def remote(work: Path, arguments: argparse.Namespace) -> Part:
     source = work / "raw.parquet"
     _write(source)
     part = Part(
-        f"remote: {SHARDS} shards of {VALUES:,} values of {VALUE_BYTES // 1000} kB, {DELAY_S * 1000:.0f} ms a request",
+        f"remote: {SHARDS} shards of {VALUES:,} values of {VALUE_BYTES // 1000} kB, "
+        f"{DELAY_S * 1000:.0f} ms per request",
         (
             "where",
             "what",
-            "who",
+            "tool",
             "s",
             "requests for shards",
             "other requests",
@@ -71,10 +72,11 @@ def remote(work: Path, arguments: argparse.Namespace) -> Part:
         s3.create_bucket(BUCKET)
         _from_a_bucket(part, s3, source, work)
     part.notes += [
-        "Shards of others have no manifest. Their small columns lie in each row group, so that all of them take a "
-        "request a row group beside that for the footer. The size of a value stands before it: in pages of pyarrow, "
-        "which hold 300 here with and without an index, one is found by following all sizes before it, a request each, "
-        "or by reading all values before it. Few bytes and few requests cannot both be had there.",
+        "Shards of other tools have no manifest. Their small columns are in each row group, so reading all of them "
+        "takes a request per row group and one for the footer. The size of a value precedes it: in pages of "
+        "pyarrow, which contain 300 values here with and without an index, a value is found by following all sizes "
+        "before it, a request each, or by reading all values before it. There, few bytes and few requests are not "
+        "possible at the same time.",
     ]
     return part
 

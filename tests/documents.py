@@ -50,7 +50,7 @@ BLOCK = re.compile(
 VARYING = re.compile(
     r"(?<![\w.])\d[\d,.]*(?: to \d[\d,.]*)? ?(?:[kKMGT]i?B|B|ms|s|min|%)(?![\w])"
     r"|\d[\d,.]* (?:workers?|\w* ?(?:a|per) (?:second|minute))|\b[0-9a-f]{12,}\b"
-    r"|\b\d+\.\d+\.\d+\b|\bpid \d+|:\d{4,5}\b|\d+-\d\d-\d\d[ T][\d:.]+"
+    r"|(?<=bytes\": )\d+|\b\d+\.\d+\.\d+\b|\bpid \d+|:\d{4,5}\b|\d+-\d\d-\d\d[ T][\d:.]+"
 )
 
 
@@ -191,7 +191,7 @@ def reader(folder: Path, page: str) -> Iterator[Shell]:
 
 def plain(line: str) -> str:
     """Return a line without spaces at its ends and without the numbers that differ from run to run."""
-    return re.sub(r"\s+", " ", VARYING.sub("#", line)).strip()
+    return re.sub(r"\s+", " ", re.sub("[▁-█]+", "▁", VARYING.sub("#", line))).strip()
 
 
 def missing_lines(shown: list[str], output: str) -> list[str]:

@@ -1,6 +1,7 @@
 """mkdocs hooks: links to files outside docs/ become plain text, and old addresses lead to the new pages.
 
-`extra.redirects` in mkdocs.yml maps an old page to its new one. The page written for an old address keeps the anchor.
+Comments for the tests (tests/documents.py) are left out of the site. `extra.redirects` in mkdocs.yml maps an old page to
+its new one. The page written for an old address keeps the anchor.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         outside = posixpath.normpath(posixpath.join(folder, link[2])).startswith("../")
         return link[1] if outside else link[0]
 
+    markdown = re.sub(r"<!--\s*(?:setup:|not run:|exit:).*?-->\n?", "", markdown, flags=re.S)
     return re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)", text_if_outside, markdown)
 
 

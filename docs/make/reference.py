@@ -100,8 +100,14 @@ def functions() -> str:
 
 
 def decisions() -> str:
-    pages = sorted((ROOT / "adr").glob("[0-9]*.md"))
-    return "# Decisions\n\n" + "\n\n".join(re.sub(r"^(#+)", r"#\1", page.read_text(), flags=re.M) for page in pages)
+    """Return all decisions as one page, whose links lead to its sections."""
+    pages = {page.name: page.read_text() for page in sorted((ROOT / "adr").glob("[0-9]*.md"))}
+    parts = ["# Decisions", "Why brim is built as it is. Each section was written when the decision was made."]
+    for name, text in pages.items():
+        title, _, body = text.partition("\n")
+        body = re.sub(r"\]\((\d+-[\w-]+)\.md\)", r"](#\1)", body)
+        parts.append(f"#{title} {{ #{name.removesuffix('.md')} }}\n{body}")
+    return "\n\n".join(parts)
 
 
 def main() -> None:

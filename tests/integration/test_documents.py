@@ -89,7 +89,7 @@ def check_command(command: str, group: Any, where: str) -> None:
     known = {name for parameter in node.params for name in (*parameter.opts, *parameter.secondary_opts)}
     known |= {"-h", "--help", "--help-all", "--debug", "--version", "--install-completion", "--show-completion"}
     given = words[: words.index("--")] if "--" in words else words
-    unknown = [word for word in given if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
+    unknown = [word for word in given if re.match(r"--[a-z]|-[a-z]$", word) and word.partition("=")[0] not in known]
     assert not unknown, f"{where}: {command}: {unknown}"
 
 

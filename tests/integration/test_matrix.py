@@ -270,5 +270,5 @@ class TestEveryCell:
 
 
 def test_the_page_has_the_table() -> None:
-    """docs/contributing/architecture.md tells of the cells that there are: `python -m tests.matrix --write`."""
+    """docs/contributing/tests.md has the table that `python -m tests.matrix --write` writes."""
     assert block(PAGE.read_text()) == table()

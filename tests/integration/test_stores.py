@@ -176,7 +176,7 @@ class TestEveryStore:
         done = run(place, "build", source, place.address, *SHARDS)
         assert ("heeds no conditions" in done.stderr) != place.store.guarded
         assert not any(name.startswith((".brim/check-", ".brim/lock")) for name in self.keys(place))
-        cells["two runs"] = "kept apart" if place.store.guarded else "kept apart, unless they begin at one moment"
+        cells["two runs"] = "separated" if place.store.guarded else "separated, unless they start at the same moment"
 
     def test_damage_is_found(self, place: StorePlace, source: Path, cells: dict[str, str]) -> None:
         """By the ETag of an object; where that tells nothing, this is said, and its content is read."""

@@ -7,8 +7,6 @@ import gzip
 import io
 import json
 import random
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -476,34 +474,6 @@ def test_refused_in_words(work: Path, tmp_path: Path, monkeypatch: pytest.Monkey
             run_command(["tokenize", source, str(tmp_path / "out"), *words])
         assert message in f"{caught.value.message} {caught.value.hint}"
         assert not (tmp_path / "out").exists()
-
-
-def test_the_blocks_of_the_documentation_run(work: Path, tmp_path: Path) -> None:
-    """docs/how-to/tokenize-text.md, with a corpus and a tokenizer in the places that it names."""
-    made = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
-    made.add_special_tokens(["<|endoftext|>"])
-    (tmp_path / "gpt2").mkdir()
-    made.save(str(tmp_path / "gpt2" / "tokenizer.json"))
-    made.save(str(tmp_path / "tokenizer.json"))
-    lines = (work / "corpus.jsonl").read_bytes()
-    (tmp_path / "corpus.jsonl").write_bytes(lines)
-    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(lines))
-    (tmp_path / "books").mkdir()
-    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "books" / "1.parquet")
-    page = (Path(__file__).parents[2] / "docs/how-to/tokenize-text.md").read_text()
-    typed = [line[2:] for line in page.splitlines() if line.startswith("$ brim ")]
-    assert len(typed) == 3
-    for line in typed:
-        words = shlex.split(line)[1:]
-        if "--pack" in words:  # the corpus is small
-            words[words.index("--pack") + 1] = "64"
-        brim(*words, cwd=tmp_path)
-    programs = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    assert len(programs) == 2
-    for program in programs:
-        plain = re.sub(r"^>>> ", "", program, flags=re.M)
-        done = subprocess.run([sys.executable, "-c", plain], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
 
 
 def test_document_without_a_safe_cut_is_named(tmp_path: Path) -> None:

@@ -280,9 +280,10 @@ def page(results: Sequence[Result]) -> str:
     lines = [
         "# Mutation testing",
         "",
-        "`make mutate` changes the core of brim in small ways, one at a time, and looks whether a test notices: `<`",
-        "becomes `<=`, `max` becomes `min`, a number is one more, a call or an assignment is dropped, an argument is",
-        f"None. At most {MOST} mutants of each module are drawn, always the same. It wrote this page.",
+        "`make mutate` changes the core of brim in small ways, one at a time, and checks that a test fails: `<`",
+        "becomes `<=`, `max` becomes `min`, a number is increased by one, a call or an assignment is dropped, an",
+        f"argument becomes None. At most {MOST} mutants per module are drawn, always the same ones.",
+        "It wrote this page.",
         "",
         "| module | possible | tried | killed | |",
         "|---|---:|---:|---:|---:|",
@@ -295,17 +296,13 @@ def page(results: Sequence[Result]) -> str:
     lines += [
         f"| all | {possible} | {tried} | {killed} | {killed / max(tried, 1):.0%} |",
         "",
-        "## Those that survive",
-        "",
+        f"`{REASONS.relative_to(ROOT)}` explains the survivors: mostly changes that give the same bytes.",
     ]
     for result in results:
-        if not result.survivors:
-            continue
         known = reasons.get(result.module.short, {})
-        lines += [f"`{result.module.path.name}`", ""]
-        for mutant in result.survivors:
-            lines.append(f"- {mutant.key}: {known.get(mutant.key, 'not explained')}")
-        lines.append("")
+        unexplained = [mutant.key for mutant in result.survivors if mutant.key not in known]
+        if unexplained:
+            lines += ["", f"Not explained in `{result.module.path.name}`:", "", *(f"- {key}" for key in unexplained)]
     return "\n".join(lines).rstrip() + "\n"
 
 

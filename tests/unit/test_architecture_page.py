@@ -1,4 +1,4 @@
-"""docs/contributing/architecture.md tells of the house as it is."""
+"""docs/contributing/architecture.md describes the packages and files that exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOURCE = Path(brim.__file__).parent
 PAGE = (Path(__file__).parents[2] / "docs/contributing/architecture.md").read_text()
 
 
-def test_what_is_named_is_there() -> None:
+def test_files_that_the_page_names_exist() -> None:
     """Every file that the page names by its path exists."""
     named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", PAGE))
     here = {name for name in named if not name.startswith("tests/")}
@@ -19,9 +19,9 @@ def test_what_is_named_is_there() -> None:
     assert not {name for name in here if not (SOURCE / name).exists() and ("/" in name or name not in known)}
 
 
-def test_questions_have_answers() -> None:
-    """Forty questions of the kind "where is X?", each with one file, none twice."""
-    table = PAGE.partition("### Where is…")[2].partition("\n## ")[0]
+def test_where_is_table_has_forty_answers() -> None:
+    """Each row names one file, and no file is named twice."""
+    table = PAGE.partition("## Where is…")[2].partition("\n## ")[0]
     answers = re.findall(r"^\| [^|]+ \| `([a-z_/]+\.py)`", table, re.MULTILINE)
     assert len(answers) >= 40
     assert len(answers) == len(set(answers))
