@@ -194,7 +194,7 @@ class FileTable:
     faults: tuple[RowFault, ...] = ()  # what breaks rows (only if read leniently: otherwise it is an error)
     unmatched: Unmatched | None = None  # files that no column takes; None if nobody looked
     expected: tuple[Finding, ...] = ()  # what a recipe says of the whole dataset, compared
-    beside: Mapping[str, str] = field(default_factory=dict)  # columns whose lists go with those of another
+    aligned_with: Mapping[str, str] = field(default_factory=dict)  # columns whose lists match those of another one
     absent: tuple[str, ...] = ()  # files whose content git-annex keeps elsewhere; their sizes are known
     saved: str | None = None  # the columns found, as a recipe that fixes them
     verbatim: bool = False
@@ -256,9 +256,9 @@ class FileTable:
         return rows, values
 
     def misaligned(self) -> list[str]:
-        """Rows in which a column does not go element by element with the one that it is beside, in words."""
+        """Describe rows in which two aligned columns have different numbers of elements."""
         found = []
-        for name, other in self.beside.items():
+        for name, other in self.aligned_with.items():
             if name in self.rows.column_names and other in self.rows.column_names:
                 mine, its = _lengths(self.rows.column(name)), _lengths(self.rows.column(other))
                 for row in np.flatnonzero(mine != its)[:_NAMED].tolist():
