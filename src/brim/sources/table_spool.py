@@ -12,24 +12,37 @@ import mmap
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from brim.errors import DestinationUnavailableError
 from brim.file_set import Bools, Ints
 from brim.memory.release import give_back_heap
 from brim.partition import arrow_bytes
-from brim.state.atomic_files import failures
 from brim.state.scratch import scratch_folder
 
 SMALL_TABLE_BYTES = 8_000_000  # tables up to here stay in memory
 _ALIGNMENT = 64
+_RELEASE_BYTES = 1 << 20
 _HELD_BYTES = 1 << 20  # of a buffer that grows, before it goes to a file
 _MOST_OFFSET = 2**31 - 1
 
 _mappings: list[tuple[weakref.ref[mmap.mmap], int, int]] = []  # scratch files: (mapping, first address, end)
+
+
+@contextmanager
+def scratch_failures() -> Iterator[None]:
+    """Turn errors of the system about temporary files into errors that name their folder."""
+    try:
+        yield
+    except OSError as error:
+        raise DestinationUnavailableError(
+            f"{scratch_folder()!r}, the folder for temporary files, cannot be written to: {error.strerror}.",
+            hint="Free disk space there, or set TMPDIR to another folder.",
+        ) from error
 
 
 class TableSpool:
@@ -41,15 +54,21 @@ class TableSpool:
 
     def write(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         """Write a table."""
-        with failures(Path(scratch_folder())):
+        with scratch_failures():
             self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
             self._starts.append(self._file.tell())
-            with pa.ipc.new_stream(self._file, schema) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-                    del batch
-                    pa.default_memory_pool().release_unused()  # which would keep several times as much
-                    give_back_heap()
+            writer, unreleased = pa.ipc.new_stream(self._file, schema), 0
+        for batch in batches:
+            with scratch_failures():
+                writer.write_batch(batch)
+            unreleased += arrow_bytes(batch)
+            del batch
+            if unreleased >= _RELEASE_BYTES:  # Arrow would keep several times as much
+                unreleased = 0
+                pa.default_memory_pool().release_unused()
+                give_back_heap()
+        with scratch_failures():
+            writer.close()
 
     def tables(self) -> list[pa.Table]:
         """What was written. The mapping lives as long as one of the tables does."""
@@ -213,7 +232,7 @@ class _GrowingBuffer:
 
     def write(self, data: Any) -> None:
         content = memoryview(data).cast("B") if len(data) else b""
-        with failures(Path(scratch_folder())):
+        with scratch_failures():
             self._file.write(content)
         self._size += len(content)
 
