@@ -1,7 +1,7 @@
 """Recipes: how a folder becomes rows and columns, and which files and counts the complete dataset should have.
 
-A recipe is a small TOML file (docs/recipes.md describes every key), or is derived from a BIDS folder (bids_recipe.py).
-It is data and can name no code. recipe_rows.py makes the rows.
+A recipe is a small TOML file (docs/reference/recipes.md describes every key), or is derived from a BIDS folder by
+bids_recipe.py. It is data and cannot name code. recipe_rows.py makes the rows.
 
 Covered: the parts of a recipe, reading them from TOML, and comparing expected counts with those that were found.
 """

@@ -300,7 +300,7 @@ class _Condition:
             return self._function(node)
         if isinstance(node, ast.Constant) and not isinstance(node.value, complex | type(...)):
             return _constant(node.value)
-        raise self._error("has a part that is not supported", node, "docs/select.md lists what is supported.")
+        raise self._error("has a part that is not supported", node, "docs/reference/where.md lists the syntax.")
 
     def _compile_condition(self, node: ast.expr) -> Value:
         value = self._compile(node)
