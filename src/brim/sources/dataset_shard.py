@@ -14,12 +14,12 @@ from brim.formats import thrift
 from brim.formats.file_views import FileView
 from brim.formats.nested_values import byte_leaves
 from brim.formats.parquet_footer import Leaf, read_footer, schema_leaves
+from brim.formats.parquet_levels import is_list_type
 from brim.formats.parquet_values import PageSpan, page_spans
 from brim.formats.range_readers import Readable
 from brim.formats.thrift import Struct
 from brim.records import dataclass
 from brim.sources.dataset_files import DatasetFile
-from brim.sources.file_table import is_list
 
 _NEAR_BYTES = 1_000_000
 BROKEN = (
@@ -64,7 +64,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 def content_column(field: pa.Field) -> ContentColumn | None:
     """What of an Arrow field is left where it lies; None for a column that is read."""
-    kind, many = field.type, is_list(field.type)
+    kind, many = field.type, is_list_type(field.type)
     inner = kind.value_type if many else kind
     if pa.types.is_binary(inner) or pa.types.is_large_binary(inner):
         return ContentColumn(field.name, kind, many, bare=True)

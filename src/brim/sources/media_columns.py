@@ -25,9 +25,10 @@ import pyarrow.compute as pc
 from brim import partition as cuts
 from brim.errors import DestinationUnavailableError, SourceError
 from brim.file_set import FILE_TYPE, NO_CONTENT, Bools, Ints, RangeSetBuilder, Stat
+from brim.formats.parquet_levels import is_list_type
 from brim.records import dataclass
 from brim.sizes import format_size
-from brim.sources.file_table import Refused, is_list
+from brim.sources.file_table import Refused
 from brim.sources.folder_tree import Folder, Walk
 from brim.state.atomic_files import pread_all, reason
 
@@ -242,7 +243,7 @@ def media_of(feature: Any, kind: pa.DataType) -> Media | None:
     name = type(feature).__name__
     if name in _KINDS and kind == FILE_TYPE:
         return Media(name.lower(), feature, is_list=False)
-    if name in ("List", "LargeList") and is_list(kind):
+    if name in ("List", "LargeList") and is_list_type(kind):
         inner = media_of(feature.feature, kind.value_type)
         if inner is not None and not inner.is_list:
             return Media(inner.kind, inner.feature, is_list=True)

@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from brim.file_set import Bools, Ints
 from brim.formats.nested_values import merge_leaves, numbered_type
+from brim.formats.parquet_levels import is_list_type
 from brim.sources.dataset_files import DatasetFile
 from brim.sources.dataset_shard import BROKEN, ContentColumn, broken
 from brim.sources.features import kind_of_feature
-from brim.sources.file_table import FileColumn, FileTable, Split, is_list, one_array
+from brim.sources.file_table import FileColumn, FileTable, Split, one_array
 from brim.sources.parquet_shards import ParquetShards
 from brim.sources.small_columns import SmallColumns, plain_table, take_rows
 from brim.sources.table_spool import TableSpool
@@ -66,7 +67,7 @@ class ParquetOrigin:
         def paths_of(field: pa.Field) -> list[str]:
             some = self.small([field.name], np.arange(min(_SAMPLED_ROWS, len(self))))
             array = one_array(some.column(field.name).slice(0, _SAMPLED_ROWS))
-            array = array.flatten() if is_list(array.type) else array
+            array = array.flatten() if is_list_type(array.type) else array
             return array.field("path").drop_null().to_pylist()  # type: ignore[no-any-return]
 
         return self.shards.features(paths_of)

@@ -23,9 +23,10 @@ import pyarrow.compute as pc
 from brim.errors import ArgumentError, InputError
 from brim.file_set import Bools, Ints, join_sets
 from brim.formats.nested_values import map_leaves
+from brim.formats.parquet_levels import is_list_type
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, Split, comparable, is_list, one_array, other_type, stacked
+from brim.sources.file_table import FileTable, Split, comparable, one_array, other_type, stacked
 from brim.sources.source_options import check_split
 from brim.sources.value_spool import with_content
 from brim.sources.where import labels_of, names_in, need_duckdb, sql_mask, where_mask
@@ -103,7 +104,7 @@ def _renumbered_rows(table: FileTable, used: Ints | int) -> pa.Table:
     """Return rows with other numbers of files: their positions in `used`, or larger by `used` if that is a number."""
 
     def renumber(cells: pa.Array) -> pa.Array:
-        if is_list(cells.type):
+        if is_list_type(cells.type):
             mask = cells.is_null() if cells.null_count else None
             return type(cells).from_arrays(cells.offsets, renumber(cells.values), mask=mask)
         numbers = cells.fill_null(0).to_numpy(zero_copy_only=False)
@@ -537,7 +538,7 @@ class _ChosenRows:
         """Return a number for each content of a file column. Only files of the same size are read."""
         table = self._origin.locate(self.rows, [column])
         cells = one_array(table.rows.column(column))
-        if is_list(cells.type):
+        if is_list_type(cells.type):
             raise InputError(f"--distinct needs a column with one file per row, but {column!r} has lists.")
         numbers = cells.fill_null(-1).to_numpy(zero_copy_only=False)
         sizes = np.where(numbers < 0, -1, np.append(table.files.sizes, 0)[numbers])
