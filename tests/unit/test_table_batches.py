@@ -22,7 +22,7 @@ CHUNK = 512
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 64 bytes, chunks of 512, and tables that go to a spool from 256 bytes on."""
-    monkeypatch.setattr(table_batches, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(table_batches, "_BLOCK_BYTES", 64)
     monkeypatch.setattr(table_batches, "_CSV_CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(table_batches, "_JSON_CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(table_batches, "_BATCH_ROWS", 7)
