@@ -172,7 +172,7 @@ def test_a_small_build(tmp_path: Path) -> None:
     pages += ("http.client", "http.server", "xml.etree.ElementTree")
     others = (
         "brim.sources.recipe",
-        "brim.sources.bids_source",
+        "brim.sources.bids_recipe",
         "brim.sources.parquet_source",
         "brim.compute.rows.read_unit",
     )

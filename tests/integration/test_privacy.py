@@ -16,7 +16,7 @@ from brim.errors import SourceError
 from brim.formats.parquet_locate import locate_parquet
 from brim.formats.range_readers import LocalFile
 from brim.formats.tar_shard import locate_tar
-from brim.sources.table_source import _root
+from brim.sources.path_columns import published_root
 from tests.conftest import brim, random_bytes, write_files
 from tests.hub import TestHub
 from tests.publishing import DEST, Machine
@@ -120,7 +120,7 @@ def test_a_table_that_names_files_of_two_homes_is_refused(tmp_path: Path) -> Non
 )
 def test_table_root_publishes_no_home_folder(base: str, paths: list[str]) -> None:
     with pytest.raises(SourceError, match="root=") as refused:
-        _root(base, paths, fixed=False)
+        published_root(base, paths, is_fixed=False)
     assert "home folder" in str(refused.value)
 
 
@@ -136,7 +136,7 @@ def test_table_root_publishes_no_home_folder(base: str, paths: list[str]) -> Non
     ],
 )
 def test_table_root_is_the_common_folder_elsewhere(base: str, paths: list[str], root: str) -> None:
-    assert _root(base, paths, fixed=False) == root
+    assert published_root(base, paths, is_fixed=False) == root
 
 
 def _paths(out: Path) -> set[str]:

@@ -102,7 +102,7 @@ def test_arc_rows(arc: Layout) -> None:
     assert str(table.rows.schema.field("dwi_bvals").type) == "list<item: string>"
     assert sorted(table.files.paths.to_pylist()) == sorted(arc.contents)
     assert not table.refused
-    assert table.beside == {"dwi_bvals": "dwi", "dwi_bvecs": "dwi"}
+    assert table.aligned_with == {"dwi_bvals": "dwi", "dwi_bvecs": "dwi"}
 
 
 def test_order_is_natural(arc: Layout) -> None:
@@ -650,7 +650,7 @@ def test_partners_may_be_missing(tmp_path: Path) -> None:
         name = "bval"
         pattern = "{subject_id}/*_dwi.bval"
         type = "text"
-        beside = "dwi"
+        aligned_with = "dwi"
         missing = "null"
         final_newline = false
         [[columns]]
@@ -680,7 +680,7 @@ def test_partners_may_be_missing(tmp_path: Path) -> None:
     assert refs == ["sub-1/sub-1_dir-AP_sbref.nii.gz", "sub-1/extra/sub-1_dir-LR_sbref.nii.gz", None]
     assert row["direction"] == ["front to back", "LR", "PA"]
     assert not table.misaligned()
-    assert "lie beside no file of 'dwi': sub-1/sub-1_dir-XX_dwi.bval" in table.warnings[0]
+    assert "match no file of 'dwi': sub-1/sub-1_dir-XX_dwi.bval" in table.warnings[0]
     brim.build(table, tmp_path / "out", allow_empty=True)
     assert read_built(tmp_path / "out")[0]["bval"] == [None, None, "0 1"]
 
@@ -714,15 +714,18 @@ def test_columns_by_the_values_that_are_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ('beside = "nothing"', "beside names 'nothing', which is not a column of files"),
-        ('missing = "null"', "missing can only be used with beside"),
+        ('aligned_with = "nothing"', "aligned_with names 'nothing', which is not a column of files"),
+        ('beside = "nothing"', "aligned_with names 'nothing', which is not a column of files"),
+        ('beside = "scan"\naligned_with = "scan"', "aligned_with and another name of it cannot both be given"),
+        ('missing = "null"', "missing can only be used with aligned_with"),
+        ('patern = "x"', "unknown key 'patern'"),
         ('values = ["a"]', "values can only be used with split"),
         ('final_newline = false\ntype2 = "x"', "unknown key 'type2'"),
         ('beside = "scan"\nmissing = "none"', "missing must be one of error, null"),
         ('entity = "acq"\nof = "notes"', "unknown key 'pattern'"),
     ],
 )
-def test_mistakes_in_the_new_words(more: str, words: str) -> None:
+def test_recipe_keys_that_do_not_go_together_are_refused(more: str, words: str) -> None:
     """Keys that do not go together are errors that name the place."""
     with pytest.raises(InputError, match=words):
         parse_recipe(SMALL + more + "\n")
@@ -767,3 +770,18 @@ def test_an_unfetched_clone_is_planned(arc: Layout, tmp_path: Path) -> None:
     done = command("build", arc.root, tmp_path / "out", "--recipe", "arc", "--json", check=2)
     assert f"datalad get derivatives/lesion_masks {subjects}" in json.loads(done.stdout.splitlines()[-1])["message"]
     assert not (tmp_path / "out" / "data").exists()
+
+
+def test_unknown_recipe_key_suggests_the_nearest_one() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_recipe(SMALL.replace("pattern", "patern"))
+    assert caught.value.hint.startswith("Did you mean 'pattern'? Allowed: name, pattern,")
+
+
+def test_beside_is_read_as_aligned_with() -> None:
+    """The earlier spelling of the key makes the same recipe."""
+    text = load_recipe("arc").toml
+    assert "aligned_with" in text
+    earlier, recipe = parse_recipe(text.replace("aligned_with", "beside")), load_recipe("arc")
+    assert earlier.columns == recipe.columns
+    assert recipe.aligned_columns() == {"dwi_bvals": "dwi", "dwi_bvecs": "dwi"}

@@ -65,7 +65,7 @@ def _column(column: Any) -> str:
     names = [column.name]
     if getattr(column, "split", ""):
         names = [column.split_name(value) for value in column.values] or [f"{column.name}_* (by {column.split}-)"]
-    partner = getattr(column, "beside", "")
+    partner = getattr(column, "aligned_with", "")
     suffix = f" (with {partner})" if partner else " (list)" if column.is_list else ""
     return ", ".join(f"{name}{suffix}" for name in names)
 
@@ -76,8 +76,9 @@ def _span(span: tuple[int, int]) -> str:
 
 def _facts(recipe: Any) -> dict[str, Any]:
     expect = recipe.expect
+    keys = {"is_list": "list", "aligned_with": "beside"}  # of --json, which stay
     columns = [
-        {("list" if name == "is_list" else name): value for name, value in asdict(c).items() if value not in ("", ())}
+        {keys.get(name, name): value for name, value in asdict(c).items() if value not in ("", ())}
         for c in recipe.columns
     ]
     values = [

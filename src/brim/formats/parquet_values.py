@@ -27,6 +27,7 @@ from brim.formats import thrift
 from brim.formats.parquet_footer import Leaf
 from brim.formats.parquet_levels import Damaged, decode_levels
 from brim.formats.parquet_page_decode import (
+    Fetch,
     PageBody,
     decode_delta,
     decode_runs,
@@ -39,7 +40,7 @@ from brim.formats.range_readers import LocalFile, Readable
 from brim.formats.thrift import Struct
 from brim.records import dataclass
 
-PLAIN, PLAIN_DICTIONARY, DELTA_LENGTH, DELTA_BYTES, RLE_DICTIONARY = 0, 2, 6, 7, 8
+PLAIN, PLAIN_DICTIONARY, DELTA_LENGTH, RLE_DICTIONARY = 0, 2, 6, 8
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _STREAMED = {2: "gzip", 4: "brotli", 6: "zstd"}
 _AT_ONCE = {1: ("snappy", 22), 7: ("lz4_raw", 256)}  # codec, and the most times that its output is larger
@@ -108,85 +109,102 @@ class FoundValues:
     pieces: Pieces
 
 
-class _PageReader:
-    """Read the headers and bytes of the pages of one column chunk; decompress pages to the spool if necessary."""
+@dataclass(frozen=True, slots=True)
+class DataPage:
+    """A data page: its levels, its uncompressed bytes, and the position of the first value in them."""
 
-    def __init__(self, file: Readable, codec: int, spool: Spooling, is_cheap: Callable[[int, int], bool]) -> None:
-        self._file, self._codec, self.spool = file, codec, spool
-        self._is_cheap = is_cheap  # whether reading a range of the file needs no request
+    encoding: int
+    repetition: Ints
+    definition: Ints
+    body: PageBody
+    is_spooled: bool
+    position: int
+
+
+class PageReader:
+    """Read the pages of one column chunk. Pages that have to be decompressed are written to the spool.
+
+    `is_cheap` returns whether a range of the file can be read without a request.
+    """
+
+    def __init__(
+        self, file: Readable, codec: int, leaf: Leaf, spool: Spooling, is_cheap: Callable[[int, int], bool]
+    ) -> None:
+        self._file, self._codec, self._leaf, self.spool, self._is_cheap = file, codec, leaf, spool, is_cheap
         self._is_local = isinstance(file, LocalFile)
 
-    def pages(self, position: int, end: int) -> Iterator[tuple[Struct, int]]:
-        """Return the header of each page between two offsets, and the offset of its body."""
+    def headers(self, position: int, end: int) -> Iterator[tuple[Struct, int]]:
+        """Yield the header of each page between two offsets, and the offset of its body."""
         while position < end:
-            header, used = self._header(position, end)
+            for limit in _HEADER_BYTES:
+                try:
+                    header, used = thrift.decode(self._file.read_at(position, min(limit, end - position)))
+                    break
+                except thrift.ThriftError:
+                    if limit >= end - position or limit == _HEADER_BYTES[-1]:
+                        raise
             size = int(header[3][1])
             if size < 0 or position + used + size > end:
                 raise Damaged("a page runs past its column")
+            if int(header[2][1]) < 0:
+                raise Damaged("a page has a size below zero")
             yield header, position + used
             position += used + size
-
-    def _header(self, position: int, end: int) -> tuple[Struct, int]:
-        for limit in _HEADER_BYTES:
-            try:
-                return thrift.decode(self._file.read_at(position, min(limit, end - position)))
-            except thrift.ThriftError:
-                if limit >= end - position or limit == _HEADER_BYTES[-1]:
-                    raise
-        raise AssertionError
-
-    def read(self, offset: int, size: int) -> bytes:
-        return self._file.read_at(offset, size)
 
     def body(
         self, offset: int, size: int, plain_size: int, header: Struct, is_compressed: bool = True
     ) -> tuple[PageBody, bool]:
-        """Return the uncompressed bytes of a page, and whether they had to be written to the spool."""
-        codec = self._codec if is_compressed else 0
-        data = b""
+        """Return the uncompressed bytes of a page, and whether they were written to the spool."""
+        codec, fetch, data = self._codec if is_compressed else 0, self._file.read_at, b""
         if size <= _WHOLE_PAGE_BYTES and self._is_cheap(offset, offset + size):
-            data = self._file.read_at(offset, size)
+            data = fetch(offset, size)
             if len(data) != size:
                 raise Damaged("a page is cut off")
             if 4 in header and zlib.crc32(data) != header[4][1] & 0xFFFFFFFF:
                 raise Damaged("a page does not have the checksum that it should")
-        if codec == 0:
+        if codec == 0 or not (size or plain_size):
             if size != plain_size:
                 raise Damaged("a page that is not compressed has two sizes")
-            return plain_body(data, offset, size, self._file.read_at), False
-        if not size and not plain_size:
-            return plain_body(b"", offset, 0, self._file.read_at), False
-        fetch = self._file.read_at if not data else lambda start, count: data[start - offset : start - offset + count]
-        body = None
-        if codec == 1:
-            body = snappy_body(fetch, offset, size, plain_size)
-        elif codec == 6:
-            body = zstd_body(fetch, offset, size, plain_size)
-        if body is not None:
-            return body, False
-        return self._decompress(data or self._file.read_at(offset, size), plain_size, codec), True
-
-    def _decompress(self, data: bytes, size: int, codec: int) -> PageBody:
+            return plain_body(data, offset, size, fetch), False
+        describe = {1: snappy_body, 6: zstd_body}.get(codec)
+        if describe is not None:
+            of_data: Fetch = lambda start, count: data[start - offset : start - offset + count]  # noqa: E731
+            body = describe(of_data if data else fetch, offset, size, plain_size)
+            if body is not None:
+                return body, False
         start = self.spool.size
-        if codec in _AT_ONCE:
-            name, ratio = _AT_ONCE[codec]
-            if size > ratio * len(data) + 64:
-                raise Damaged("a compressed page says that it is larger than it can be")
-            plain = pa.Codec(name).decompress(data, size)
-            if len(plain) != size:
-                raise Damaged("a compressed page has another size than its header says")
-            self.spool.append(memoryview(plain))
-        else:
-            written = 0
-            with pa.CompressedInputStream(pa.BufferReader(data), _STREAMED[codec]) as stream:
-                while block := stream.read(_BLOCK_BYTES):
-                    written += len(block)
-                    if written > size:
-                        break
-                    self.spool.append(block)
-            if written != size:
-                raise Damaged("a compressed page has another size than its header says")
-        return plain_body(b"", start, size, self.spool.read_at)
+        _decompress(data or fetch(offset, size), plain_size, codec, self.spool)
+        return plain_body(b"", start, plain_size, self.spool.read_at), True
+
+    def data_page(self, header: Struct, offset: int, count: int) -> DataPage:
+        """Read the levels of a data page with `count` slots."""
+        size, plain_size = int(header[3][1]), int(header[2][1])
+        maxima = (self._leaf.max_repetition, self._leaf.max_definition)
+        if int(header[1][1]) == _DATA:
+            body, is_spooled = self.body(offset, size, plain_size, header)
+            # Each block of levels begins with its length: DuckDB packs 256 levels at a time, however few there are.
+            head: bytes = body.read(0, min(body.size, 64 + 4 * count))
+            end = 0
+            for maximum in maxima:
+                end += 4 + int.from_bytes(head[end : end + 4], "little") if maximum else 0
+                if len(head) < min(end + 4, body.size):
+                    head = body.read(0, min(end + 4, body.size))
+            repetition, used = decode_levels(head, count, maxima[0])
+            definition, used_more = decode_levels(memoryview(head)[used:], count, maxima[1])
+            return DataPage(header[5][1][2][1], repetition, definition, body, is_spooled, used + used_more)
+        v2 = header[8][1]
+        lengths = (int(v2[6][1]), int(v2[5][1]))
+        if min(lengths) < 0 or sum(lengths) > min(size, plain_size):
+            raise Damaged("the levels of a page are longer than it")
+        head = self._file.read_at(offset, sum(lengths))
+        repetition, definition = (
+            decode_runs(data, maximum.bit_length(), count) if maximum else np.zeros(count, np.int64)
+            for data, maximum in zip((head[: lengths[0]], head[lengths[0] :]), maxima, strict=True)
+        )
+        is_compressed = 7 not in v2 or bool(v2[7][1])
+        sizes = (size - sum(lengths), plain_size - sum(lengths))
+        body, is_spooled = self.body(offset + sum(lengths), *sizes, {}, is_compressed)
+        return DataPage(v2[4][1], repetition, definition, body, is_spooled, 0)
 
     def plain_values(self, body: PageBody, position: int, count: int) -> tuple[Ints, Ints]:
         """Return the starts and sizes of PLAIN values in a page, in which each value follows its length."""
@@ -223,6 +241,29 @@ class _PageReader:
         return np.array(starts, np.int64), np.array(sizes, np.int64)
 
 
+def _decompress(data: bytes, size: int, codec: int, spool: Spooling) -> None:
+    """Decompress a page to the spool, a block at a time where the codec allows it."""
+    wrong_size = Damaged("a compressed page has another size than its header says")
+    if codec in _AT_ONCE:
+        name, ratio = _AT_ONCE[codec]
+        if size > ratio * len(data) + 64:
+            raise Damaged("a compressed page says that it is larger than it can be")
+        plain = pa.Codec(name).decompress(data, size)
+        if len(plain) != size:
+            raise wrong_size
+        spool.append(memoryview(plain))
+        return
+    written = 0
+    with pa.CompressedInputStream(pa.BufferReader(data), _STREAMED[codec]) as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            written += len(block)
+            if written > size:
+                break
+            spool.append(block)
+    if written != size:
+        raise wrong_size
+
+
 def _follow_lengths(body: PageBody, position: int, count: int) -> tuple[Ints, Ints]:
     """Return the starts and sizes of PLAIN values in a page that is one range of a file, reading only lengths."""
     lengths, read, offset, last = [0] * count, body.fetch, body.starts[0] + position, body.starts[0] + body.size - 4
@@ -240,20 +281,25 @@ def _follow_lengths(body: PageBody, position: int, count: int) -> tuple[Ints, In
     return position + np.cumsum(sizes + 4) - sizes, sizes
 
 
+_COLUMN_TYPES = {
+    "rows": np.int64, "repetition": np.uint8, "definition": np.uint8,
+    "spooled": np.bool_, "starts": np.int64, "sizes": np.int64,
+}  # fmt: skip
+
+
 class _Collected:
-    """Slots and values as they are located."""
+    """Slots and values that were located, page after page."""
 
     def __init__(self) -> None:
-        self.rows: list[Ints] = []
-        self.repetition: list[Ints] = []
-        self.definition: list[Ints] = []
-        self.spooled: list[Any] = []
-        self.starts: list[Ints] = []
-        self.sizes: list[Ints] = []
+        self._parts: dict[str, list[Any]] = {name: [] for name in _COLUMN_TYPES}
         self._edges, self._range_starts, self._range_sizes = [0], list[int](), list[int]()
 
+    def add(self, **columns: Any) -> None:
+        for name, values in columns.items():
+            self._parts[name].append(values.astype(_COLUMN_TYPES[name], copy=False))
+
     def locate(self, body: PageBody, starts: Ints, sizes: Ints) -> Ints:
-        """Turn starts in a page into starts in the file; a value of several ranges gets a negative one."""
+        """Turn starts in a page into starts in the file. A value of several ranges gets a negative start."""
         if len(body.ends) == 1:
             return starts + body.starts[0]
         located = np.zeros(len(starts), np.int64)
@@ -269,19 +315,11 @@ class _Collected:
         return located
 
     def finish(self) -> FoundValues:
-        def concatenate(parts: list[Any], dtype: Any) -> Any:
-            return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype, copy=False)
-
-        ranges = Pieces(*(np.array(each, np.int64) for each in (self._edges, self._range_starts, self._range_sizes)))
-        return FoundValues(
-            concatenate(self.rows, np.int64),
-            concatenate(self.repetition, np.uint8),
-            concatenate(self.definition, np.uint8),
-            concatenate(self.spooled, bool),
-            concatenate(self.starts, np.int64),
-            concatenate(self.sizes, np.int64),
-            ranges,
-        )
+        columns = {
+            name: np.concatenate([np.zeros(0, kind), *self._parts[name]]) for name, kind in _COLUMN_TYPES.items()
+        }
+        edges, starts, sizes = (np.array(n, np.int64) for n in (self._edges, self._range_starts, self._range_sizes))
+        return FoundValues(**columns, pieces=Pieces(edges, starts, sizes))
 
 
 class _Dictionary:
@@ -290,7 +328,7 @@ class _Dictionary:
     `page` is its header and the offset of its body. `unread` is where a page was skipped that may be the dictionary.
     """
 
-    def __init__(self, pages: _PageReader, out: _Collected) -> None:
+    def __init__(self, pages: PageReader, out: _Collected) -> None:
         self.page: tuple[Struct, int] | None = None
         self.unread: tuple[int, int] | None = None
         self._pages, self._out = pages, out
@@ -300,22 +338,19 @@ class _Dictionary:
     def locate(self, count: int) -> tuple[Ints, Ints, bool]:
         """Return the starts and sizes of at least the first `count` values, and whether they are in the spool."""
         if self.unread is not None:
-            skipped = next(self._pages.pages(*self.unread), None)
-            self.unread = None
-            if skipped is None or int(skipped[0][2][1]) < 0:
-                raise Damaged("a page runs past its column")
-            if skipped[0][1][1] == _DICTIONARY:
+            skipped, self.unread = next(self._pages.headers(*self.unread), None), None
+            if skipped is not None and skipped[0][1][1] == _DICTIONARY:
                 self.page = skipped
         if self.page is None:
             raise Damaged("a page refers to a dictionary that is not there")
         header, offset = self.page
         if count > _checked_count(header[7][1][1][1]):
             raise Damaged("a page refers to what its dictionary does not have")
-        if self._body is None or len(self._sizes) < count:
+        if self._body is None:
             if header[7][1][2][1] not in (PLAIN, PLAIN_DICTIONARY):
                 raise NotLocated("its dictionary")
-            if self._body is None:
-                self._body = self._pages.body(offset, int(header[3][1]), int(header[2][1]), header)
+            self._body = self._pages.body(offset, int(header[3][1]), int(header[2][1]), header)
+        if len(self._sizes) < count:
             starts, self._sizes = self._pages.plain_values(self._body[0], 0, count)
             self._starts = self._out.locate(self._body[0], starts, self._sizes)
         return self._starts, self._sizes, self._body[1]
@@ -341,7 +376,7 @@ class ChunkReader:
         if codec not in (0, *_STREAMED, *_AT_ONCE):
             raise NotLocated("its codec")
         self._out = _Collected()
-        self._pages = _PageReader(file, codec, spool, is_cheap)
+        self._pages = PageReader(file, codec, leaf, spool, is_cheap)
         self._dictionary = _Dictionary(self._pages, self._out)
         self._wanted_rows: Ints | None = None
 
@@ -353,7 +388,7 @@ class ChunkReader:
         self._wanted_rows = rows
         if pages is None:
             row, slots = -1, 0
-            for header, offset in self._pages.pages(self._start, self._end):
+            for header, offset in self._pages.headers(self._start, self._end):
                 # A row of a list may continue in the next page.
                 if rows is not None and (not len(rows) or row >= int(rows[-1]) + (self._leaf.max_repetition > 0)):
                     return self._out.finish()
@@ -367,7 +402,7 @@ class ChunkReader:
             if not self._start <= page.offset <= page.offset + page.size <= self._end:
                 raise Damaged("the page index is damaged")
             row = page.first - 1
-            for header, offset in self._pages.pages(page.offset, page.offset + page.size):
+            for header, offset in self._pages.headers(page.offset, page.offset + page.size):
                 row, _ = self._read_page(header, offset, row)
             if row + 1 != page.stop:
                 raise Damaged("the page index is damaged")
@@ -375,124 +410,67 @@ class ChunkReader:
 
     def _read_page(self, header: Struct, offset: int, row: int) -> tuple[int, int]:
         """Locate the values of a page that follows `row`; return its last row and its number of slots."""
-        kind, wanted_rows = int(header[1][1]), self._wanted_rows
-        if int(header[2][1]) < 0:
-            raise Damaged("a page has a size below zero")
+        kind, wanted_rows, leaf = int(header[1][1]), self._wanted_rows, self._leaf
         if kind == _DICTIONARY:
             self._dictionary.page = (header, offset)
             if wanted_rows is None:
                 self._dictionary.locate(_checked_count(header[7][1][1][1]))
-            return row, 0
         if kind not in (_DATA, _DATA_V2):
             return row, 0
         count = _checked_count(header[5 if kind == _DATA else 8][1][1][1])
-        if wanted_rows is not None and not self._leaf.max_repetition:  # each slot is a row
+        if wanted_rows is not None and not leaf.max_repetition:  # each slot is a row
             low, high = np.searchsorted(wanted_rows, [row + 1, row + 1 + count])
             if low == high:
                 return row + count, count
-        encoding, repetition, definition, body, is_spooled, position = self._read_levels(header, offset, count)
-        if count and (definition.max() > self._leaf.max_definition or repetition.max() > self._leaf.max_repetition):
+        page = self._pages.data_page(header, offset, count)
+        repetition, definition = page.repetition, page.definition
+        if count and (definition.max() > leaf.max_definition or repetition.max() > leaf.max_repetition):
             raise Damaged("a level is higher than its schema has it")
         if count and row < 0 and repetition[0]:
             raise Damaged("a column begins inside of a list")
         rows = row + np.cumsum(repetition == 0)
         last_row = int(rows[-1]) if count else row
-        is_value = definition == self._leaf.max_definition
-        values, value_numbers = int(np.count_nonzero(is_value)), None
-        if wanted_rows is not None and encoding == PLAIN:
+        # Lengths of PLAIN values are read one after the other, up to the last row that is wanted. Of a page with a
+        # dictionary, only the values of wanted rows are located.
+        kept: Any = slice(None)
+        if wanted_rows is not None and page.encoding == PLAIN:
             before = int(np.searchsorted(wanted_rows, last_row, side="right"))
-            slots = int(np.searchsorted(rows, wanted_rows[before - 1], side="right")) if before else 0
-            rows, repetition, definition = rows[:slots], repetition[:slots], definition[:slots]
-            values = int(np.count_nonzero(is_value[:slots]))
-        elif wanted_rows is not None and encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
-            row_mask = np.isin(rows, wanted_rows)
-            value_numbers = np.flatnonzero(row_mask[is_value])
-            rows, repetition, definition = rows[row_mask], repetition[row_mask], definition[row_mask]
-        self._locate_values(encoding, body, is_spooled, position, values, value_numbers)
-        self._out.rows.append(rows.astype(np.int64))
-        self._out.repetition.append(repetition.astype(np.uint8))
-        self._out.definition.append(definition.astype(np.uint8))
+            kept = slice(int(np.searchsorted(rows, wanted_rows[before - 1], side="right")) if before else 0)
+        elif wanted_rows is not None and page.encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
+            kept = np.isin(rows, wanted_rows)
+        is_value = definition == leaf.max_definition
+        value_numbers = (np.cumsum(is_value) - 1)[kept][is_value[kept]]
+        starts, sizes, is_spooled = self._locate_values(page, int(np.count_nonzero(is_value)), value_numbers)
+        self._out.add(rows=rows[kept], repetition=repetition[kept], definition=definition[kept])
+        self._out.add(starts=starts, sizes=sizes, spooled=np.full(len(sizes), is_spooled))
         return last_row, count
 
-    def _read_levels(self, header: Struct, offset: int, count: int) -> tuple[int, Ints, Ints, PageBody, bool, int]:
-        """Read the start of a data page.
+    def _locate_values(self, page: DataPage, total: int, numbers: Ints) -> tuple[Ints, Ints, bool]:
+        """Return the starts and sizes of the values with some numbers, out of all in a page, and whether in the spool.
 
-        Returns encoding, repetition and definition levels, the body, whether it is in the spool, and where its values
-        start.
+        The numbers begin with 0 and have no gaps, unless the page refers to a dictionary.
         """
-        size, plain_size = int(header[3][1]), int(header[2][1])
-        maxima = (self._leaf.max_repetition, self._leaf.max_definition)
-        if int(header[1][1]) == _DATA:
-            body, is_spooled = self._pages.body(offset, size, plain_size, header)
-            # Each level block has its length: DuckDB packs 256 levels at a time, however few there are.
-            head: bytes = body.read(0, min(body.size, 64 + 4 * count))
-            end = 0
-            for maximum in maxima:
-                end += 4 + int.from_bytes(head[end : end + 4], "little") if maximum else 0
-                if len(head) < min(end + 4, body.size):
-                    head = body.read(0, min(end + 4, body.size))
-            repetition, used = decode_levels(head, count, maxima[0])
-            definition, used_more = decode_levels(memoryview(head)[used:], count, maxima[1])
-            return header[5][1][2][1], repetition, definition, body, is_spooled, used + used_more
-        v2 = header[8][1]
-        lengths = (int(v2[6][1]), int(v2[5][1]))
-        if min(lengths) < 0 or sum(lengths) > min(size, plain_size):
-            raise Damaged("the levels of a page are longer than it")
-        head = self._pages.read(offset, sum(lengths))
-        repetition, definition = (
-            decode_runs(data, maximum.bit_length(), count) if maximum else np.zeros(count, np.int64)
-            for data, maximum in zip((head[: lengths[0]], head[lengths[0] :]), maxima, strict=True)
-        )
-        is_compressed = 7 not in v2 or bool(v2[7][1])
-        sizes = (size - sum(lengths), plain_size - sum(lengths))
-        body, is_spooled = self._pages.body(offset + sum(lengths), *sizes, {}, is_compressed)
-        return v2[4][1], repetition, definition, body, is_spooled, 0
-
-    def _locate_values(
-        self, encoding: int, body: PageBody, is_spooled: bool, position: int, count: int, value_numbers: Ints | None
-    ) -> None:
-        """Locate the values of a data page; of a page with a dictionary, only those of `value_numbers`."""
-        out = self._out
-        if encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
+        body, position, count = page.body, page.position, len(numbers)
+        if page.encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
             data = body.read(position, body.size - position)
-            if not data and count:
+            if not data and total:
                 raise Damaged("the numbers of a page end early")
-            numbers = decode_runs(data[1:], data[0], count) if count else np.zeros(0, np.int64)
-            numbers = numbers if value_numbers is None else numbers[value_numbers]
-            starts, sizes = numbers, numbers
-            if len(numbers):
-                all_starts, all_sizes, is_spooled = self._dictionary.locate(int(numbers.max()) + 1)
-                starts, sizes = all_starts[numbers], all_sizes[numbers]
-        elif encoding == PLAIN:
+            entries = decode_runs(data[1:], data[0], total)[numbers] if total else numbers
+            if not count:
+                return numbers, numbers, page.is_spooled
+            starts, sizes, is_spooled = self._dictionary.locate(int(entries.max()) + 1)
+            return starts[entries], sizes[entries], is_spooled
+        if page.encoding == PLAIN:
             starts, sizes = self._pages.plain_values(body, position, count)
-            starts = out.locate(body, starts, sizes)
-        elif encoding == DELTA_LENGTH:
-            sizes, used = _read_delta(body, position, count)
+            return self._out.locate(body, starts, sizes), sizes, page.is_spooled
+        if page.encoding == DELTA_LENGTH:
+            head = body.read(position, _DELTA_HEAD_BYTES)
+            sizes, used = decode_delta(body.read(position, max_delta_bytes(head, count)), count)
             starts = position + used + np.cumsum(sizes) - sizes
             if count and (sizes.min() < 0 or starts[-1] + sizes[-1] > body.size):
                 raise Damaged("the lengths of a page do not add up to its size")
-            starts = out.locate(body, starts, sizes)
-        elif encoding == DELTA_BYTES:  # values share a prefix with the previous one, so all are written to the spool
-            prefixes, used = _read_delta(body, position, count)
-            suffixes, used_more = _read_delta(body, position + used, count)
-            position, value = position + used + used_more, b""
-            starts, sizes, is_spooled = np.zeros(count, np.int64), prefixes + suffixes, True
-            for number, (prefix, suffix) in enumerate(zip(prefixes.tolist(), suffixes.tolist(), strict=True)):
-                if not 0 <= prefix <= len(value) or suffix < 0 or position + suffix > body.size:
-                    raise Damaged("the lengths of a page do not add up to its size")
-                value = value[:prefix] + body.read(position, suffix)
-                starts[number] = self._pages.spool.append(value)
-                position += suffix
-        else:
-            raise NotLocated("its encoding")
-        out.starts.append(starts)
-        out.sizes.append(sizes)
-        out.spooled.append(np.full(len(sizes), is_spooled))
-
-
-def _read_delta(body: PageBody, position: int, count: int) -> tuple[Ints, int]:
-    size = max_delta_bytes(body.read(position, _DELTA_HEAD_BYTES), count)
-    return decode_delta(body.read(position, size), count)
+            return self._out.locate(body, starts, sizes), sizes, page.is_spooled
+        raise NotLocated("its encoding")
 
 
 def _checked_count(stored: Any) -> int:

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from brim import partition as cuts
 from brim.errors import MemoryLimitError
+from brim.formats.parquet_levels import is_list_type
 from brim.memory.limit import Limit
 from brim.monitor.forecasts.shapes import EMBED_FACTORS
 from brim.plans.cut_shards import metadata_bytes
@@ -17,7 +18,7 @@ from brim.plans.plan import Plan
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.features import SIZED_BY_PATH
-from brim.sources.file_table import FileTable, flat_numbers, is_list
+from brim.sources.file_table import FileTable, flat_numbers
 from brim.sources.folder_tree import datalad_get
 from brim.sources.table_memory import BASE_BYTES, COLUMN_BYTES, ROW_BYTES, SPOOLED_BYTES, SPOOLED_WORKER_BYTES
 from brim.sources.table_spool import mapped_columns
@@ -294,7 +295,7 @@ def _by_column(plan: Plan) -> list[tuple[str, str]]:
     for field in table.rows.schema:
         rows, count = table.column_counts(field.name)
         column = table.columns.get(field.name)
-        lists = is_list(field.type)
+        lists = is_list_type(field.type)
         kind = str(field.type.value_type if lists else field.type) if column is None else column.kind
         held = f", {count:,} {'texts' if column is None else 'files'}" if column is not None or lists else ""
         lines.append(("column", f"{field.name}: {'list of ' if lists else ''}{kind}, {rows:,} rows{held}"))

@@ -278,8 +278,8 @@ def _empty_cells(table: FileTable, name: str, rows: Ints) -> FileTable:
 
 def _together(table: FileTable, name: str) -> list[str]:
     """A column, and those that go element by element with it."""
-    base = table.beside.get(name, name)
-    return [base, *(other for other, of in table.beside.items() if of == base)]
+    base = table.aligned_with.get(name, name)
+    return [base, *(other for other, of in table.aligned_with.items() if of == base)]
 
 
 def _drop_bare_rows(table: FileTable) -> FileTable:

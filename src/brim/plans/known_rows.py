@@ -19,12 +19,13 @@ import pyarrow.compute as pc
 
 from brim.errors import InputError
 from brim.file_set import Bools, FileSet, Ints
+from brim.formats.parquet_levels import is_list_type
 from brim.formats.range_readers import Readable, ShardFile
 from brim.formats.splice import SpliceBuilder
 from brim.plans.plan import Plan, make_plan
 from brim.progress import Advance
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, Split, flat_numbers, is_list, one_array
+from brim.sources.file_table import FileTable, Split, flat_numbers, one_array
 
 if TYPE_CHECKING:
     from brim.formats.shard_listing import ShardListing
@@ -154,10 +155,10 @@ def _lists_one(listing: ShardListing, paths: pa.Array, columns: list[str]) -> bo
 
 def _names_one(cells: pa.Array, paths: pa.Array) -> Bools:
     """For each row, whether its file, or one of its list of files, has one of the paths."""
-    inner = cells.flatten() if is_list(cells.type) else cells
+    inner = cells.flatten() if is_list_type(cells.type) else cells
     names = inner.field("path") if pa.types.is_struct(inner.type) else inner
     there = pc.is_in(names.cast(paths.type), value_set=paths).to_numpy(zero_copy_only=False)
-    if not is_list(cells.type):
+    if not is_list_type(cells.type):
         return np.asarray(there, bool)
     found = np.zeros(len(cells), bool)
     parents = pc.list_parent_indices(cells).to_numpy(zero_copy_only=False)

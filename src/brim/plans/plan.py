@@ -15,11 +15,12 @@ from brim import partition as cuts
 from brim.errors import SourceError
 from brim.file_set import FILE_TYPE, Ints
 from brim.formats.nested_values import with_empty_bytes
+from brim.formats.parquet_levels import is_list_type
 from brim.options.groups import ShardOptions
 from brim.plans.cut_shards import Shard, Shards, cut_shards
 from brim.plans.fingerprint import digest_ints, digest_items, digest_json, digest_table
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, flat_numbers, is_list, nested_numbers, nothing_chosen, one_array
+from brim.sources.file_table import FileTable, flat_numbers, nested_numbers, nothing_chosen, one_array
 
 Format = Literal["parquet", "webdataset"]
 EXTENSIONS: dict[Format, str] = {"parquet": ".parquet", "webdataset": ".tar"}
@@ -111,7 +112,7 @@ class Plan:
         first = run[0].start
         edges = np.array([first, *(shard.stop for shard in run)]) - first
         cells = one_array(self.table.rows.column(name).slice(first, int(edges[-1])))
-        if is_list(cells.type):
+        if is_list_type(cells.type):
             edges = cuts.running(pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False))[edges]
             cells = cells.flatten()
         there = np.array(cells.is_valid().to_numpy(zero_copy_only=False))
@@ -149,7 +150,7 @@ class Plan:
     def _placeholders(self, cells: pa.Array, kind: pa.DataType | None = None) -> pa.Array:
         kind = kind or _stored_type(cells.type)
         mask = cells.is_null() if cells.null_count else None
-        if is_list(cells.type):
+        if is_list_type(cells.type):
             lengths = pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False)
             large = pa.types.is_large_list(kind)
             offsets = pa.array(cuts.running(lengths), pa.int64() if large else pa.int32())
@@ -200,7 +201,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
     """How a file column is stored whose numbers have this type."""
     if pa.types.is_large_list(kind):
         return pa.large_list(FILE_TYPE)
-    return pa.list_(FILE_TYPE) if is_list(kind) else FILE_TYPE
+    return pa.list_(FILE_TYPE) if is_list_type(kind) else FILE_TYPE
 
 
 def _encoded_anew(array: pa.Array) -> pa.Array:

@@ -14,12 +14,12 @@ from brim.formats import thrift
 from brim.formats.file_views import FileView
 from brim.formats.nested_values import byte_leaves
 from brim.formats.parquet_footer import Leaf, read_footer, schema_leaves
+from brim.formats.parquet_levels import is_list_type
 from brim.formats.parquet_values import PageSpan, page_spans
 from brim.formats.range_readers import Readable
 from brim.formats.thrift import Struct
 from brim.records import dataclass
 from brim.sources.dataset_files import DatasetFile
-from brim.sources.file_table import is_list
 
 _NEAR_BYTES = 1_000_000
 BROKEN = (
@@ -64,7 +64,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 def content_column(field: pa.Field) -> ContentColumn | None:
     """What of an Arrow field is left where it lies; None for a column that is read."""
-    kind, many = field.type, is_list(field.type)
+    kind, many = field.type, is_list_type(field.type)
     inner = kind.value_type if many else kind
     if pa.types.is_binary(inner) or pa.types.is_large_binary(inner):
         return ContentColumn(field.name, kind, many, bare=True)
@@ -162,6 +162,11 @@ class DatasetShard:
             raise broken(self.file, ValueError("the metadata of a column is damaged"))
         return entry[3][1]
 
+    def plain_bytes(self, leaves: Sequence[int], groups: Iterable[int] | None = None) -> int:
+        """Return the uncompressed size of some leaves, in all row groups or in some."""
+        groups = range(len(self.groups)) if groups is None else groups
+        return sum(int(self.meta(group, leaf)[6][1]) for group in groups for leaf in leaves)
+
     def ranges_of(self, leaves: Sequence[int], groups: Iterable[int] | None = None) -> list[tuple[int, int]]:
         """Where the chunks of some leaves lie, in all row groups or in some."""
         found = []
@@ -196,8 +201,9 @@ class DatasetShard:
                 found.append(own)
         return found
 
-    def index_ranges(self, leaves: Sequence[int]) -> list[tuple[int, int]]:
-        entries = [group[1][1].items[leaf] for group in self.groups for leaf in leaves]
+    def index_ranges(self, leaves: Sequence[Leaf]) -> list[tuple[int, int]]:
+        """Return where the page indexes of some leaves are."""
+        entries = [group[1][1].items[leaf.number] for group in self.groups for leaf in leaves]
         return [(int(e[4][1]), int(e[4][1]) + int(e[5][1])) for e in entries if 4 in e and 5 in e]
 
     def pages(self, opened: Readable, group: int, leaf: int) -> list[PageSpan] | None:

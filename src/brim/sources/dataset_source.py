@@ -1,8 +1,8 @@
-"""A dataset of `datasets`, in memory, mapped from disk or streamed, as a file table.
+"""A dataset of `datasets` (in memory, mapped from disk or streamed) as a source.
 
-What is built from it loads to the same features, rows and bytes as what `Dataset.push_to_hub` makes, and
-nothing is held: see media_columns.py for the columns of files. Other columns stay where they are, or go to the spill
-folder if they have to be put in order first.
+What is built from it loads to the same features, rows and bytes as the result of `Dataset.push_to_hub`, and is not
+held in memory. Columns of files: media_columns.py. Other columns are not copied, or are written to the spill folder if
+they have to be sorted first.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,12 @@ from brim.sources.file_table import FileColumn, FileTable, Split
 from brim.sources.media_columns import BATCH_BYTES, BATCH_ROWS, Media, MediaColumns, Spill, gathered, media_of
 from brim.sources.source_options import check_split
 
+_SMALL_BYTES = 16_000_000  # columns that take less are sorted in memory
+_CAST_BYTES, _CAST_ROWS = 1_000_000, 1000
+
 
 def batches_of(table: Any, rows: Ints | None) -> Iterator[pa.Table]:
-    """The rows of a `datasets.table.Table` in batches; in the order of `rows` if that is given."""
+    """Yield the rows of a `datasets.table.Table` in batches; in the order of `rows` if that is given."""
     from datasets.formatting import query_table
 
     weights = cuts.row_bytes(table.table)
@@ -38,8 +42,8 @@ def batches_of(table: Any, rows: Ints | None) -> Iterator[pa.Table]:
         yield query_table(table, key).combine_chunks()
 
 
-def embedded(tables: Iterator[pa.Table], feature: Any, name: str, tokens: Any) -> Iterator[pa.Table]:
-    """Tables of one column with its media embedded as `datasets` does it; row by row where files are read."""
+def _embedded(tables: Iterator[pa.Table], feature: Any, name: str, tokens: Any) -> Iterator[pa.Table]:
+    """Embed the media of tables of one column, as `datasets` does; row by row where files are read."""
     from datasets.table import embed_array_storage
 
     for table in tables:
@@ -54,7 +58,7 @@ def embedded(tables: Iterator[pa.Table], feature: Any, name: str, tokens: Any) -
 
 
 def _names_files(array: Any) -> bool:
-    """Whether a struct somewhere inside has a path and no bytes."""
+    """Return whether a struct at any depth has a path and no bytes."""
     if isinstance(array, pa.ChunkedArray):
         return any(_names_files(chunk) for chunk in array.chunks)
     if isinstance(array, pa.ExtensionArray):
@@ -62,73 +66,57 @@ def _names_files(array: Any) -> bool:
     kind = array.type
     if pa.types.is_struct(kind):
         if {"bytes", "path"} <= {field.name for field in kind}:
-            empty = array.field("bytes").is_null().to_numpy(zero_copy_only=False)
-            return bool((empty & array.field("path").is_valid().to_numpy(zero_copy_only=False)).any())
+            is_empty = array.field("bytes").is_null().to_numpy(zero_copy_only=False)
+            return bool((is_empty & array.field("path").is_valid().to_numpy(zero_copy_only=False)).any())
         return any(_names_files(child) for child in array.flatten())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _names_files(array.flatten())
     return False
 
 
-_CAST_BYTES, _CAST_ROWS = 1_000_000, 1000
-
-
 class _DoesNotFit(Exception):
-    """Values cannot be cast to what the features say. Never leaves this module."""
+    """Values cannot be cast to the features. Never leaves this module."""
 
 
-def read_stream(stream: Any, split: str, spill: Spill) -> tuple[pa.Table, Any]:
-    """The rows as a table that is mapped from disk, and its features."""
-    from datasets.table import CastError
+def _read_stream(stream: Any, split: str, spill: Spill) -> tuple[pa.Table, Any]:
+    """Return the rows of a stream as a table that is mapped from disk, and its features."""
+    from datasets.table import CastError, cast_table_to_features
+
+    def cast(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """Cast tables of one row to the features, several at a time where their own types agree."""
+        for table in gathered(tables, _CAST_BYTES, _CAST_ROWS):
+            for name in features:
+                if name not in table.column_names:
+                    table = table.append_column(name, pa.nulls(len(table)))
+            try:
+                table = cast_table_to_features(table, features)
+            except TypeError as error:  # a text where the first rows had null
+                raise _DoesNotFit(str(error)) from error
+            yield table.replace_schema_metadata(None)
 
     try:
-        stream = _with_features(stream, split)
+        with suppress(StopIteration):  # there is no first row
+            stream = resolve_features(stream)
+        if not stream.features:
+            raise SourceError(
+                f"The split {split!r} has no rows, so its columns are unknown.",
+                hint="Set the features of the dataset.",
+            )
         features = stream.features
-        spill.tell(f"the stream of the split {split!r}")
-        plain, seen = read_undecoded(stream)
-        if seen:
+        spill.announce(f"the stream of the split {split!r}")
+        plain, decoding = read_undecoded(stream)
+        if decoding:
             spill.note(
                 f"the split {split!r} decodes media before a map or filter and encodes them anew after it; "
                 "cast_column(NAME, Type(decode=False)) before it, and back after it, keeps their bytes"
             )
-        tables = _cast(plain.iter(batch_size=1), features)  # one row may be huge
-        return spill.rows(features.arrow_schema.remove_metadata(), tables), features
+        # Rows come one by one, because one may be huge.
+        return spill.rows(features.arrow_schema.remove_metadata(), cast(plain.iter(batch_size=1))), features
     except (CastError, _DoesNotFit, pa.ArrowException) as error:
         raise SourceError(
             f"The rows of the split {split!r} do not match its features: {' '.join(str(error).split())}.",
             hint="Set features that match every row.",
         ) from error
-
-
-def _cast(tables: Iterable[pa.Table], features: Any) -> Iterator[pa.Table]:
-    """Tables of one row as the features say, several at a time where their own types agree."""
-    from datasets.table import cast_table_to_features
-
-    for table in gathered(tables, _CAST_BYTES, _CAST_ROWS):
-        for name in features:
-            if name not in table.column_names:
-                table = table.append_column(name, pa.nulls(len(table)))
-        try:
-            table = cast_table_to_features(table, features)
-        except TypeError as error:  # a text where the first rows had nothing
-            raise _DoesNotFit(str(error)) from error
-        yield table.replace_schema_metadata(None)
-
-
-def _with_features(stream: Any, split: str) -> Any:
-    """The stream with its features, which `datasets` tells from the first rows if it has none."""
-    try:
-        stream = resolve_features(stream)
-    except StopIteration:  # there is no first row
-        pass
-    if not stream.features:
-        raise SourceError(
-            f"The split {split!r} has no rows, so its columns are unknown.", hint="Set the features of the dataset."
-        )
-    return stream
-
-
-_SMALL_BYTES = 16_000_000  # columns that take less are put in order in memory
 
 
 def dataset_source(
@@ -139,13 +127,13 @@ def dataset_source(
     spill: Path,
     note: Callable[[str], None] = lambda text: None,
 ) -> FileTable:
-    """The file table of a Dataset, IterableDataset, or a dict of either.
+    """Make the file table of a Dataset, IterableDataset, or a dict of either.
 
-    Files in the folder `spill` are part of the table: keep it until the build has ended, then remove it.
-    `note` is told, in words, what is written there.
+    Files in the folder `spill` are part of the table: keep it until the build has ended, then remove it. `note` gets a
+    text about what is written there.
     """
     spilled = Spill(spill, note)
-    parts = [_part(one, name, spilled) for name, one in _splits(dataset, split)]
+    parts = [_part(each, name, spilled) for name, each in _splits(dataset, split)]
     features = _same_features(parts)
     tokens = {key: token for part in parts for key, token in part.tokens.items()}
     reader = _Reader(features, spilled, embed_external_files, tokens)
@@ -170,7 +158,7 @@ def dataset_source(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A split: a `datasets.table.Table`, and the order in which its rows are published if not its own."""
+    """A split: a `datasets.table.Table`, and the order in which its rows are published, if it is another one."""
 
     split: str
     table: Any
@@ -189,18 +177,18 @@ def _splits(dataset: Any, split: str | None) -> Iterator[tuple[str, Any]]:
             raise InputError("split= can only be used with one dataset; the keys of a dict are its splits.")
         if not dataset:
             raise InputError("The dict of datasets is empty.", hint="There is nothing to build.")
-        named = {str(name): one for name, one in dataset.items()}
+        named = {str(name): each for name, each in dataset.items()}
     else:
         own = getattr(dataset, "split", None)
         named = {str(split) if split else (str(own) if own is not None else "train"): dataset}
-    for name, one in named.items():
-        if not isinstance(one, datasets.Dataset | datasets.IterableDataset):
+    for name, each in named.items():
+        if not isinstance(each, datasets.Dataset | datasets.IterableDataset):
             raise InputError(
-                f"This is a {type(one).__name__}, not a dataset of `datasets`.",
+                f"This is a {type(each).__name__}, not a dataset of `datasets`.",
                 hint="Use a Dataset, an IterableDataset, a DatasetDict or an IterableDatasetDict.",
             )
         check_split(name)
-        yield name, one
+        yield name, each
 
 
 def _part(dataset: Any, split: str, spill: Spill) -> _Part:
@@ -208,7 +196,7 @@ def _part(dataset: Any, split: str, spill: Spill) -> _Part:
 
     if isinstance(dataset, datasets.Dataset):
         return _Part(split, dataset.data, row_order(dataset), dataset.features, {})
-    table, features = read_stream(dataset, split, spill)
+    table, features = _read_stream(dataset, split, spill)
     return _Part(split, datasets.table.InMemoryTable(table), None, features, tokens_of(dataset))
 
 
@@ -226,7 +214,7 @@ def _same_features(parts: list[_Part]) -> Any:
 
 
 class _Reader:
-    """Turns parts into rows of one file table."""
+    """Turns splits into rows of one file table."""
 
     def __init__(self, features: Any, spill: Spill, embed: bool, tokens: Mapping[str, Any]) -> None:
         self.features = features
@@ -239,7 +227,7 @@ class _Reader:
         self._tokens = tokens
 
     def rows(self, part: _Part) -> pa.Table:
-        """The rows of a part: numbers of files in the columns of media, all others as they are."""
+        """Return the rows of a split, with numbers of files in the columns of media."""
         from datasets.features.features import require_storage_embed
 
         columns: dict[str, Any] = {}
@@ -260,7 +248,7 @@ class _Reader:
         return rows if rows.schema.types == [field.type for field in wanted] else rows.cast(pa.schema(wanted))
 
     def _in_order(self, part: _Part, names: list[str]) -> pa.Table:
-        """Columns in the order of the part's rows, without holding much of them."""
+        """Return columns in the order of the split's rows; large ones on disk."""
         table = part.table.select(names)
         if part.rows is None:
             return table.table
@@ -268,11 +256,11 @@ class _Reader:
         schema = table.schema.remove_metadata()
         if int(cuts.row_bytes(table.table)[part.rows].sum()) <= _SMALL_BYTES:
             return pa.concat_tables([table.table.slice(0, 0), *tables])
-        self._spill.tell(f"the rows of the split {part.split!r} in their order")
-        return self._spill.rows(schema, (one.replace_schema_metadata(None) for one in tables))
+        self._spill.announce(f"the rows of the split {part.split!r} in their order")
+        return self._spill.rows(schema, (batch.replace_schema_metadata(None) for batch in tables))
 
     def _embedded(self, part: _Part, name: str) -> pa.ChunkedArray:
-        """A column with media deep inside, embedded by `datasets`."""
-        self._spill.tell(f"the column {name!r} of the split {part.split!r}, with its files embedded")
-        tables = embedded(batches_of(part.table.select([name]), part.rows), self.features[name], name, self._tokens)
+        """Return a column with media at any depth, embedded by `datasets`."""
+        self._spill.announce(f"the column {name!r} of the split {part.split!r}, with its files embedded")
+        tables = _embedded(batches_of(part.table.select([name]), part.rows), self.features[name], name, self._tokens)
         return self._spill.rows(pa.schema([self.schema.field(name)]), tables).column(0)

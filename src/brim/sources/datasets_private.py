@@ -1,7 +1,6 @@
-"""The one place that touches what `datasets` keeps private; `tests/unit/test_private_names.py` lists the names.
+"""All uses of private names of `datasets`; `tests/unit/test_private_names.py` lists the names.
 
-The library does not say by its public names in which order a dataset's rows stand, what identifies them, or which
-steps a stream goes through.
+The library has no public names for the order of a dataset's rows, their fingerprint, and the steps of a stream.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import pyarrow as pa
 from brim.file_set import Ints
 
 # The functions behind rename_column(s), remove_columns and add_column: they do not look at values.
-_BLIND = frozenset(["_rename_columns_fn", "identity_func", "add_column_fn"])
+_VALUE_BLIND = frozenset(["_rename_columns_fn", "identity_func", "add_column_fn"])
 
 
 def is_stream(dataset: Any) -> bool:
@@ -23,12 +22,12 @@ def is_stream(dataset: Any) -> bool:
 
 
 def is_reordered(dataset: Any) -> bool:
-    """Whether a Dataset's rows are others, or in another order, than those of its table."""
+    """Return whether a Dataset has other rows than its table, or another order."""
     return dataset._indices is not None
 
 
 def row_order(dataset: Any) -> Ints | None:
-    """The numbers of a Dataset's rows in its table; None: all, as they stand there."""
+    """Return the numbers of a Dataset's rows in its table; None for all of them in order."""
     order = dataset._indices
     return None if order is None else order.column(0).to_numpy().astype(np.int64)
 
@@ -38,36 +37,36 @@ def fingerprint_of(dataset: Any) -> str:
 
 
 def with_rows(dataset: Any, numbers: Any) -> Any:
-    """The rows of a Dataset that a Dataset of one column names by their numbers, as `filter` gives them."""
-    made = copy(dataset)
+    """Return the rows of a Dataset whose numbers are in another Dataset of one column, as `filter` returns them."""
+    chosen = copy(dataset)
     table = numbers.data
     if len(numbers) and (order := dataset._indices) is not None:
         from datasets.table import InMemoryTable
 
         taken = order.column(0).take(table.column(0).combine_chunks())
         table = InMemoryTable(pa.Table.from_arrays([taken], names=table.column_names))
-    made._indices, made._info = table, dataset._info.copy()
-    made._fingerprint = numbers._fingerprint
-    return made
+    chosen._indices, chosen._info = table, dataset._info.copy()
+    chosen._fingerprint = numbers._fingerprint
+    return chosen
 
 
 def format_of_stream(stream: Any) -> str | None:
-    """The format that a stream gives its rows in."""
+    """Return the format of the rows of a stream."""
     return None if stream._formatting is None else stream._formatting.format_type
 
 
 def tokens_of(stream: Any) -> Any:
-    """The tokens that its files are read with, by repository."""
+    """Return the tokens for the files of a stream, by repository."""
     return stream._token_per_repo_id
 
 
 def resolve_features(stream: Any) -> Any:
-    """The stream with features told from its first rows if it has none; StopIteration: there is no row."""
+    """Return a stream with features, inferred from its first rows if it has none; StopIteration if it has no row."""
     return stream._resolve_features()
 
 
 def read_undecoded(stream: Any) -> tuple[Any, list[str]]:
-    """A stream of Arrow tables, neither decoded nor cast, and the functions for which media are decoded anyhow."""
+    """Return a stream of Arrow tables, not decoded and not cast, and the functions that need decoded media anyway."""
     plain = stream.decode(False).with_format("arrow")
     seen: list[str] = []
     plain._ex_iterable = _without_decoding(plain._ex_iterable, seen)
@@ -76,7 +75,7 @@ def read_undecoded(stream: Any) -> tuple[Any, list[str]]:
 
 
 def _without_decoding(step: Any, seen: list[str]) -> Any:
-    """A copy of the steps of a stream that decodes media only where somebody looks; `seen` gets those places."""
+    """Copy the steps of a stream, with decoding only for functions that read media; `seen` gets these functions."""
     from datasets.features.features import require_decoding
 
     step = copy(step)
@@ -89,7 +88,7 @@ def _without_decoding(step: Any, seen: list[str]) -> Any:
     if function is None or type(formatted).__name__ != "FormattedExamplesIterable" or not formatted.features:
         return step
     function = getattr(function, "func", function)  # inside of a partial
-    if function.__module__ == "datasets.iterable_dataset" and function.__name__ in _BLIND:
+    if function.__module__ == "datasets.iterable_dataset" and function.__name__ in _VALUE_BLIND:
         formatted._features = _undecoded(formatted.features)
     elif any(require_decoding(feature) for feature in formatted.features.values()):
         seen.append(str(function))
@@ -97,7 +96,7 @@ def _without_decoding(step: Any, seen: list[str]) -> Any:
 
 
 def _undecoded(features: Any) -> Any:
-    """The same features with decoding turned off, wherever it is in them."""
+    """Return the features with decoding turned off at any depth."""
     plain = deepcopy(features)
     waiting = list(plain.values())
     while waiting:

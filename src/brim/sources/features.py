@@ -1,7 +1,7 @@
-"""The `datasets` features of a table, written without importing `datasets`.
+"""The `datasets` features of a table, without importing `datasets`.
 
-Features decide what `load_dataset` gives back (an image instead of bytes), so they travel in every shard
-and in the card. The JSON is what `Features.to_dict()` gives.
+Features decide what `load_dataset` returns (an image instead of bytes), so they are stored in every shard and in the
+card. The JSON is that of `Features.to_dict()`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KIND_OF = {extension: kind for kind, names in _EXTENSIONS.items() for extension
 
 KINDS = (*_EXTENSIONS, "file")
 
-# Files that usually go along with the data and are not the data.
+# Files that usually accompany the data and are not the data.
 _COMPANIONS = frozenset(
     ".md .txt .rst .json .jsonl .csv .tsv .yaml .yml .toml .xml .html .htm .log .bval .bvec .cff .bib".split()  # noqa: SIM905
 )
@@ -39,12 +39,12 @@ SIZED_BY_PATH = frozenset(["nifti", "pdf", "mesh"])
 
 
 def kind_of(path: str) -> str:
-    """The kind of a file by its extension; "file" where nothing decodes it."""
+    """Return the type of a file by its extension; "file" if no feature decodes it."""
     return _KIND_OF.get(extension_of(path), "file")
 
 
 def extension_of(path: str) -> str:
-    """The lower-case extension, with a dot; two parts for compressed files (".nii.gz")."""
+    """Return the lower-case extension, with a dot; two parts for compressed files (".nii.gz")."""
     name = path.rsplit("/", 1)[-1].lower()
     stem, dot, last = name.rpartition(".")
     if not dot or not stem:
@@ -55,13 +55,14 @@ def extension_of(path: str) -> str:
 
 
 def is_companion(path: str) -> bool:
+    """Return whether a file usually accompanies data and is not data."""
     extension = extension_of(path)
     name = path.rsplit("/", 1)[-1].lower()
     return extension in _COMPANIONS or (not extension and name in _COMPANION_NAMES)
 
 
 def feature_of(kind: str) -> dict[str, object]:
-    """The `datasets` feature of a file column, as its JSON has it."""
+    """Return the `datasets` feature of a file column, as in its JSON."""
     if kind == "file":
         return {
             "bytes": {"dtype": "binary", "_type": "Value"},
@@ -88,7 +89,7 @@ class NoFeature(ValueError):
 
 
 def feature_of_type(kind: pa.DataType) -> Feature:
-    """The feature of an Arrow type; NoFeature where `datasets` has none."""
+    """Return the feature of an Arrow type; NoFeature if `datasets` has none."""
     if pa.types.is_struct(kind):
         return {field.name: feature_of_type(field.type) for field in kind}
     if pa.types.is_fixed_size_list(kind):
@@ -118,7 +119,7 @@ def _dtype(kind: pa.DataType) -> str:
 
 
 def as_feature_dict(features: Any) -> dict[str, Any]:
-    """What the caller passed as `features=`: a `datasets.Features`, or its dict."""
+    """Return the argument `features=` as a dict: it is a `datasets.Features`, or its dict."""
     if hasattr(features, "to_dict"):
         features = features.to_dict()
     if not isinstance(features, Mapping):
@@ -127,7 +128,7 @@ def as_feature_dict(features: Any) -> dict[str, Any]:
 
 
 def kind_of_feature(feature: Any) -> tuple[str, bool] | None:
-    """(kind of file, whether a list of them) of a feature, or None if it holds no files."""
+    """Return the type of the files of a feature, and whether it has lists of them; None if it has no files."""
     if isinstance(feature, list) and len(feature) == 1:
         inner = kind_of_feature(feature[0])
         return (inner[0], True) if inner else None
@@ -142,7 +143,7 @@ def kind_of_feature(feature: Any) -> tuple[str, bool] | None:
 
 
 def as_yaml(features: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The features as a card's `dataset_info.features` has them."""
+    """Return the features as in the `dataset_info.features` of a card."""
     return [{"name": name, **_yaml(feature)} for name, feature in features.items()]
 
 
@@ -170,9 +171,9 @@ def _yaml(feature: Any) -> dict[str, Any]:
 
 
 def features_in(card: Mapping[str, Any], config: str) -> dict[str, Any] | None:
-    """The features that a card's `dataset_info` has for a config; None if it has none, or none that can be read."""
-    said = card.get("dataset_info")
-    entries = [entry for entry in (said if isinstance(said, list) else [said]) if isinstance(entry, Mapping)]
+    """Return the features of a config in the `dataset_info` of a card; None if there are none that can be read."""
+    stored = card.get("dataset_info")
+    entries = [entry for entry in (stored if isinstance(stored, list) else [stored]) if isinstance(entry, Mapping)]
     named = [entry for entry in entries if entry.get("config_name", "default") == config]
     for entry in named or (entries if len(entries) == 1 else []):
         if isinstance(entry.get("features"), list):
@@ -184,19 +185,21 @@ def features_in(card: Mapping[str, Any], config: str) -> dict[str, Any] | None:
     return None
 
 
-def _from_yaml(said: Any) -> Any:
-    """What `as_yaml` wrote, or `datasets`: a list of named features, or one feature."""
-    if isinstance(said, list):
-        return {str(entry["name"]): _from_yaml({k: v for k, v in entry.items() if k != "name"}) for entry in said}
-    if not said:
+def _from_yaml(stored: Any) -> Any:
+    """Parse what `as_yaml` or `datasets` wrote: a list of named features, or one feature."""
+    if isinstance(stored, list):
+        return {str(entry["name"]): _from_yaml({k: v for k, v in entry.items() if k != "name"}) for entry in stored}
+    if not stored:
         return {}
-    kind = next((key for key in ("list", "large_list", "sequence", "struct", "dtype") if key in said), next(iter(said)))
-    rest = {key: value for key, value in said.items() if key != kind}
-    inner = said[kind]
+    kind = next(
+        (key for key in ("list", "large_list", "sequence", "struct", "dtype") if key in stored), next(iter(stored))
+    )
+    rest = {key: value for key, value in stored.items() if key != kind}
+    inner = stored[kind]
     if kind in ("list", "large_list", "sequence"):
         feature = _from_yaml({"dtype": inner} if isinstance(inner, str) else inner)
-        if kind == "sequence" and isinstance(inner, list):  # which was a struct of lists
-            return {name: {"feature": one, **rest, "_type": "List"} for name, one in feature.items()}
+        if kind == "sequence" and isinstance(inner, list):  # was a struct of lists
+            return {name: {"feature": inner, **rest, "_type": "List"} for name, inner in feature.items()}
         return {"feature": feature, **rest, "_type": "LargeList" if kind == "large_list" else "List"}
     if kind == "struct":
         return _from_yaml(inner)
@@ -210,7 +213,7 @@ def _from_yaml(said: Any) -> Any:
         _arrow_type(inner)
     except (ValueError, KeyError, IndexError):
         return {"_type": _camel(inner)}
-    return {**said, "_type": "Value"}
+    return {**stored, "_type": "Value"}
 
 
 def _camel(name: str) -> str:
@@ -218,8 +221,10 @@ def _camel(name: str) -> str:
 
 
 def fits_type(feature: Any, kind: pa.DataType, unknown: bool = False) -> bool:
-    """Whether a column of this type is what a feature says: a card may be of other files, and what a file says may be
-    older than its columns. `unknown` is the answer where brim does not know the feature."""
+    """Return whether a column of this type can have a feature, or `unknown` for a feature that brim does not know.
+
+    A card may describe other files, and the features in a file may be older than its columns.
+    """
     if isinstance(feature, Mapping) and not isinstance(feature.get("_type"), str):
         parts = {part.name: part.type for part in kind} if pa.types.is_struct(kind) else {}
         return set(parts) == set(feature) and all(fits_type(feature[n], parts[n], unknown) for n in parts)
@@ -247,7 +252,7 @@ def _snake(name: str) -> str:
 
 
 def cast_to_feature(column: Any, feature: Any, name: str) -> Any:
-    """A column's values as a feature that the user gave says, where brim can tell."""
+    """Cast a column to a feature of the user, if brim knows the feature."""
     kind = feature.get("_type") if isinstance(feature, Mapping) else None
     try:
         if kind == "Value":
@@ -266,7 +271,7 @@ def cast_to_feature(column: Any, feature: Any, name: str) -> Any:
 
 
 def _arrow_type(dtype: str) -> pa.DataType:
-    """The Arrow type of a Value's dtype."""
+    """Return the Arrow type of the dtype of a Value."""
     match = re.fullmatch(r"(decimal128|decimal256|timestamp|fixed_size_binary)[(\[](.*)[)\]]", dtype)
     if match is None:
         return pa.type_for_alias(dtype)

@@ -1,13 +1,14 @@
 """The file table: rows that name files, with the size of every file known and none of them read.
 
-Files of a source that no column takes are counted by kind, with an example of each, so that nothing is left out in
-silence. Sidecars (small texts beside data) and documentation are told apart from data: only data is worth an error.
-What the user left out by an option is not counted here.
+Files of a source that no column takes are counted by kind, with an example of each, so that nothing is left out
+without notice. Sidecars (small texts next to data) and documentation are counted apart from data: only data is worth
+an error. Files that the user left out by an option are not counted.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from brim import partition as cuts
 from brim.errors import InputError
 from brim.file_set import FileSet, Ints
 from brim.formats.nested_values import leaf_cells
+from brim.formats.parquet_levels import is_list_type, single_array
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
 from brim.sources.features import extension_of, is_companion
@@ -30,7 +32,8 @@ GROUPS: tuple[Group, ...] = ("data", "sidecars", "documentation")
 _SIDECARS = frozenset(".json .tsv .csv .xlsx .bval .bvec .txt .xml .yaml .yml .toml".split())  # noqa: SIM905
 _DOCUMENTS = frozenset(".md .rst .pdf .html .docx .odt .bib .cff".split())  # noqa: SIM905
 _DOCUMENT_NAMES = ("README", "CHANGES", "LICENSE", "LICENCE", "CITATION", "AUTHORS", "NOTICE", "COPYING")
-_SHOWN = 3
+_SHOWN_KINDS = 3
+_SHOWN_ROWS = 100  # that are not aligned, of one column
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class UnmatchedKind:
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
-    """All of them. `hint` says how to take or to leave them; `is_error`, that the recipe wants none of data."""
+    """The files that no column takes. `is_error` means that the recipe allows no data among them."""
 
     kinds: tuple[UnmatchedKind, ...] = ()
     is_error: bool = False
@@ -55,29 +58,26 @@ class Unmatched:
         return sum(kind.count for kind in self.kinds if group in (None, kind.group))
 
     def examples(self, group: Group) -> str:
-        """The kinds of a group, the most frequent first, each with one of its files."""
+        """Describe the kinds of a group, the most frequent first, each with one of its files."""
         found = sorted((kind for kind in self.kinds if kind.group == group), key=lambda kind: -kind.count)
-        shown = [f"{kind.count:,} {kind.kind}, for example {kind.example}" for kind in found[:_SHOWN]]
-        rest = sum(kind.count for kind in found[_SHOWN:])
+        shown = [f"{kind.count:,} {kind.kind}, for example {kind.example}" for kind in found[:_SHOWN_KINDS]]
+        rest = sum(kind.count for kind in found[_SHOWN_KINDS:])
         return "; ".join([*shown, *([f"and {rest:,} more"] if rest else [])])
 
     def lines(self) -> list[str]:
-        """In words, a line for each group; none if every file is taken."""
-        said = []
-        for group in GROUPS:
-            if count := self.count(group):
-                of = "data file(s)" if group == "data" else f"file(s) of {group}" if group == "documentation" else group
-                said.append(f"{count:,} {of} that no column takes: {self.examples(group)}")
-        return said
+        """Describe each group that has files."""
+        names = {"data": "data file(s)", "sidecars": "sidecars", "documentation": "file(s) of documentation"}
+        counts = {group: self.count(group) for group in GROUPS}
+        return [
+            f"{count:,} {names[group]} that no column takes: {self.examples(group)}"
+            for group, count in counts.items()
+            if count
+        ]
 
     def facts(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the counts for `--json`."""
         counts: dict[str, Any] = {group: self.count(group) for group in GROUPS}
-        kinds = [
-            {"group": kind.group, "kind": kind.kind, "count": kind.count, "example": kind.example}
-            for kind in self.kinds
-        ]
-        return {"files": self.count(), **counts, "kinds": kinds}
+        return {"files": self.count(), **counts, "kinds": [dataclasses.asdict(kind) for kind in self.kinds]}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any], is_error: bool, hint: str) -> Unmatched:
@@ -85,7 +85,7 @@ class Unmatched:
 
 
 def group_of_file(path: str) -> Group:
-    """What a file is, by its name and place."""
+    """Return what a file is, by its name and folder."""
     name = path.rsplit("/", 1)[-1]
     extension = extension_of(name).lower()
     if name.upper().startswith(_DOCUMENT_NAMES) or name == "dataset_description.json" or path.startswith("code/"):
@@ -96,7 +96,7 @@ def group_of_file(path: str) -> Group:
 
 
 def kind_of_name(path: str) -> str:
-    """Files that are alike: by their suffix where names have entities, else by their extension."""
+    """Return a name for similar files: the suffix of names that have entities, otherwise the extension."""
     name = path.rsplit("/", 1)[-1]
     stem, dot, rest = name.partition(".")
     if "-" in stem and "_" in stem:
@@ -105,16 +105,13 @@ def kind_of_name(path: str) -> str:
 
 
 def collect_unmatched(paths: Iterable[str], is_error: bool = False, hint: str = "") -> Unmatched:
-    """What these files are. Only the kinds are held."""
+    """Count files by kind. Only the kinds are held in memory."""
     counts: dict[tuple[Group, str], list[Any]] = {}
     for path in paths:
-        found = counts.setdefault((group_of_file(path), kind_of_name(path)), [0, path])
-        found[0] += 1
+        counts.setdefault((group_of_file(path), kind_of_name(path)), [0, path])[0] += 1
     kinds = [UnmatchedKind(group, kind, count, example) for (group, kind), (count, example) in counts.items()]
     return Unmatched(tuple(sorted(kinds, key=lambda k: (GROUPS.index(k.group), -k.count, k.kind))), is_error, hint)
 
-
-_NAMED = 100  # rows that are out of line, of one column
 
 Reason = Literal[
     "missing", "folder", "special", "unreadable", "annex", "lfs", "url", "name", "empty", "oversize", "twin"
@@ -123,7 +120,7 @@ Reason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A file that cannot be packaged, and why."""
+    """A file that cannot be packaged, and the reason."""
 
     reason: Reason
     path: str
@@ -131,7 +128,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """A file that breaks its row, and what is wrong with it; `check` is what `brim check` calls that."""
+    """A file that breaks its row. `check` is the name of the fault in `brim check`."""
 
     check: str
     path: str
@@ -140,7 +137,7 @@ class RowFault:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One expectation of a recipe, and whether it holds; `skipped` if it could not be compared."""
+    """An expectation of a recipe, and whether it holds; `skipped` if it could not be compared."""
 
     name: str
     ok: bool
@@ -150,9 +147,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class FileColumn:
-    """A column that holds files. `guessed` says that brim chose it, not the user.
+    """A column of files. `guessed` means that brim chose it, not the user.
 
-    `stored` is the type that it has in shards, where that is not a struct of bytes and path, or lists of it.
+    `stored` is its type in shards, if that is not a struct of bytes and path, or lists of it.
     """
 
     kind: str
@@ -174,11 +171,10 @@ class Split:
 class FileTable:
     """Rows and the files they name.
 
-    In `rows` a file column holds numbers of `files` (int64, or lists of it). `features` is the datasets
-    feature of each column, or None where the table holds a type that `datasets` does not know.
-    A `nested` column has its own type (here by name) with a number where there are bytes, which are no files.
-    `recipe` says how the source was read, so that the same can be done again. A `verbatim` table is
-    published as it stands: whatever its texts say, and if it has no rows.
+    In `rows` a file column has numbers of `files` (int64, or lists of it). `features` is the datasets feature of each
+    column, or None if the table has a type that `datasets` does not know. A `nested` column has its own type (given
+    here by name) with a number in place of bytes, which are not files. `recipe` is how the source was read, so that it
+    can be read again. A `verbatim` table is published unchanged: with any texts, and also without rows.
     """
 
     rows: pa.Table
@@ -190,35 +186,33 @@ class FileTable:
     warnings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()  # paths of files too large for the format, dropped on request
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)  # what the source says of itself, for the card
-    faults: tuple[RowFault, ...] = ()  # what breaks rows (only if read leniently: otherwise it is an error)
-    unmatched: Unmatched | None = None  # files that no column takes; None if nobody looked
-    expected: tuple[Finding, ...] = ()  # what a recipe says of the whole dataset, compared
-    beside: Mapping[str, str] = field(default_factory=dict)  # columns whose lists go with those of another
+    about: Mapping[str, Any] = field(default_factory=dict)  # how the source describes itself, for the card
+    faults: tuple[RowFault, ...] = ()  # only if read leniently: otherwise they are an error
+    unmatched: Unmatched | None = None  # files that no column takes; None if they were not looked for
+    expected: tuple[Finding, ...] = ()  # the expectations of a recipe for the complete dataset, compared
+    aligned_with: Mapping[str, str] = field(default_factory=dict)  # columns whose lists match those of another one
     absent: tuple[str, ...] = ()  # files whose content git-annex keeps elsewhere; their sizes are known
     saved: str | None = None  # the columns found, as a recipe that fixes them
     verbatim: bool = False
-    far: tuple[str, ...] = ()  # addresses of the shards that its rows were read from, if they are not here
-    borrowed: frozenset[str] = frozenset()  # columns that lie in memory-mapped files, or in the caller's memory
-    held: tuple[object, ...] = ()  # what must live as long as the table: spools that hold its values
-    shards_read: int = 0  # of a dataset: how many hold a chosen row
-    within: tuple[str, ...] = ()  # folders here of which all shards are read: no job writes there
+    far: tuple[str, ...] = ()  # addresses of the remote shards that its rows were read from
+    borrowed: frozenset[str] = frozenset()  # columns in memory-mapped files, or in the caller's memory
+    held: tuple[object, ...] = ()  # spools with its values, which must exist as long as the table
+    shards_read: int = 0  # of a dataset: the number of shards with a chosen row
+    within: tuple[str, ...] = ()  # local folders of which all shards are read: no job writes there
     nested: Mapping[str, pa.DataType] = field(default_factory=dict)  # columns with values of `files` deep inside
-    query: tuple[tuple[str, str], ...] = ()  # how its rows were chosen, as (label, text) for people
+    query: tuple[tuple[str, str], ...] = ()  # how its rows were chosen, as (label, text)
     can_drop: bool = False  # whether --drop can leave out columns of the source
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
 
     def file_bytes(self) -> Ints:
-        """The bytes of each row's files, summed over its file columns."""
-        total = np.zeros(len(self), np.int64)
-        for name in (*self.columns, *self.nested):
-            total += self.cell_bytes(name, self.files.sizes)
-        return total
+        """Return the bytes of each row's files, summed over its file columns."""
+        sizes = (self.cell_bytes(name, self.files.sizes) for name in (*self.columns, *self.nested))
+        return sum(sizes, np.zeros(len(self), np.int64))
 
     def cell_bytes(self, name: str, weights: Ints) -> Ints:
-        """The sum of the files' weights in each row of one column."""
+        """Return the sum of the files' weights in each row of one column."""
         column = self.rows.column(name)
         if name not in self.nested:
             return cell_sums(column, weights)
@@ -231,7 +225,7 @@ class FileTable:
         return sum(len(self.numbers_of(name)) for name in (*self.columns, *self.nested))
 
     def numbers_of(self, name: str, rows: pa.Table | None = None) -> Ints:
-        """The file numbers of a column in the order of its rows, those of one leaf after the other; or of some rows."""
+        """Return the file numbers of a column of all rows or some, in order; of a nested column leaf by leaf."""
         column = (self.rows if rows is None else rows).column(name)
         if name not in self.nested:
             return flat_numbers(column)
@@ -243,88 +237,71 @@ class FileTable:
         return [*map(worded, self.warnings), *unmet, *(self.unmatched.lines() if self.unmatched is not None else [])]
 
     def column_counts(self, name: str) -> tuple[int, int]:
-        """The rows that hold something in a column, and how many values (files, texts) all of them hold."""
+        """Return the rows that have something in a column, and the number of values (files, texts) in them."""
         column = self.rows.column(name)
-        if not is_list(column.type):
-            there = len(column) - column.null_count
-            return there, there
-        rows = values = 0
-        for chunk in column.chunks:
-            inner = chunk.flatten()
-            rows += int(pc.sum(pc.greater(pc.list_value_length(chunk), 0)).as_py() or 0)
-            values += len(inner) - inner.null_count
-        return rows, values
+        if not is_list_type(column.type):
+            return (len(column) - column.null_count,) * 2
+        lengths, values = pc.list_value_length(column), pc.list_flatten(column)
+        return int(pc.sum(pc.greater(lengths, 0)).as_py() or 0), len(values) - values.null_count
 
     def misaligned(self) -> list[str]:
-        """Rows in which a column does not go element by element with the one that it is beside, in words."""
-        found = []
-        for name, other in self.beside.items():
+        """Describe rows in which two aligned columns have different numbers of elements."""
+
+        def lengths(name: str) -> Ints:
+            array = one_array(self.rows.column(name))
+            found = pc.list_value_length(array).fill_null(0) if is_list_type(array.type) else array.is_valid()
+            return np.asarray(found.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)
+
+        described = []
+        for name, other in self.aligned_with.items():
             if name in self.rows.column_names and other in self.rows.column_names:
-                mine, its = _lengths(self.rows.column(name)), _lengths(self.rows.column(other))
-                for row in np.flatnonzero(mine != its)[:_NAMED].tolist():
-                    found.append(
-                        f"row {row}: {name!r} holds {mine[row]} and {other!r}, which it must match, {its[row]}"
-                    )
-        return found
+                own, others = lengths(name), lengths(other)
+                for row in np.flatnonzero(own != others)[:_SHOWN_ROWS].tolist():
+                    match = f"{name!r} holds {own[row]} and {other!r}, which it must match, {others[row]}"
+                    described.append(f"row {row}: {match}")
+        return described
 
     def replace(self, **changes: Any) -> FileTable:
         return dataclasses.replace(self, **changes)
 
 
-def _lengths(column: pa.ChunkedArray) -> Ints:
-    """How many values each row has; one that is no list has one or none."""
-    array = one_array(column)
-    lengths = pc.list_value_length(array).fill_null(0) if is_list(array.type) else array.is_valid().cast(pa.int64())
-    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Whether a file column of this type holds lists of files."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """A column as a single array that starts at its own beginning."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+    """Return a column as a single array without an offset."""
+    array = single_array(column)
     return pa.concat_arrays([array, pa.array([], array.type)]) if array.offset else array
 
 
 def flat_numbers(column: pa.ChunkedArray) -> Ints:
-    """The file numbers of a file column in row order, nulls left out."""
+    """Return the file numbers of a file column in row order, without nulls."""
     array = one_array(column)
-    if is_list(array.type):
-        array = array.flatten()
+    array = array.flatten() if is_list_type(array.type) else array
     return np.asarray(array.drop_null().to_numpy(zero_copy_only=False), np.int64)
 
 
 def nested_numbers(column: pa.ChunkedArray, kind: pa.DataType) -> Iterator[tuple[Ints, Ints]]:
-    """The file numbers of each leaf of bytes inside of a column, and their rows; nulls left out."""
+    """Yield the file numbers of each leaf of bytes inside a column, and their rows, without nulls."""
     for cells, rows in leaf_cells(one_array(column), kind):
-        there = np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool)
-        yield np.asarray(cells.drop_null().to_numpy(zero_copy_only=False), np.int64), rows[there]
+        is_valid = np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool)
+        yield np.asarray(cells.drop_null().to_numpy(zero_copy_only=False), np.int64), rows[is_valid]
 
 
 def contents_of(files: FileSet, cells: Any) -> list[bytes | None]:
-    """What the files of these numbers hold; None for those that are null, or have no content."""
+    """Read the files of some numbers; None for those that are null, or have no content."""
     numbers = cells.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    there = np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool)
-    there[there] = files.has_content(numbers[there])
-    values, sizes = SpliceBuilder(files), []
-    for number in numbers[there].tolist():
-        begin = values.position
+    has_content = np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool)
+    has_content[has_content] = files.has_content(numbers[has_content])
+    values, ends = SpliceBuilder(files), [0]
+    for number in numbers[has_content].tolist():
         values.value(number)
-        sizes.append(values.position - begin)
+        ends.append(values.position)
     with values.finish() as splice:
         data = splice.read_at(0, splice.size)
-    ends = np.cumsum(np.array(sizes, np.int64)).tolist()
-    parts = iter([data[end - size : end] for size, end in zip(sizes, ends, strict=True)])
-    return [next(parts) if one else None for one in there.tolist()]
+    parts = iter([data[start:end] for start, end in itertools.pairwise(ends)])
+    return [next(parts) if has else None for has in has_content.tolist()]
 
 
 def comparable(table: pa.Table) -> pa.Table:
-    """With columns as what their values are, where pyarrow cannot compare them as they are stored."""
+    """Return columns as their values, where pyarrow cannot compare them in the type that they are stored in."""
     for number, (name, kind) in enumerate(zip(table.schema.names, table.schema.types, strict=True)):
         if pa.types.is_dictionary(kind):
             table = table.set_column(number, name, table.column(number).cast(kind.value_type))
@@ -334,24 +311,24 @@ def comparable(table: pa.Table) -> pa.Table:
 
 
 def stacked(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
-    """Tables with the same columns one below the other. What is null in one is in all; dictionaries that differ are
-    what they stand for."""
+    """Put tables with the same columns one after the other. Dictionaries that differ become their values."""
     first = tables[0].schema
-    differ = [n for n in first.names if any(one.schema.field(n).type != first.field(n).type for one in tables[1:])]
-    for name in differ:
-        kinds = [one.schema.field(name).type for one in tables]
+    for name in first.names:
+        kinds = [table.schema.field(name).type for table in tables]
+        if len(set(kinds)) == 1:
+            continue
         plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
         for kind, other in zip(plain, names, strict=True):
             if kind != plain[0]:
                 raise other_type(name, names[0], other)
         at, field = first.get_field_index(name), pa.field(name, plain[0])
-        tables = [one.set_column(at, field, one.column(name).cast(plain[0])) for one in tables]
+        tables = [table.set_column(at, field, table.column(name).cast(plain[0])) for table in tables]
     return pa.concat_tables(tables, promote_options="default")
 
 
 def nothing_chosen(table: FileTable, verb: str) -> InputError:
-    how = "; ".join(f"{label} {text}" for label, text in table.query)
-    return InputError("No row was selected.", hint=f"There is nothing to {verb}: {how}.")
+    steps = "; ".join(f"{label} {text}" for label, text in table.query)
+    return InputError("No row was selected.", hint=f"There is nothing to {verb}: {steps}.")
 
 
 def other_type(column: str, first: str, other: str) -> InputError:
@@ -362,16 +339,12 @@ def other_type(column: str, first: str, other: str) -> InputError:
 
 
 def cell_sums(column: pa.ChunkedArray, weights: Ints) -> Ints:
-    """For each row, the sum of `weights` over the files its cell names."""
+    """Return for each row the sum of `weights` over its files."""
     array = one_array(column)
-    if is_list(array.type):
-        lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-        inner = array.flatten()
-    else:
-        lengths = np.ones(len(array), np.int64)
-        inner = array
+    lengths, inner = np.ones(len(array), np.int64), array
+    if is_list_type(array.type):
+        lengths, inner = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False), array.flatten()
     numbers = inner.fill_null(-1).to_numpy(zero_copy_only=False)
-    values = np.where(numbers >= 0, np.append(weights, 0)[numbers], 0)
-    before = cuts.running(values)
+    before = cuts.running(np.where(numbers >= 0, np.append(weights, 0)[numbers], 0))
     ends = np.cumsum(lengths)
     return np.asarray(before[ends] - before[ends - lengths], np.int64)

@@ -1,4 +1,7 @@
-"""A folder of files: one row a file, or the rows of its metadata.csv, as imagefolder has it."""
+"""A folder of files as a source: one file per row, or the rows of metadata files, as `datasets` has it.
+
+Subfolders train/, validation/ and test/ (and their usual other names) are splits.
+"""
 
 from __future__ import annotations
 
@@ -25,33 +28,25 @@ _SPLIT_FOLDERS = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-_SPLIT_CODES = {folder: code for code, folders in enumerate(_SPLIT_FOLDERS.values(), start=1) for folder in folders}
+_SPLIT_OF = {folder: split for split, folders in _SPLIT_FOLDERS.items() for folder in folders}
+_SPLIT_CODES = {folder: list(_SPLIT_FOLDERS).index(split) + 1 for folder, split in _SPLIT_OF.items()}
 _COMPANION = 255
 _TAKE_ALL = "--files file:file takes every file as it is; --exclude leaves files out."
 _LABELED_KINDS = ("image", "audio", "video")  # scans are in folders by subject, not by class
 _MOST_CLASS_FOLDERS = 1000
 _BLOCK = 10_000
-_SPLIT_OF = {folder: split for split, folders in _SPLIT_FOLDERS.items() for folder in folders}
 
 
 def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
-    """Rows from a folder of files."""
-    if options.split_by or options.drop:
-        raise InputError(
-            "--split-by and --drop can only be used with a table.",
-            hint="Splits of a folder are its subfolders train/, validation/ and test/.",
-        )
-    if options.root:
-        raise InputError(
-            "--root can only be used with a table.", hint="Leave it out: the paths of a folder start at the folder."
-        )
+    """Make the file table of a folder of files."""
+    _check_options(options)
     tree = tree_of(folder, options.access)
     walk = Walk.through(tree, keys=True)
     selected = options.selects()
     allowed = SourceOptions(exclude=options.exclude).selects()
-    relevant: int | None = None
+    refused_before_limit: int | None = None
     builder = FileSetBuilder(tree.root, tree.bucket)
-    kinds, tops = array("B"), array("B")  # a byte a file: a million files must stay small
+    kinds, tops = array("B"), array("B")  # one byte per file: a million files must stay small
     metadata: list[str] = []
     for path, stat in walk:
         if path.rsplit("/", 1)[-1] in _METADATA and allowed(path):
@@ -62,87 +57,90 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
             kinds.append(_COMPANION if kind == "file" and is_companion(path) else KINDS.index(kind))
             tops.append(_SPLIT_CODES.get(path.split("/", 1)[0], 0) if "/" in path else 0)
             if len(builder) == options.limit:
-                relevant = len(walk.refused)  # what is refused later lies beyond the rows that were asked for
-    refused = tuple(r for r in walk.refused[:relevant] if selected(r.path))
-    warnings = _walk_warnings(walk)
+                refused_before_limit = len(walk.refused)
+    refused = tuple(r for r in walk.refused[:refused_before_limit] if selected(r.path))
+    warnings = []
+    if walk.loops:
+        loops = f"{len(walk.loops)} symbolic link(s) lead back to themselves and were not followed: {walk.loops[0]}"
+        warnings.append(loops)
+    if walk.outputs:
+        warnings.append(f"the folder {walk.outputs[0]}/ was built by brim and is passed over")
     files = builder.finish()
     if metadata:
-        return _with_metadata(tree, metadata, files.paths.to_pylist(), options, warnings)
+        return _with_metadata(tree, metadata, files.paths.to_pylist(), options, tuple(warnings))
     if not len(files) and not refused:
         what = " that --include and --exclude leave" if options.include or options.exclude else ""
         raise SourceError(f"{tree.shown or tree.root!r} has no files{what}.", path=tree.root)
     codes = np.frombuffer(kinds, np.uint8)
-    name, kind, guessed = _column(codes, options)
+    name, column = _column(codes, options)
     numbers = np.arange(len(files), dtype=np.int64)
-    left: list[str] = []
-    if kind != "file" and guessed:
-        beside = numbers[codes != KINDS.index(kind)]
-        if len(beside):
-            numbers = numbers[codes == KINDS.index(kind)]
-            left = files.paths.take(pa.array(beside)).to_pylist()
-    numbers, splits = _splits(numbers, np.frombuffer(tops, np.uint8)[numbers], files.paths, options)
+    unmatched: list[str] = []
+    if column.kind != "file" and column.guessed:
+        is_of_kind = codes == KINDS.index(column.kind)
+        unmatched = files.paths.take(pa.array(numbers[~is_of_kind])).to_pylist()
+        numbers = numbers[is_of_kind]
+    numbers, splits = _split(numbers, np.frombuffer(tops, np.uint8)[numbers], files.paths, options)
     if len(numbers) < len(files) or len(splits) > 1:
         files = files.take(numbers)
     rows = pa.table({name: pa.array(np.arange(len(files), dtype=np.int64))})
     if options.limit is not None:
         rows, splits = limit_rows(rows, splits, options.limit)
         files = files.take(np.arange(len(rows), dtype=np.int64))
-    columns = {name: FileColumn(kind, is_list=False, guessed=guessed)}
-    given: dict[str, Any] = {}
+    labels: dict[str, Any] = {}
     if options.label_from:
-        rows, given["label"] = _label(rows, name, files.paths, options)
-    elif kind in _LABELED_KINDS:
-        in_splits = options.split is None and any(tops)
-        warnings += _class_folders_note(files.paths, depth=2 if in_splits else 1)
-    features, _ = describe(rows.schema, columns, given)
+        rows, labels["label"] = _label(rows, name, files.paths, options)
+    elif column.kind in _LABELED_KINDS:
+        has_split_folders = options.split is None and any(tops)
+        warnings += _class_folders_note(files.paths, depth=2 if has_split_folders else 1)
     return FileTable(
-        rows,
-        columns,
-        files,
-        features,
-        splits,
-        refused,
-        warnings,
+        rows=rows,
+        columns={name: column},
+        files=files,
+        features=describe(rows.schema, {name: column}, labels)[0],
+        splits=splits,
+        refused=refused,
+        warnings=tuple(warnings),
         recipe=options.recipe(),
-        unmatched=None if options.limit else collect_unmatched(left, hint=_TAKE_ALL),
+        unmatched=None if options.limit else collect_unmatched(unmatched, hint=_TAKE_ALL),
     )
 
 
-def _class_folders_note(paths: pa.Array, depth: int) -> tuple[str, ...]:
+def _check_options(options: SourceOptions) -> None:
+    if options.split_by or options.drop:
+        raise InputError(
+            "--split-by and --drop can only be used with a table.",
+            hint="Splits of a folder are its subfolders train/, validation/ and test/.",
+        )
+    if options.root:
+        raise InputError(
+            "--root can only be used with a table.", hint="Leave it out: the paths of a folder start at the folder."
+        )
+
+
+def _class_folders_note(paths: pa.Array, depth: int) -> list[str]:
     """Return a hint at --label-from if the folders look like classes.
 
     They do if every file is directly in a folder of the given depth, and there are several of them with several files
     each. Paths are read in blocks, because a copy of a million paths takes memory.
     """
     if not pc.all(pc.equal(pc.count_substring(paths, "/"), depth)).as_py():
-        return ()
+        return []
     names: set[str] = set()
     for first in range(0, len(paths), _BLOCK):
         names |= {path.split("/")[-2] for path in paths.slice(first, _BLOCK).to_pylist()}
         if len(names) > _MOST_CLASS_FOLDERS:
-            return ()
+            return []
     if len(names) < 2 or len(paths) < 2 * len(names):
-        return ()
+        return []
     shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
-    return (
+    return [
         f"the files are in {len(names):,} folders ({shown}). Add --label-from=parent to store the folder names as "
-        "class labels.",
-    )
+        "class labels."
+    ]
 
 
-def _walk_warnings(walk: Walk) -> tuple[str, ...]:
-    warnings = []
-    if walk.loops:
-        warnings.append(
-            f"{len(walk.loops)} symbolic link(s) lead back to themselves and were not followed: {walk.loops[0]}"
-        )
-    if walk.outputs:
-        warnings.append(f"the folder {walk.outputs[0]}/ was built by brim and is passed over")
-    return tuple(warnings)
-
-
-def _column(codes: np.ndarray[Any, np.dtype[np.uint8]], options: SourceOptions) -> tuple[str, str, bool]:
-    """The name and kind of the file column, from the kinds of all files."""
+def _column(codes: np.ndarray[Any, np.dtype[np.uint8]], options: SourceOptions) -> tuple[str, FileColumn]:
+    """Return the file column and its name, by the kinds of all files."""
     if options.renamed_columns():
         raise InputError(
             "--files NAME=COLUMN can only be used with a table.", hint="For a folder of files, use --files NAME[:TYPE]."
@@ -153,15 +151,16 @@ def _column(codes: np.ndarray[Any, np.dtype[np.uint8]], options: SourceOptions) 
     found = set(np.flatnonzero(np.bincount(codes)).tolist()) - {_COMPANION}
     kind = KINDS[found.pop()] if len(found) == 1 else "file"
     for name, given in named.items():
-        return name, given or kind, given is None
-    return kind, kind, True
+        return name, FileColumn(given or kind, is_list=False, guessed=given is None)
+    return kind, FileColumn(kind, is_list=False, guessed=True)
 
 
-def _splits(
+def _split(
     numbers: Ints, tops: np.ndarray[Any, np.dtype[np.uint8]], paths: pa.Array, options: SourceOptions
 ) -> tuple[Ints, tuple[Split, ...]]:
-    """The files, split after split, and the splits."""
-    present = sorted(set(np.flatnonzero(np.bincount(tops)).tolist()) - {0})
+    """Sort files by split. `tops` has the code of the split folder of each file, 0 for files outside of them."""
+    counts = np.bincount(tops, minlength=len(_SPLIT_FOLDERS) + 1)
+    present = [code for code in range(1, len(counts)) if counts[code]]
     if options.split is not None or not present:
         return numbers, (Split(options.split or "train", 0, len(numbers)),)
     names = list(_SPLIT_FOLDERS)
@@ -172,13 +171,13 @@ def _splits(
             f"outside them, for example {paths[int(outside[0])].as_py()!r}.",
             hint="Move them, leave them out with --exclude, or put all into one split with --split=train.",
         )
-    ends = np.cumsum([int((tops == code).sum()) for code in present]).tolist()
+    ends = np.cumsum(counts[present]).tolist()
     splits = [Split(names[c - 1], start, end) for c, start, end in zip(present, [0, *ends], ends, strict=False)]
     return numbers[np.argsort(tops, kind="stable")], tuple(splits)
 
 
 def _label(rows: pa.Table, column: str, paths: pa.Array, options: SourceOptions) -> tuple[pa.Table, dict[str, Any]]:
-    """The name of the folder that a column's file lies in, as a class label; null for files in the top folder."""
+    """Add the name of the folder of each file as a class label; null for files in the top folder."""
     if options.label_from != "parent":
         raise InputError(
             f"--label-from={options.label_from} names a column, but a folder of files has none.",
@@ -199,10 +198,9 @@ def _label(rows: pa.Table, column: str, paths: pa.Array, options: SourceOptions)
 def _with_metadata(
     tree: Tree, metadata: list[str], paths: list[str], options: SourceOptions, warnings: tuple[str, ...]
 ) -> FileTable:
-    tables = []
+    """Make the file table of the rows of metadata files, of which each names files relative to itself."""
     tree.expect(metadata)
-    for path in metadata:
-        tables.append(_prefixed(read_table(path, tree, options.memory), path.rpartition("/")[0], path))
+    tables = [_read_metadata(tree, path, options) for path in metadata]
     try:
         rows = pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
@@ -211,94 +209,88 @@ def _with_metadata(
         ) from error
     split_column = "\0split"
     rows = rows.append_column(split_column, pa.array(_row_splits(rows, options), pa.string()))
-    columns = _metadata_columns(rows, paths, options)
+    columns = _metadata_columns(rows, options)
     rows = rows.rename_columns([columns.get(name, (name, None))[0] for name in rows.column_names])
     file_columns = dict(columns.values())
     labels: dict[str, Any] = {}
     if options.label_from not in (None, "parent"):
         rows, labels[options.label_from] = encode_labels(rows, options.label_from, [*file_columns, split_column])
-    listed = _listed(rows, list(file_columns))
-    unlisted = [path for path in paths if path not in listed]
-    left = collect_unmatched(unlisted, hint=f"Name them in {metadata[0]}, or leave them out with --exclude.")
+    named = {path for name in file_columns for path in _flat(rows.column(name))}
+    unnamed = (path for path in paths if path not in named)
+    unmatched = collect_unmatched(unnamed, hint=f"Name them in {metadata[0]}, or leave them out with --exclude.")
     reading = SourceOptions(
-        include=options.include,
-        exclude=options.exclude,
-        limit=options.limit,
-        split_by=split_column,
-        root=tree.root,
+        include=options.include, exclude=options.exclude, limit=options.limit, split_by=split_column, root=tree.root
     )
     table = make_file_table(rows, file_columns, tree, reading, labels, warnings)
-    table = table.replace(recipe=options.recipe(), unmatched=None if options.limit else left)
-    if options.label_from == "parent" and all(column.is_list for column in table.columns.values()):
-        raise SourceError("--label-from=parent needs a column with one file per row.")
+    table = table.replace(recipe=options.recipe(), unmatched=None if options.limit else unmatched)
     if options.label_from == "parent":
-        first = next(name for name, column in table.columns.items() if not column.is_list)
-        labelled, label = _label(table.rows, first, table.files.paths, options)
-        features = None if table.features is None else {**table.features, "label": label}
-        table = table.replace(rows=labelled, features=features)
+        single = next((name for name, column in table.columns.items() if not column.is_list), None)
+        if single is None:
+            raise SourceError("--label-from=parent needs a column with one file per row.")
+        rows, label = _label(table.rows, single, table.files.paths, options)
+        table = table.replace(
+            rows=rows, features=None if table.features is None else {**table.features, "label": label}
+        )
     return table
 
 
+def _is_of_names(column: str) -> bool:
+    return column in ("file_name", "file_names") or column.endswith(("_file_name", "_file_names"))
+
+
+def _flat(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column, out of their lists, without those that are null or empty."""
+    cells = (cell if isinstance(cell, list) else [cell] for cell in column.to_pylist())
+    return [value for cell in cells for value in cell if value]
+
+
+def _read_metadata(tree: Tree, path: str, options: SourceOptions) -> pa.Table:
+    """Read a metadata file, and make its paths relative to the root instead of the file."""
+    rows, folder = read_table(path, tree, options.memory), path.rpartition("/")[0]
+    columns = [name for name in rows.column_names if _is_of_names(name)]
+    if not columns:
+        raise SourceError(
+            f"{path!r} has no column 'file_name'.",
+            hint="Name the files there (file_name, or NAME_file_name for several), as imagefolder has it.",
+        )
+
+    def join(value: Any) -> Any:
+        return [join(item) for item in value] if isinstance(value, list) else f"{folder}/{value}" if value else value
+
+    for name in columns if folder else ():
+        values = pa.array([join(value) for value in rows.column(name).to_pylist()], rows.schema.field(name).type)
+        rows = rows.set_column(rows.column_names.index(name), name, values)
+    return rows
+
+
 def _row_splits(rows: pa.Table, options: SourceOptions) -> list[str]:
-    """The split of each row: the top folder that its first file lies in."""
+    """Return the split of each row: the top folder of its first file."""
     if options.split is not None:
         return [options.split] * rows.num_rows
-    name = next(n for n in rows.column_names if _is_file_name(n) or _is_file_names(n))
-    firsts = [cell[0] if isinstance(cell, list) and cell else cell for cell in rows.column(name).to_pylist()]
+    cells = rows.column(next(filter(_is_of_names, rows.column_names))).to_pylist()
+    firsts = [cell[0] if isinstance(cell, list) and cell else cell for cell in cells]
     tops = [first.split("/", 1)[0] if isinstance(first, str) and "/" in first else "" for first in firsts]
     splits = [_SPLIT_OF.get(top) for top in tops]
     if set(splits) - {None} and None in splits:
-        stray = firsts[splits.index(None)]
         raise SourceError(
-            f"The metadata names files in splits, and {splits.count(None)} outside them, such as {stray!r}.",
+            f"The metadata names files in splits, and {splits.count(None)} outside them, such as "
+            f"{firsts[splits.index(None)]!r}.",
             hint="Move them, or put all into one split with --split=train.",
         )
     return [split or "train" for split in splits]
 
 
-def _prefixed(rows: pa.Table, folder: str, shown: str) -> pa.Table:
-    """Paths of a metadata file are relative to it; here they become relative to the root."""
-    found = False
-    for name in rows.column_names:
-        if _is_file_name(name) or _is_file_names(name):
-            found = True
-            if folder:
-                values = rows.column(name).to_pylist()
-                moved = [_join(folder, value) for value in values]
-                at = rows.column_names.index(name)
-                rows = rows.set_column(at, name, pa.array(moved, rows.schema.field(name).type))
-    if not found:
-        raise SourceError(
-            f"{shown!r} has no column 'file_name'.",
-            hint="Name the files there (file_name, or NAME_file_name for several), as imagefolder has it.",
-        )
-    return rows
+def _metadata_columns(rows: pa.Table, options: SourceOptions) -> dict[str, tuple[str, FileColumn]]:
+    """Return the new name and the file column of each column of names.
 
-
-def _join(folder: str, value: Any) -> Any:
-    if isinstance(value, list):
-        return [_join(folder, item) for item in value]
-    return f"{folder}/{value}" if value else value
-
-
-def _is_file_name(name: str) -> bool:
-    return name == "file_name" or name.endswith("_file_name")
-
-
-def _is_file_names(name: str) -> bool:
-    return name == "file_names" or name.endswith("_file_names")
-
-
-def _metadata_columns(rows: pa.Table, paths: list[str], options: SourceOptions) -> dict[str, tuple[str, FileColumn]]:
-    """Old name → (new name, file column): `file_name` is named after its kind, `mask_file_name` is `mask`."""
+    `file_name` gets the name of its kind, `mask_file_name` becomes `mask`.
+    """
     named, renamed = options.file_columns(), options.renamed_columns()
     columns: dict[str, tuple[str, FileColumn]] = {}
-    for old in rows.column_names:
-        if not (_is_file_name(old) or _is_file_names(old)):
-            continue
-        is_list = _is_file_names(old)
-        values = [v for cell in rows.column(old).to_pylist() for v in (cell if is_list and cell else [cell]) if v]
-        if values and not all(isinstance(value, str) for value in values):
+    for old in filter(_is_of_names, rows.column_names):
+        is_list = old.endswith("file_names")
+        values = _flat(rows.column(old))
+        if not all(isinstance(value, str) for value in values):
             raise SourceError(f"The column {old!r} of the metadata does not have file names.")
         kinds = {kind_of(value) for value in values}
         kind = kinds.pop() if len(kinds) == 1 else "file"
@@ -312,11 +304,3 @@ def _metadata_columns(rows: pa.Table, paths: list[str], options: SourceOptions) 
             raise SourceError(f"The metadata has both {old!r} and {new!r}.", hint="Rename one of them.")
         columns[old] = (new, FileColumn(kind, is_list, guessed=new not in named and old not in renamed))
     return columns
-
-
-def _listed(rows: pa.Table, columns: list[str]) -> set[str]:
-    listed: set[str] = set()
-    for name in columns:
-        for cell in rows.column(name).to_pylist():
-            listed.update(cell if isinstance(cell, list) else [cell] if cell else [])
-    return listed

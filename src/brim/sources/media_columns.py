@@ -1,11 +1,11 @@
-"""Columns of media (images, sounds, films, scans) of `datasets`, as values that lie in files.
+"""Columns of media (images, sounds, films, scans) of `datasets`, as values that are in files.
 
-A value has bytes, or the path of a file, or both. Bytes in a memory-mapped Arrow file are a range of that
-file; a path without bytes is the file itself; bytes that are only in memory, or far away, go to a file in the
-spill folder first. Published are the bytes and the base name, which is what `datasets` embeds.
+A value has bytes, or the path of a file, or both. Bytes in a memory-mapped Arrow file are a range of that file; a path
+without bytes is the file; bytes that are only in memory, or remote, are written to a file in the spill folder first.
+The bytes and the base name are published, as `datasets` embeds them.
 
-What a job would otherwise have to hold in memory is spilled to disk, so that it can be read like any other file. The
-caller owns the folder: what is in it is needed until the job has ended, and is of no use afterwards.
+Data that a job would otherwise hold in memory is spilled to disk, so that it can be read like any other file. The
+caller owns the folder: its files are needed until the job has ended, and useless afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import errno
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,10 +24,11 @@ import pyarrow.compute as pc
 
 from brim import partition as cuts
 from brim.errors import DestinationUnavailableError, SourceError
-from brim.file_set import FILE_TYPE, NO_CONTENT, Bools, Ints, RangeSetBuilder, Stat
+from brim.file_set import FILE_TYPE, NO_CONTENT, Bools, Ints, RangeSetBuilder
+from brim.formats.parquet_levels import is_list_type, single_array
 from brim.records import dataclass
 from brim.sizes import format_size
-from brim.sources.file_table import Refused, is_list
+from brim.sources.file_table import Refused
 from brim.sources.folder_tree import Folder, Walk
 from brim.state.atomic_files import pread_all, reason
 
@@ -36,7 +37,7 @@ BATCH_ROWS = 10_000
 
 
 class Spill:
-    """A folder for temporary files. `note` is told what goes there, and how much it was."""
+    """A folder for temporary files. `note` gets a text about what is written, and how much it was."""
 
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         self.folder = folder.absolute()
@@ -44,8 +45,8 @@ class Spill:
         self._files = 0
         self.bytes = 0
 
-    def tell(self, what: str) -> None:
-        """Say that something is about to be written, before the disk and the time for it are taken."""
+    def announce(self, what: str) -> None:
+        """Note that something is about to be written, before it takes disk and time."""
         self.note(f"spilling {what} to disk in {self.folder}")
 
     def finish(self) -> None:
@@ -53,10 +54,10 @@ class Spill:
             self.note(f"spilled {format_size(self.bytes)} to disk in {self.folder}")
 
     def rows(self, schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.Table:
-        """The rows of small tables, one after the other, as one table that is mapped from a file."""
-        path = self.new(".arrow")
+        """Write the rows of small tables to a file, and return them as one table that is mapped from it."""
+        path = self.new_path(".arrow")
         with self.failures():
-            file = open(path, "wb")  # noqa: SIM115  # closed below; what `tables` raises must not pass `failures`
+            file = open(path, "wb")  # noqa: SIM115  # closed below; errors of `tables` must not pass `failures`
         with file:
             writer = pa.ipc.new_stream(file, schema)
             for table in gathered(tables, BATCH_BYTES, BATCH_ROWS):
@@ -68,17 +69,7 @@ class Spill:
         self.bytes += path.stat().st_size
         return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
 
-    @contextmanager
-    def blob(self, what: str) -> Iterator[Blob]:
-        """A file of plain bytes, to be filled and then left. It is there as soon as something is appended."""
-        blob = Blob(self, what)
-        try:
-            yield blob
-        finally:
-            blob.close()
-
-    def new(self, extension: str) -> Path:
-        """A path that no other file of this spill has."""
+    def new_path(self, extension: str) -> Path:
         with self.failures():
             self.folder.mkdir(parents=True, exist_ok=True)
         self._files += 1
@@ -86,7 +77,7 @@ class Spill:
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """Here the system's errors about writing become brim's."""
+        """Turn errors of the system about writing into errors that name the folder."""
         try:
             yield
         except OSError as error:
@@ -99,28 +90,26 @@ class Spill:
 
 
 class Blob:
-    """A file that values are appended to."""
+    """A file that values are appended to. It is created with the first value, which notes `what`."""
 
     def __init__(self, spill: Spill, what: str) -> None:
-        self._spill = spill
-        self._what = what
+        self._spill, self._what = spill, what
         self._file: BinaryIO | None = None
-        self._at = 0
+        self._size = 0
 
     @property
     def path(self) -> str | None:
-        """None as long as nothing was appended."""
         return None if self._file is None else self._file.name
 
     def append(self, data: Any) -> int:
-        """Where the data begins."""
-        start = self._at
+        """Append data, and return its offset."""
+        start = self._size
         with self._spill.failures():
             if self._file is None:
-                self._spill.tell(self._what)
-                self._file = open(self._spill.new(".bin"), "wb")  # noqa: SIM115  # closed by close()
+                self._spill.announce(self._what)
+                self._file = open(self._spill.new_path(".bin"), "wb")  # noqa: SIM115  # closed by close()
             self._file.write(data)
-        self._at += len(data)
+        self._size += len(data)
         self._spill.bytes += len(data)
         return start
 
@@ -131,26 +120,22 @@ class Blob:
 
 
 def gathered(tables: Iterable[pa.Table], max_bytes: int, max_rows: int) -> Iterator[pa.Table]:
-    """Small tables of the same schema put together, as long as they stay small."""
+    """Put small tables of the same schema together, as long as they stay small."""
     waiting: list[pa.Table] = []
     size = rows = 0
     for table in tables:
         table_bytes = table.nbytes
-        full = size + table_bytes > max_bytes or rows + len(table) > max_rows
-        if waiting and (full or not table.schema.equals(waiting[0].schema)):
-            yield _together(waiting)
+        is_full = size + table_bytes > max_bytes or rows + len(table) > max_rows
+        if waiting and (is_full or not table.schema.equals(waiting[0].schema)):
+            yield pa.concat_tables(waiting).combine_chunks() if len(waiting) > 1 else waiting[0]
             waiting, size, rows = [], 0, 0
-        if table_bytes > max_bytes:  # not to be held while the next is made
+        if table_bytes > max_bytes:  # not held while the next one is made
             yield table
             continue
         waiting.append(table)
         size, rows = size + table_bytes, rows + len(table)
     if waiting:
-        yield _together(waiting)
-
-
-def _together(tables: list[pa.Table]) -> pa.Table:
-    return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
+        yield pa.concat_tables(waiting).combine_chunks() if len(waiting) > 1 else waiting[0]
 
 
 _MAPS = "/proc/self/maps"
@@ -166,49 +151,43 @@ class _Mapping:
 
 
 class Mappings:
-    """The files that are mapped into this process, as of when this was made."""
+    """The files that are mapped into this process at the moment when this is made."""
 
     def __init__(self) -> None:
-        self._mappings = sorted(_read_maps(), key=lambda mapping: mapping.start)
+        self._mappings: list[_Mapping] = []
+        lines: list[str] = []
+        with suppress(OSError), open(_MAPS, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.readlines()
+        for line in lines:
+            parts = line.rstrip("\n").split(maxsplit=5)
+            # The name of a deleted file leads nowhere, or to another file.
+            if len(parts) == 6 and parts[5].startswith("/") and not parts[5].endswith(" (deleted)"):
+                start, end = (int(part, 16) for part in parts[0].split("-"))
+                self._mappings.append(_Mapping(start, end, int(parts[2], 16), parts[5].replace("\\012", "\n")))
+        self._mappings.sort(key=lambda mapping: mapping.start)
         self._starts = [mapping.start for mapping in self._mappings]
 
     def find(self, buffer: Any) -> tuple[str, int] | None:
-        """The absolute path of the file that an Arrow buffer is a view of, and where in it the buffer starts."""
+        """Return the path of the file that an Arrow buffer is a view of, and the offset of the buffer in it."""
         number = bisect_right(self._starts, buffer.address) - 1
         if number < 0 or buffer.size == 0:
             return None
         first = mapping = self._mappings[number]
-        while mapping.end < buffer.address + buffer.size:  # the kernel may have cut a mapping into several
+        while mapping.end < buffer.address + buffer.size:  # the kernel may have split a mapping
             number += 1
-            following = self._mappings[number] if number < len(self._mappings) else None
-            if following is None or not _continues(mapping, following):
+            if number == len(self._mappings):
+                return None
+            following = self._mappings[number]
+            offset = mapping.offset + mapping.end - mapping.start
+            if (mapping.end, mapping.path, offset) != (following.start, following.path, following.offset):
                 return None
             mapping = following
-        at = first.offset + buffer.address - first.start
-        return (first.path, at) if _is_the_same(first.path, at, buffer) else None
+        offset = first.offset + buffer.address - first.start
+        return (first.path, offset) if _has_bytes_of(first.path, offset, buffer) else None
 
 
-def _continues(mapping: _Mapping, following: _Mapping) -> bool:
-    adjacent = mapping.end == following.start and mapping.path == following.path
-    return adjacent and mapping.offset + mapping.end - mapping.start == following.offset
-
-
-def _read_maps() -> Iterator[_Mapping]:
-    try:
-        with open(_MAPS, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.readlines()
-    except OSError:
-        return
-    for line in lines:
-        parts = line.rstrip("\n").split(maxsplit=5)
-        # A file that was deleted since has a name that leads nowhere, or to another file.
-        if len(parts) == 6 and parts[5].startswith("/") and not parts[5].endswith(" (deleted)"):
-            start, end = (int(part, 16) for part in parts[0].split("-"))
-            yield _Mapping(start, end, int(parts[2], 16), parts[5].replace("\\012", "\n"))
-
-
-def _is_the_same(path: str, at: int, buffer: Any) -> bool:
-    """Whether the file holds what memory does, at both ends: device and inode differ on layered file systems."""
+def _has_bytes_of(path: str, offset: int, buffer: Any) -> bool:
+    """Return whether a file has the bytes of a buffer, at both ends: layered file systems change device and inode."""
     size = min(_PROBE_BYTES, buffer.size)
     tail = buffer.size - size
     view = memoryview(buffer).cast("B")  # Arrow's own view is one of signed numbers
@@ -217,20 +196,21 @@ def _is_the_same(path: str, at: int, buffer: Any) -> bool:
     except OSError:
         return False
     try:
-        return pread_all(descriptor, size, at) == view[:size] and pread_all(descriptor, size, at + tail) == view[tail:]
+        probes = ((0, offset), (tail, offset + tail))
+        return all(pread_all(descriptor, size, at) == view[start : start + size] for start, at in probes)
     finally:
         os.close(descriptor)
 
 
-# The features of `datasets` whose bytes come before their path, and that embed a file as it is.
+# The features of `datasets` whose bytes come before their path, and that embed a file unchanged.
 _KINDS = frozenset(["Image", "Audio", "Video", "Pdf", "Nifti", "Mesh"])
-_IN_BLOB = -2  # the holder of values in the blob, until that is finished and has a number
+_IN_BLOB = -2  # the holder of values in the blob, until the blob is finished and has a number
 _BLOCK = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A feature whose values are files, and whether a column holds lists of them."""
+    """A feature whose values are files, and whether a column has lists of them."""
 
     kind: str
     feature: Any
@@ -238,150 +218,19 @@ class Media:
 
 
 def media_of(feature: Any, kind: pa.DataType) -> Media | None:
-    """What a column holds if its values are files, alone or in lists; None for everything else."""
+    """Return the media of a column whose values are files, alone or in lists; None for all other columns."""
     name = type(feature).__name__
     if name in _KINDS and kind == FILE_TYPE:
         return Media(name.lower(), feature, is_list=False)
-    if name in ("List", "LargeList") and is_list(kind):
+    if name in ("List", "LargeList") and is_list_type(kind):
         inner = media_of(feature.feature, kind.value_type)
         if inner is not None and not inner.is_list:
             return Media(inner.kind, inner.feature, is_list=True)
     return None
 
 
-class MediaColumns:
-    """Turns columns into numbers of one set of files."""
-
-    def __init__(self, spill: Spill, embed: bool, tokens: Mapping[str, Any]) -> None:
-        self.files = RangeSetBuilder()
-        self.refused: list[Refused] = []
-        self._spill = spill
-        self._embed = embed
-        self._tokens = tokens
-        self._walk = Walk("", refused=self.refused)
-        self._containers: dict[str, int] = {}
-
-    def number(self, column: pa.ChunkedArray, media: Media, rows: Ints | None) -> pa.Array:
-        """The numbers of a column's values (int64, or lists of it), in the order of `rows` if that is given."""
-        if not media.is_list:
-            return self._number_values(column.chunks, media, rows)
-        starts, lengths = _list_places(column)
-        absent = column.is_null().combine_chunks() if column.null_count else None
-        if rows is not None:
-            starts, lengths = starts[rows], lengths[rows]
-            absent = None if absent is None else absent.take(pa.array(rows))
-        before = cuts.running(lengths)
-        wanted = np.repeat(starts - before[:-1], lengths) + np.arange(before[-1])
-        values = self._number_values([chunk.values for chunk in column.chunks], media, wanted)
-        large = pa.types.is_large_list(column.type)
-        offsets = pa.array(before, pa.int64() if large else pa.int32())
-        return (pa.LargeListArray if large else pa.ListArray).from_arrays(offsets, values, mask=_one(absent))
-
-    def _number_values(self, chunks: list[Any], media: Media, wanted: Ints | None) -> pa.Array:
-        if wanted is None:
-            wanted = np.arange(sum(len(chunk) for chunk in chunks), dtype=np.int64)
-        values = _Values(len(wanted))
-        with self._spill.blob(f"the bytes of {media.kind} values that are in no local file") as blob:
-            self._locate(chunks, wanted, values, blob)
-            outside = values.valid & (values.holders == NO_CONTENT) & values.has_path()
-            if self._embed and outside.any():
-                self._take_files(values, np.flatnonzero(outside), media, blob)
-        if blob.path is not None:
-            values.holders[values.holders == _IN_BLOB] = self._container(blob.path)
-        paths = _base_names(values.paths) if self._embed else values.paths
-        kept = np.flatnonzero(values.valid)
-        numbers = np.zeros(len(wanted), np.int64)
-        numbers[kept] = self.files.add(
-            paths.take(pa.array(kept)), values.holders[kept], values.starts[kept], values.sizes[kept]
-        )
-        return pa.array(numbers, mask=~values.valid)
-
-    def _locate(self, chunks: list[Any], wanted: Ints, values: _Values, blob: Blob) -> None:
-        """Find the bytes that are inside the column."""
-        order = np.argsort(wanted, kind="stable")
-        in_order = wanted[order]
-        mappings = Mappings()
-        paths = [pa.array([], pa.large_string())]
-        base = 0
-        for chunk in chunks:
-            low, high = np.searchsorted(in_order, [base, base + len(chunk)])
-            places, positions = order[low:high], in_order[low:high] - base
-            base += len(chunk)
-            if not len(places):
-                continue
-            there = chunk.is_valid().to_numpy(zero_copy_only=False)[positions]
-            values.valid[places] = there
-            path = chunk.field("path").take(pa.array(positions)).cast(pa.large_string())
-            paths.append(pc.if_else(pa.array(there), path, pa.scalar(None, pa.large_string())))
-            content = chunk.field("bytes")
-            full = there & content.is_valid().to_numpy(zero_copy_only=False)[positions]
-            if full.any():
-                self._locate_bytes(content, positions[full], places[full], values, mappings, blob)
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        values.paths = pa.concat_arrays(paths).take(pa.array(back))
-
-    def _locate_bytes(
-        self, content: Any, positions: Ints, places: Ints, values: _Values, mappings: Mappings, blob: Blob
-    ) -> None:
-        _, offsets, data = content.buffers()
-        ends = np.frombuffer(offsets, np.int32)[content.offset : content.offset + len(content) + 1].astype(np.int64)
-        starts, sizes = ends[positions], ends[positions + 1] - ends[positions]
-        values.sizes[places] = sizes
-        found = mappings.find(data) if data is not None and sizes.any() else None
-        if found is not None:
-            path, at = found
-            values.holders[places], values.starts[places] = self._container(path), starts + at
-            return
-        values.holders[places] = _IN_BLOB
-        view = memoryview(data if data is not None else b"").cast("B")
-        pieces = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
-        values.starts[places] = [blob.append(view[start:stop]) for start, stop in pieces]
-
-    def _container(self, path: str) -> int:
-        if path not in self._containers:
-            self._containers[path] = self.files.container(path, os.stat(path))
-        return self._containers[path]
-
-    def _take_files(self, values: _Values, places: Ints, media: Media, blob: Blob) -> None:
-        """Let values without bytes be the files that their paths name; each path is looked at once."""
-        encoded = values.paths.take(pa.array(places)).dictionary_encode()
-        count = len(encoded.dictionary)
-        holders, starts, sizes = np.full(count, NO_CONTENT), np.zeros(count, np.int64), np.zeros(count, np.int64)
-        for begin in range(0, count, _BLOCK):
-            for number, path in enumerate(encoded.dictionary.slice(begin, _BLOCK).to_pylist(), begin):
-                local = _local_path(path)
-                if local is None:
-                    data = self._fetch(path, media)
-                    holders[number], starts[number], sizes[number] = _IN_BLOB, blob.append(data), len(data)
-                elif (found := self._look(local, path)) is not None:
-                    holders[number], sizes[number] = self.files.container(os.path.abspath(local), found), found.st_size
-        codes = encoded.indices.to_numpy(zero_copy_only=False)
-        for target, found_out in ((values.holders, holders), (values.starts, starts), (values.sizes, sizes)):
-            target[places] = found_out[codes]
-
-    def _look(self, local: str, path: str) -> Stat | None:
-        if not local or "\0" in local:
-            self.refused.append(Refused("missing", path.replace("\0", "\\0")))
-            return None
-        found = self._walk.look(local, path)
-        if isinstance(found, Folder):
-            self.refused.append(Refused("folder", path))
-            return None
-        return found
-
-    def _fetch(self, path: str, media: Media) -> bytes:
-        """The bytes behind an address, as `datasets` gets them."""
-        value = pa.array([{"bytes": None, "path": path}], FILE_TYPE)
-        try:
-            embedded = media.feature.embed_storage(value, token_per_repo_id=self._tokens)
-        except (OSError, ValueError, ImportError) as error:
-            raise SourceError(f"{path!r} cannot be read: {error}.", path=path) from error
-        return bytes(embedded.field("bytes")[0].as_py())
-
-
 class _Values:
-    """What is found out about the values of a column, in the order in which they are published."""
+    """The locations of the values of a column, in the order in which they are published."""
 
     def __init__(self, count: int) -> None:
         self.valid: Bools = np.zeros(count, bool)
@@ -390,35 +239,143 @@ class _Values:
         self.sizes: Ints = np.zeros(count, np.int64)
         self.paths = pa.nulls(count, pa.large_string())
 
-    def has_path(self) -> Bools:
-        return np.asarray(self.paths.is_valid().to_numpy(zero_copy_only=False))
 
+class MediaColumns:
+    """Turns columns into numbers of one set of files."""
 
-def _list_places(column: pa.ChunkedArray) -> tuple[Ints, Ints]:
-    """Where each row's list starts among the values of all chunks, and how long it is."""
-    starts, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    base = 0
-    for chunk in column.chunks:
-        offsets = chunk.offsets.to_numpy().astype(np.int64)
-        there = chunk.is_valid().to_numpy(zero_copy_only=False)
-        starts.append(offsets[:-1] + base)
-        lengths.append(np.where(there, np.diff(offsets), 0))
-        base += len(chunk.values)
-    return np.concatenate(starts), np.concatenate(lengths)
+    def __init__(self, spill: Spill, embed: bool, tokens: Mapping[str, Any]) -> None:
+        self.files = RangeSetBuilder()
+        self.refused: list[Refused] = []
+        self._spill, self._embed, self._tokens = spill, embed, tokens
+        self._walk = Walk("", refused=self.refused)
+        self._containers: dict[str, int] = {}
 
+    def number(self, column: pa.ChunkedArray, media: Media, rows: Ints | None) -> pa.Array:
+        """Return the numbers of a column's values (int64, or lists of it), in the order of `rows` if that is given."""
+        if not media.is_list:
+            return self._number_values(column.chunks, media, rows)
+        # Where the list of each row starts among the values of all chunks, and how long it is.
+        all_starts, all_lengths, base = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
+        for chunk in column.chunks:
+            offsets = chunk.offsets.to_numpy().astype(np.int64)
+            is_valid = chunk.is_valid().to_numpy(zero_copy_only=False)
+            all_starts.append(offsets[:-1] + base)
+            all_lengths.append(np.where(is_valid, np.diff(offsets), 0))
+            base += len(chunk.values)
+        starts, lengths = np.concatenate(all_starts), np.concatenate(all_lengths)
+        is_null = single_array(column.is_null()) if column.null_count else None
+        if rows is not None:
+            starts, lengths = starts[rows], lengths[rows]
+            is_null = None if is_null is None else is_null.take(pa.array(rows))
+        before = cuts.running(lengths)
+        wanted = np.repeat(starts - before[:-1], lengths) + np.arange(before[-1])
+        values = self._number_values([chunk.values for chunk in column.chunks], media, wanted)
+        is_large = pa.types.is_large_list(column.type)
+        offsets = pa.array(before, pa.int64() if is_large else pa.int32())
+        return (pa.LargeListArray if is_large else pa.ListArray).from_arrays(offsets, values, mask=is_null)
 
-def _one(array: Any) -> Any:
-    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    def _number_values(self, chunks: list[Any], media: Media, wanted: Ints | None) -> pa.Array:
+        if wanted is None:
+            wanted = np.arange(sum(len(chunk) for chunk in chunks), dtype=np.int64)
+        values = _Values(len(wanted))
+        with closing(Blob(self._spill, f"the bytes of {media.kind} values that are in no local file")) as blob:
+            self._locate(chunks, wanted, values, blob)
+            has_path = np.asarray(values.paths.is_valid().to_numpy(zero_copy_only=False))
+            outside = values.valid & (values.holders == NO_CONTENT) & has_path
+            if self._embed and outside.any():
+                self._take_files(values, np.flatnonzero(outside), media, blob)
+        if blob.path is not None:
+            values.holders[values.holders == _IN_BLOB] = self._container(blob.path)
+        paths = pc.replace_substring_regex(values.paths, r"(?s)^.*/", "") if self._embed else values.paths
+        kept = np.flatnonzero(values.valid)
+        numbers = np.zeros(len(wanted), np.int64)
+        numbers[kept] = self.files.add(
+            paths.take(pa.array(kept)), values.holders[kept], values.starts[kept], values.sizes[kept]
+        )
+        return pa.array(numbers, mask=~values.valid)
 
+    def _locate(self, chunks: list[Any], wanted: Ints, values: _Values, blob: Blob) -> None:
+        """Locate the bytes that are inside the column."""
+        order = np.argsort(wanted, kind="stable")
+        in_order = wanted[order]
+        mappings = Mappings()
+        paths = [pa.array([], pa.large_string())]
+        base = 0
+        for chunk in chunks:
+            low, high = np.searchsorted(in_order, [base, base + len(chunk)])
+            targets, positions = order[low:high], in_order[low:high] - base
+            base += len(chunk)
+            if not len(targets):
+                continue
+            is_valid = chunk.is_valid().to_numpy(zero_copy_only=False)[positions]
+            values.valid[targets] = is_valid
+            path = chunk.field("path").take(pa.array(positions)).cast(pa.large_string())
+            paths.append(pc.if_else(pa.array(is_valid), path, pa.scalar(None, pa.large_string())))
+            content = chunk.field("bytes")
+            has_bytes = is_valid & content.is_valid().to_numpy(zero_copy_only=False)[positions]
+            if has_bytes.any():
+                self._locate_bytes(content, positions[has_bytes], targets[has_bytes], values, mappings, blob)
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        values.paths = pa.concat_arrays(paths).take(pa.array(back))
 
-def _base_names(paths: pa.Array) -> pa.Array:
-    return pc.replace_substring_regex(paths, r"(?s)^.*/", "")
+    def _locate_bytes(
+        self, content: Any, positions: Ints, targets: Ints, values: _Values, mappings: Mappings, blob: Blob
+    ) -> None:
+        _, offsets, data = content.buffers()
+        ends = np.frombuffer(offsets, np.int32)[content.offset : content.offset + len(content) + 1].astype(np.int64)
+        starts, sizes = ends[positions], ends[positions + 1] - ends[positions]
+        values.sizes[targets] = sizes
+        found = mappings.find(data) if data is not None and sizes.any() else None
+        if found is not None:
+            path, offset = found
+            values.holders[targets], values.starts[targets] = self._container(path), starts + offset
+            return
+        values.holders[targets] = _IN_BLOB
+        view = memoryview(data if data is not None else b"").cast("B")
+        ranges = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+        values.starts[targets] = [blob.append(view[start:stop]) for start, stop in ranges]
+
+    def _container(self, path: str) -> int:
+        if path not in self._containers:
+            self._containers[path] = self.files.container(path, os.stat(path))
+        return self._containers[path]
+
+    def _take_files(self, values: _Values, targets: Ints, media: Media, blob: Blob) -> None:
+        """Let values without bytes be the files that their paths name. Each path is looked at once."""
+        encoded = values.paths.take(pa.array(targets)).dictionary_encode()
+        count = len(encoded.dictionary)
+        holders, starts, sizes = np.full(count, NO_CONTENT), np.zeros(count, np.int64), np.zeros(count, np.int64)
+        for begin in range(0, count, _BLOCK):
+            for number, path in enumerate(encoded.dictionary.slice(begin, _BLOCK).to_pylist(), begin):
+                local = _local_path(path)
+                if local is None:
+                    data = self._fetch(path, media)
+                    holders[number], starts[number], sizes[number] = _IN_BLOB, blob.append(data), len(data)
+                elif not local or "\0" in local:
+                    self.refused.append(Refused("missing", path.replace("\0", "\\0")))
+                elif isinstance(found := self._walk.look(local, path), Folder):
+                    self.refused.append(Refused("folder", path))
+                elif found is not None:
+                    holders[number], sizes[number] = self.files.container(os.path.abspath(local), found), found.st_size
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
+        for target, located in ((values.holders, holders), (values.starts, starts), (values.sizes, sizes)):
+            target[targets] = located[codes]
+
+    def _fetch(self, path: str, media: Media) -> bytes:
+        """Fetch the bytes at an address, as `datasets` does."""
+        value = pa.array([{"bytes": None, "path": path}], FILE_TYPE)
+        try:
+            embedded = media.feature.embed_storage(value, token_per_repo_id=self._tokens)
+        except (OSError, ValueError, ImportError) as error:
+            raise SourceError(f"{path!r} cannot be read: {error}.", path=path) from error
+        return bytes(embedded.field("bytes")[0].as_py())
 
 
 def _local_path(path: str) -> str | None:
-    """The file that a path names; None if it is an address, which `datasets` has to fetch.
+    """Return the file that a path names; None if it is an address, which `datasets` has to fetch.
 
-    Streamed scans are named `gzip://scan.nii::/data/scan.nii.gz`, and it is the compressed file that is wanted.
+    Streamed scans are named `gzip://scan.nii::/data/scan.nii.gz`, which stands for the compressed file.
     """
     from datasets.utils.file_utils import is_local_path
 

@@ -90,75 +90,71 @@ def _read_table(path: str, options: SourceOptions) -> FileTable:
 
 
 def _read_folder(folder: Tree, options: SourceOptions) -> FileTable:
-    recipe = options.recipe_text
-    if (recipe is None and _is_bids(folder)) or recipe == _SCHEMA:
-        from brim.sources.bids_source import bids_source
+    text = options.recipe_text
+    if text == _PLAIN or (text is None and not _looks_like_bids(folder)):
+        if options.bids != BidsOptions():
+            raise InputError("This folder is not a BIDS dataset, so BIDS options cannot be used.")
+        return folder_source(folder, options)
+    from brim.sources.bids_recipe import bids_source, read_bids_recipe
+    from brim.sources.recipe_rows import recipe_source
 
+    if text in (None, _SCHEMA):
         return bids_source(folder, options)
-    if recipe is not None and recipe != _PLAIN:
-        return _read_by_recipe(folder, recipe, options)
-    if options.bids != BidsOptions():
-        raise InputError("This folder is not a BIDS dataset, so BIDS options cannot be used.")
-    return folder_source(folder, options)
+    recipe = find_recipe(text)
+    return (
+        bids_source(folder, options, read_bids_recipe(str(text)))
+        if recipe is None
+        else recipe_source(folder, recipe, options)
+    )
 
 
-def _is_bids(folder: Tree) -> bool:
+def _looks_like_bids(folder: Tree) -> bool:
     if not folder.is_file("dataset_description.json") and not any(n.startswith("sub-") for n in folder.names("")):
         return False
-    from brim.sources.bids_source import is_bids
+    from brim.sources.bids_recipe import is_bids
 
     return is_bids(folder)
 
 
-def _read_by_recipe(folder: Tree, recipe: str, options: SourceOptions) -> FileTable:
-    from brim.sources.bids_source import bids_source, read_schema
-    from brim.sources.recipe_rows import recipe_source
-
-    found = find_recipe(recipe)
-    return bids_source(folder, options, read_schema(recipe)) if found is None else recipe_source(folder, found, options)
-
-
 def find_recipe(text: str | None) -> Recipe | None:
-    """The recipe of that name or TOML; None for those that only say how to read: files, bids, saved columns."""
-    if text is None or text in (_PLAIN, _SCHEMA):
+    """Return the recipe of a name or a TOML text.
+
+    None if the text only says how to read a folder: "files", "bids", or the saved columns of a BIDS dataset.
+    """
+    if text in (None, _PLAIN, _SCHEMA):
         return None
     import tomllib
 
     from brim.sources.recipe import load_recipe, parse_recipe
 
-    if "\n" not in text:
-        return load_recipe(text)
+    if "\n" not in str(text):
+        return load_recipe(str(text))
     try:
-        kind = tomllib.loads(text).get("kind")
+        kind = tomllib.loads(str(text)).get("kind")
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"The recipe is not TOML: {error}.") from error
-    return None if kind == _SCHEMA else parse_recipe(text)
+    return None if kind == _SCHEMA else parse_recipe(str(text))
 
 
 _BIDS_EXTRAS = ("json", "events", "bval", "bvec", "entities", "scans")
 
 
-def columns_beside(recipe: str | None, names: Collection[str]) -> dict[str, str]:
-    """Which columns go element by element with another one, by the recipe that a dataset was made with: those that it
-    says, or for a BIDS dataset those that are named after another."""
+def aligned_columns(recipe: str | None, names: Collection[str]) -> dict[str, str]:
+    """Return the columns of a dataset whose lists match those of another column, by the recipe it was made with.
+
+    Of a BIDS dataset these are the columns that are named after another one.
+    """
     found = find_recipe(recipe)
     if found is not None:
-        return found.besides()
-    if recipe == _PLAIN:
-        return {}
-    pairs = {f"{name}_{extra}": name for name in names for extra in _BIDS_EXTRAS}
-    return {name: of for name, of in pairs.items() if name in names}
+        return found.aligned_columns()
+    pairs = {f"{name}_{extra}": name for name in names for extra in _BIDS_EXTRAS if recipe != _PLAIN}
+    return {name: other for name, other in pairs.items() if name in names}
 
 
 def recipe_text(recipe: str | None) -> str | None:
-    """A recipe's name, or the text of its file: a job remembers what it said, not where it was."""
+    """Return the name of a recipe, or the text of its file: a job records the content of a recipe, not its path."""
     if recipe is None or not recipe.endswith(".toml"):
         return recipe
-    try:
-        with open(recipe, encoding="utf-8-sig") as file:
-            return file.read() + "\n"
-    except OSError as error:
-        hint = "brim recipes lists the built-in ones."
-        raise InputError(f"The recipe {recipe!r} cannot be read: {reason(error)}.", hint=hint) from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"The recipe {recipe!r} is not UTF-8 text.", hint="Save it as UTF-8.") from error
+    from brim.sources.recipe import recipe_file_text
+
+    return recipe_file_text(recipe) + "\n"

@@ -1,96 +1,32 @@
-"""Recipes: small TOML files that say how a folder becomes rows and columns, and what to expect of it.
+"""Recipes: how a folder becomes rows and columns, and which files and counts the complete dataset should have.
 
-This module reads and checks recipes. `recipe_rows` walks the folder; docs/reference/recipes.md describes every key. A
-recipe is data: it cannot name code.
+A recipe is a small TOML file (docs/reference/recipes.md describes every key), or is derived from a BIDS folder by
+bids_recipe.py. It is data and cannot name code. recipe_rows.py makes the rows.
 
-What it expects of a whole dataset is held against what was found: in a folder, or in what is published. Whoever looked
-hands over numbers; nothing is read here but the files that a recipe requires.
+Covered: the parts of a recipe, reading them from TOML, and comparing expected counts with those that were found.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import MISSING, field, fields, is_dataclass, replace
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import pyarrow as pa
 
 from brim.errors import InputError
+from brim.options.groups import BidsOptions
 from brim.records import dataclass
 from brim.sources.features import KINDS
 from brim.sources.file_table import Finding
 from brim.sources.folder_tree import Tree
 from brim.state.atomic_files import reason
-
-Span = tuple[int, int]  # lowest and highest
-
-
-class TomlTable:
-    """The values of a table, of which only some keys are `allowed`; `shown` is where it stands."""
-
-    def __init__(self, values: Any, shown: str, allowed: tuple[str, ...]) -> None:
-        if not isinstance(values, dict):
-            raise InputError(f"{shown} must be a table of keys, not {values!r}.", hint=f"Keys: {', '.join(allowed)}.")
-        unknown = [key for key in values if key not in allowed]
-        if unknown:
-            raise InputError(f"{shown}: unknown key {unknown[0]!r}.", hint=f"Allowed: {', '.join(allowed)}.")
-        self.values, self.shown = values, shown
-
-    def wrong(self, key: str, what: str) -> InputError:
-        return InputError(f"{self.shown}: {key} {what}, not {self.values.get(key)!r}.")
-
-    def _value(self, key: str, default: Any) -> Any:
-        if key not in self.values and default is None:
-            raise InputError(f"{self.shown}: {key} is missing.", hint="`brim recipes arc` shows a complete recipe.")
-        return self.values.get(key, default)
-
-    def text(self, key: str, default: str | None = None, allowed: tuple[str, ...] = ()) -> str:
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            raise self.wrong(key, "must be a text")
-        if allowed and value not in allowed:
-            raise self.wrong(key, f"must be one of {', '.join(allowed)}")
-        return value
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.values.get(key, default)
-        if not isinstance(value, bool):
-            raise self.wrong(key, "must be true or false")
-        return value
-
-    def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        value = self._value(key, default)
-        value = [value] if isinstance(value, str) else value
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise self.wrong(key, "must be a list of texts")
-        return tuple(value)
-
-    def tables(self, key: str) -> list[Any]:
-        value = self.values.get(key, [])
-        if not isinstance(value, list):
-            raise InputError(f"{self.shown}: {key} must be written as [[{key}]].")
-        return value
-
-    def mapping(self, key: str) -> dict[str, str]:
-        value = self.values.get(key, {})
-        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-            raise self.wrong(key, "must be a table of texts")
-        return value
-
-    def span(self, key: str) -> Span | None:
-        value = self.values.get(key)
-        if value is None:
-            return None
-        pair = value if isinstance(value, list) else [value, value]
-        if len(pair) != 2 or not all(type(n) is int and n >= 0 for n in pair) or pair[0] > pair[1]:
-            raise self.wrong(key, "must be a number or [lowest, highest]")
-        return pair[0], pair[1]
-
 
 COLUMN_TYPES = (*KINDS, "text")
 VALUE_TYPES = {
@@ -101,29 +37,41 @@ VALUE_TYPES = {
     "bool": pa.bool_(),
 }
 TABLE_EXTENSIONS = (".csv", ".tsv", ".xlsx")
-_NULLS = ("n/a", "")
-_TOLERANCE = 0.1
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_OTHER_KEYS = {"beside": "aligned_with", "list": "is_list"}  # an earlier spelling; the other kind of recipe
 
-Key = tuple[str, ...]  # what tells a row from all others, such as its subject and session
+Key = tuple[str | None, ...]  # the identity of a row, such as its subject and session
+Span = tuple[int, int]  # lowest and highest
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+def toml_key(name: str, default: Any = MISSING) -> Any:
+    """Return a field whose key in TOML is not its name."""
+    return field(default=default, metadata={"key": name})
+
+
+def one_of(choices: Sequence[str], default: Any = MISSING) -> Any:
+    """Return a field whose value is one of some texts."""
+    return field(default=default, metadata={"choices": tuple(choices)})
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecipeColumn:
-    """A column of files: `pattern` finds a row's, `type` "text" takes their content as a string.
+    """A column of files, or of their texts (type "text").
 
-    Where a row has none, the patterns of `fallback` are tried in turn. A column that is `beside` another holds for
-    each file of that one its partner, and null where there is none if `missing` says so. With `split`, a column for
-    each value of that entity in the names of the files; `values` are those that may occur.
+    `pattern` finds the files of a row. If a row has none, the patterns of `fallback` are tried in turn. A column that
+    is `aligned_with` another has for each file of that one its partner; without a partner `missing` decides between an
+    error and null. `split` makes a column for each value of that entity in the file names, which must be one of
+    `values` if there are any.
     """
 
     name: str
     pattern: str
-    type: str
-    is_list: bool = False
+    type: str = one_of(COLUMN_TYPES)
+    is_list: bool = toml_key("list", False)
     fallback: tuple[str, ...] = ()
-    beside: str = ""
-    missing: str = "error"
+    aligned_with: str = ""
+    missing: str = one_of(("error", "null"), "error")
     split: str = ""
     values: tuple[str, ...] = ()
     final_newline: bool = True
@@ -132,42 +80,67 @@ class RecipeColumn:
         return f"{self.name}_{re.sub('[^0-9A-Za-z]+', '_', value)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EntityColumn:
-    """A column of what the names of the files in column `of` say: the value of `entity`, by `map` if it is in it."""
+    """A column with the value of an `entity` in the names of the files of column `of`, renamed by `map`."""
 
     name: str
     entity: str
     of: str
     map: Mapping[str, str] = field(default_factory=dict)
-    is_list: bool = False
+    type: str = one_of(("string",), "string")
+    is_list: bool = toml_key("list", False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class BidsColumn:
+    """A column of the files of one suffix in a BIDS dataset, and the columns that are aligned with it.
+
+    `group` is the type of the files, or their extension if no type decodes it. `extras` are sidecars (json, events,
+    bval, bvec), `scans` columns of scans.tsv as "name:type".
+    """
+
+    name: str
+    suffix: str
+    datatype: str = ""  # empty for files above the folders of datatypes
+    group: str
+    kind: str = one_of(COLUMN_TYPES)
+    is_list: bool
+    derivative: str = ""
+    entities: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    scans: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TableColumn:
-    """A column taken from a joined table. An `optional` one may be absent from the table."""
+    """A column of a joined table, by its name there (`source`). An `optional` column may be absent from the table."""
 
     source: str
-    name: str
-    type: str
+    name: str = ""
+    type: str = one_of(tuple(VALUE_TYPES))
     optional: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecipeTable:
-    """A table to join. `key` maps names of the row key to columns of the table; without it the table,
-    found for each row, has a single row of its own. Cells that read as one of `null` are null."""
+    """A table to join. `key` maps names of the row key to columns of the table.
+
+    Without `key`, each row has a table with a single line. Cells that read as one of `null` are null.
+    """
 
     pattern: str
-    columns: tuple[TableColumn, ...]
     key: Mapping[str, str] = field(default_factory=dict)
-    null: tuple[str, ...] = _NULLS
+    columns: tuple[TableColumn, ...]
+    null: tuple[str, ...] = ("n/a", "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Expect:
-    """What the published dataset is said to hold, and the `snapshot` of it that is meant: numbers are lowest and
-    highest. `counts` are of rows that have a column, `files` of the files in it."""
+    """Files and numbers that the complete dataset should have. `snapshot` names the version that the numbers are of.
+
+    `counts` are rows that have something in a column, `files` the files in it.
+    """
 
     required: tuple[str, ...] = ()
     rows: Span | None = None
@@ -176,51 +149,63 @@ class Expect:
     counts: Mapping[str, Span] = field(default_factory=dict)
     files: Mapping[str, Span] = field(default_factory=dict)
     snapshot: str = ""
-    tolerance: float = _TOLERANCE
+    tolerance: float = 0.1
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything a recipe says. `toml` is its text. Of several `roots`, the first that is there is read."""
+    """All parts of a recipe. Of several `roots`, the first that exists is read. `toml` is the text."""
 
     name: str
-    title: str
+    title: str = ""
     rows: tuple[str, ...]
     key: tuple[str, ...]
-    columns: tuple[RecipeColumn | EntityColumn, ...]
+    columns: tuple[RecipeColumn | EntityColumn | BidsColumn, ...] = ()
     root: str = ""
     roots: tuple[str, ...] = ()
     tables: tuple[RecipeTable, ...] = ()
     expect: Expect = field(default_factory=Expect)
-    unmatched_is_error: bool = False
+    unmatched: str = one_of(("report", "error"), "report")
+    bids: BidsOptions | None = None  # of a BIDS dataset
+    metadata: Mapping[str, str] = field(default_factory=dict)  # types of the columns that its tables add
     toml: str = field(default="", repr=False)
 
     @property
-    def of_files(self) -> list[RecipeColumn]:
-        """The columns that take files, or their texts."""
+    def file_columns(self) -> list[RecipeColumn]:
+        """The columns of files found by patterns, or of their texts."""
         return [column for column in self.columns if isinstance(column, RecipeColumn)]
 
     def row_name(self, key: Key) -> str:
-        return " ".join(f"{name}={value}" for name, value in zip(self.key, key, strict=True))
+        return " ".join(f"{name}={value}" for name, value in zip(self.key, key, strict=True) if value is not None)
 
     def value_columns(self) -> list[TableColumn]:
         return [column for table in self.tables for column in table.columns]
 
-    def besides(self) -> dict[str, str]:
-        """Columns that go element by element with another one."""
-        found = {column.name: column.beside for column in self.of_files if column.beside}
-        lists = [column for column in self.columns if isinstance(column, EntityColumn) and column.is_list]
-        return found | {column.name: column.of for column in lists}
+    def aligned_columns(self) -> dict[str, str]:
+        """Return the columns that have an element for each element of another column."""
+        found = {column.name: column.aligned_with for column in self.file_columns if column.aligned_with}
+        for column in self.columns:
+            if isinstance(column, EntityColumn) and column.is_list:
+                found[column.name] = column.of
+            elif isinstance(column, BidsColumn) and column.is_list:
+                extras = [*column.extras, *(["entities"] if column.entities else []), *(["scans"] * bool(column.scans))]
+                found |= {f"{column.name}_{extra}": column.name for extra in extras}
+        return found
 
 
 def builtin_recipes() -> list[Recipe]:
-    """The recipes that come with brim, by name."""
+    """Return the recipes that are part of brim, sorted by name."""
     return [parse_recipe(text, f"{name}.toml") for name, text in sorted(_builtin_texts().items())]
 
 
+def _builtin_texts() -> dict[str, str]:
+    files = [file for file in (resources.files("brim.sources") / "recipes").iterdir() if file.name.endswith(".toml")]
+    return {file.name.removesuffix(".toml"): file.read_text(encoding="utf-8") for file in files}
+
+
 def load_recipe(name_or_path: str) -> Recipe:
-    """A built-in recipe by name, or one from a file that ends in .toml."""
+    """Return a built-in recipe by its name, or read one from a file that ends in .toml."""
     if not name_or_path.endswith(".toml"):
         texts = _builtin_texts()
         if name_or_path not in texts:
@@ -229,237 +214,232 @@ def load_recipe(name_or_path: str) -> Recipe:
                 hint="Use one of them, or a file that ends in .toml.",
             )
         return parse_recipe(texts[name_or_path], f"{name_or_path}.toml")
-    shown = os.path.basename(name_or_path)
+    return parse_recipe(recipe_file_text(name_or_path), os.path.basename(name_or_path))
+
+
+def recipe_file_text(path: str) -> str:
+    """Read the text of a recipe's file."""
     try:
-        with open(name_or_path, encoding="utf-8-sig") as file:
-            return parse_recipe(file.read(), shown)
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read()
     except OSError as error:
-        raise InputError(f"The recipe {name_or_path!r} cannot be read: {reason(error)}.") from error
+        hint = "brim recipes lists the built-in ones."
+        raise InputError(f"The recipe {path!r} cannot be read: {reason(error)}.", hint=hint) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"The recipe {shown!r} is not UTF-8 text (byte {error.start}).") from error
+        message = f"The recipe {os.path.basename(path)!r} is not UTF-8 text (byte {error.start})."
+        raise InputError(message, hint="Save it as UTF-8.") from error
 
 
-def path_regex(pattern: str) -> re.Pattern[str]:
-    """What a pattern matches with any row key. `*` stays within a folder."""
-    text = re.escape(_PLACEHOLDER.sub("*", pattern))
-    return re.compile(text.replace(r"\*", "[^/]*").replace(r"\?", "[^/]") + r"\Z")
-
-
-def _builtin_texts() -> dict[str, str]:
-    folder = resources.files("brim.sources") / "recipes"
-    return {
-        item.name.removesuffix(".toml"): item.read_text(encoding="utf-8")
-        for item in folder.iterdir()
-        if item.name.endswith(".toml")
-    }
-
-
-def parse_recipe(text: str, shown: str = "the recipe") -> Recipe:
-    """A recipe from its text; `shown` is what errors call it."""
+def parse_recipe(text: str, where: str = "the recipe") -> Recipe:
+    """Parse and check a recipe. Errors call it `where`."""
     try:
-        given = tomllib.loads(text)
+        values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"The recipe {shown!r} is not valid TOML: {error}.") from error
-    allowed = ("name", "title", "root", "rows", "key", "columns", "tables", "expect", "unmatched")
-    top = TomlTable(given, shown, allowed)
-    key = top.texts("key")
-    rows = tuple(_pattern(glob, (), f"{shown}: rows") for glob in top.texts("rows"))
-    for glob in rows:
-        parts = sum(has_glob(part) for part in glob.split("/"))
-        if not parts or parts != len(key):
+        raise InputError(f"The recipe {where!r} is not valid TOML: {error}.") from error
+    several_roots = isinstance(values.get("root", ""), list)
+    if several_roots:
+        values = {("roots" if key == "root" else key): value for key, value in values.items()}
+    recipe = read_fields(Recipe, values, where, ("bids", "metadata", "toml") + (() if several_roots else ("roots",)))
+    for glob in recipe.rows:
+        _check_pattern(glob, (), f"{where}: rows")
+        if not 0 < sum(map(has_glob, glob.split("/"))) == len(recipe.key):
+            parts = sum(map(has_glob, glob.split("/")))
             raise InputError(
-                f"{shown}: rows {glob!r} has {parts} part(s) with a *, but key names {len(key)}.",
+                f"{where}: rows {glob!r} has {parts} part(s) with a *, but key names {len(recipe.key)}.",
                 hint='Each such part becomes a column: rows = "sub-*/ses-*", key = ["subject_id", "session_id"].',
             )
-    columns = tuple(_column(item, f"{shown}, columns[{i}]", key) for i, item in enumerate(top.tables("columns")))
-    tables = tuple(_table(item, f"{shown}, tables[{i}]", key) for i, item in enumerate(top.tables("tables")))
-    if all(isinstance(column, EntityColumn) or column.type == "text" for column in columns):
-        raise InputError(
-            f"{shown}: no column of files is defined.", hint="Add [[columns]] with name, pattern and type."
-        )
-    columns = tuple(_with_partner(column, columns, f"{shown}, columns[{i}]") for i, column in enumerate(columns))
-    names = [*key, *_names(columns), *(c.name for table in tables for c in table.columns)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InputError(f"{shown}: two columns are named {twice!r}.", hint="Rename one of them.")
-    root, roots = _roots(top, shown)
-    name = top.text("name")
-    return Recipe(
-        name,
-        top.text("title", name),
-        rows,
-        key,
-        columns,
-        root,
-        roots,
-        tables,
-        _expect(top.values.get("expect", {}), f"{shown}, expect", names[len(key) :], columns),
-        top.text("unmatched", "report", ("report", "error")) == "error",
-        text,
-    )
-
-
-def _names(columns: tuple[RecipeColumn | EntityColumn, ...]) -> list[str]:
-    """The names that columns will have; those of a split without values are found with the files."""
-    names: list[str] = []
-    for column in columns:
-        split = isinstance(column, RecipeColumn) and column.split
-        names += [column.split_name(value) for value in column.values] if split else [column.name]  # type: ignore[union-attr]
-    return names
-
-
-def _roots(top: TomlTable, shown: str) -> tuple[str, tuple[str, ...]]:
-    """The folder that is read, or those of which the first that is there is; "." is the source itself."""
-    given = top.values.get("root", "")
-    several = isinstance(given, list)
-    roots = [
-        "" if several and root == "." else _pattern(root, (), f"{shown}: root")
-        for root in top.texts("root", ())
-        if root
-    ]
-    for root in roots:
+    roots = tuple("" if root == "." and several_roots else root for root in recipe.roots)
+    for root in (recipe.root, *roots):
+        if root:
+            _check_pattern(root, (), f"{where}: root")
         if has_glob(root):
-            raise InputError(f"{shown}: root must name one folder, not {root!r}.")
-    return ("", tuple(roots)) if several else (roots[0] if roots else "", ())
-
-
-def _column(item: Any, shown: str, key: tuple[str, ...]) -> RecipeColumn | EntityColumn:
-    if isinstance(item, dict) and "entity" in item:
-        return _entity_column(item, shown)
-    allowed = ("name", "pattern", "type", "list", "fallback", "beside", "missing", "split", "values", "final_newline")
-    place = TomlTable(item, shown, allowed)
-    beside, kind = place.text("beside", ""), place.text("type", None, COLUMN_TYPES)
-    known = (*key, "entities") if beside else key
-    pattern = _pattern(place.text("pattern"), known, f"{shown}: pattern")
-    fallback = tuple(_pattern(glob, known, f"{shown}: fallback") for glob in place.texts("fallback", ()))
-    split, values = place.text("split", ""), place.texts("values", ())
-    for option, needs, there in (
-        ("missing", "beside", beside),
-        ("values", "split", split),
-    ):
-        if option in place.values and not there:
-            raise InputError(f"{shown}: {option} can only be used with {needs}.")
-    if "final_newline" in place.values and kind != "text":
-        raise InputError(f'{shown}: final_newline can only be used with type = "text".')
-    if split and beside:
-        raise InputError(f"{shown}: a column cannot have both split and beside.")
-    return RecipeColumn(
-        place.text("name"),
-        pattern,
-        kind,
-        place.flag("list"),
-        fallback,
-        beside,
-        place.text("missing", "error", ("error", "null")),
-        split,
-        values,
-        place.flag("final_newline", True),
-    )
-
-
-def _entity_column(item: Any, shown: str) -> EntityColumn:
-    place = TomlTable(item, shown, ("name", "entity", "of", "map", "type", "list"))
-    place.text("type", "string", ("string",))
-    entity = place.text("entity")
-    if not re.fullmatch(r"[A-Za-z0-9]+", entity):
-        raise place.wrong("entity", "must be the name of an entity, such as acq for acq-spc3")
-    return EntityColumn(place.text("name"), entity, place.text("of"), place.mapping("map"), place.flag("list"))
-
-
-def _with_partner(
-    column: RecipeColumn | EntityColumn, columns: tuple[RecipeColumn | EntityColumn, ...], shown: str
-) -> RecipeColumn | EntityColumn:
-    """A column that goes with another, checked: that one holds files of its own, and says whether both are lists."""
-    key, name = ("of", column.of) if isinstance(column, EntityColumn) else ("beside", column.beside)
-    if not name:
-        return column
-    own = [c for c in columns if isinstance(c, RecipeColumn) and not c.beside and not c.split and c.type != "text"]
-    partner = next((c for c in own if c.name == name), None)
-    if partner is None:
+            raise InputError(f"{where}: root must name one folder, not {root!r}.")
+    if all(isinstance(column, EntityColumn) or column.type == "text" for column in recipe.file_columns):
         raise InputError(
-            f"{shown}: {key} names {name!r}, which is not a column of files.",
-            hint=f"Columns of files are: {', '.join(c.name for c in own) or 'none'}.",
+            f"{where}: no column of files is defined.", hint="Add [[columns]] with name, pattern and type."
         )
-    if isinstance(column, EntityColumn):
-        if column.is_list and not partner.is_list:
-            raise InputError(f"{shown}: {column.name!r} is a list, and {name!r} is not.")
-        return column
-    if column.is_list and not partner.is_list:
-        raise InputError(f"{shown}: {column.name!r} is a list, and {name!r}, which it must match, is not.")
-    return replace(column, is_list=partner.is_list)
+    columns = tuple(_checked_column(c, recipe, f"{where}, columns[{i}]") for i, c in enumerate(recipe.columns))
+    tables = tuple(_checked_table(table, recipe.key, f"{where}, tables[{i}]") for i, table in enumerate(recipe.tables))
+    title = recipe.title or recipe.name
+    recipe = replace(recipe, title=title, roots=roots, columns=columns, tables=tables, toml=text)
+    names = [*recipe.key]
+    for column in recipe.columns:
+        is_split = isinstance(column, RecipeColumn) and column.split
+        names += [column.split_name(value) for value in column.values] if is_split else [column.name]  # type: ignore[union-attr]
+    names += [column.name for column in recipe.value_columns()]
+    if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+        raise InputError(f"{where}: two columns are named {twice!r}.", hint="Rename one of them.")
+    _check_expect(recipe, names[len(recipe.key) :], f"{where}, expect")
+    return recipe
 
 
-def _table(item: Any, shown: str, key: tuple[str, ...]) -> RecipeTable:
-    place = TomlTable(item, shown, ("pattern", "key", "columns", "null"))
-    pattern = _pattern(place.text("pattern"), key, f"{shown}: pattern")
-    if not pattern.lower().endswith(TABLE_EXTENSIONS):
-        raise place.wrong("pattern", f"must end in {', '.join(TABLE_EXTENSIONS)}")
-    match = TomlTable(place.values.get("key", {}), f"{shown}: key", key)
-    joined = {name: match.text(name) for name in match.values}
-    if not joined and not _PLACEHOLDER.search(pattern):
-        raise InputError(
-            f"{shown}: {pattern!r} is one table for all rows, so key must name the column to join by.",
-            hint=f'Add key = {{{key[0]} = "NAME_OF_ITS_COLUMN"}}, or a placeholder like {{{key[0]}}} to the pattern.',
+def read_fields(kind: type[T], values: Any, where: str, hidden: Sequence[str] = (), **given: Any) -> T:
+    """Make a dataclass of a TOML table: keys are the names of its fields, types their annotations.
+
+    Args:
+        kind: The dataclass.
+        values: The table, as tomllib reads it.
+        where: What errors call the table.
+        hidden: Fields that the table cannot have.
+        given: Values of other fields.
+
+    Raises:
+        InputError: A key is unknown or missing, or a value has another type.
+    """
+    known = {f.metadata.get("key", f.name): f for f in fields(kind) if f.name not in (*hidden, *given)}  # type: ignore[arg-type]
+    allowed = f"Allowed: {', '.join(known)}."
+    if not isinstance(values, dict):
+        raise InputError(f"{where} must be a table of keys, not {values!r}.", hint=allowed)
+    types = get_type_hints(kind)
+    for key, value in values.items():
+        entry = known.get(key) or known.get(_OTHER_KEYS.get(key, ""))
+        if entry is None:
+            near = difflib.get_close_matches(key, known, 1)
+            suggestion = f"Did you mean {near[0]!r}? " if near else ""
+            raise InputError(f"{where}: unknown key {key!r}.", hint=f"{suggestion}{allowed}")
+        if entry.name in given:
+            raise InputError(f"{where}: {key} and another name of it cannot both be given.")
+        given[entry.name] = _read_value(types[entry.name], value, where, key, entry.metadata.get("choices", ()))
+    for key, entry in known.items():
+        if entry.name not in given and entry.default is MISSING and entry.default_factory is MISSING:
+            raise InputError(f"{where}: {key} is missing.", hint="`brim recipes arc` shows a complete recipe.")
+    return kind(**given)
+
+
+_EXPECTED = {
+    str: "a text",
+    bool: "true or false",
+    float: "a number",
+    tuple[str, ...]: "a list of texts",
+    Mapping[str, str]: "a table of texts",
+    Span | None: "a number or [lowest, highest]",
+}
+
+
+def _read_value(kind: Any, value: Any, where: str, key: str, choices: Sequence[str]) -> Any:
+    inner = get_args(kind)
+    if is_dataclass(kind):
+        return read_fields(kind, value, f"{where}, {key}")  # type: ignore[arg-type]
+    if kind == Mapping[str, Span] and isinstance(value, dict):
+        return {name: _read_value(Span | None, span, f"{where}.{key}", name, ()) for name, span in value.items()}
+    if inner[:1] == (TableColumn,) and isinstance(value, dict) and value:
+        return tuple(read_fields(TableColumn, entry, f"{where}, {key}.{n}", source=n) for n, entry in value.items())
+    if inner[1:] == (...,) and inner[0] is not str and isinstance(value, list):
+        kinds = get_args(inner[0]) or inner[:1]  # of columns: those with an entity are the second kind
+        return tuple(
+            read_fields(kinds[len(kinds) > 1 and isinstance(entry, dict) and "entity" in entry], entry, place)
+            for entry, place in zip(value, (f"{where}, {key}[{i}]" for i in range(len(value))), strict=True)
         )
-    given = place.values.get("columns")
-    if not isinstance(given, dict) or not given:
-        raise InputError(
-            f"{shown}: columns is missing.", hint='Write [tables.columns] and "Age" = {name = "age", ...}.'
-        )
-    columns = []
-    for source, about in given.items():
-        cell = TomlTable(about, f"{shown}, columns.{source}", ("name", "type", "optional"))
-        kind = cell.text("type", None, tuple(VALUE_TYPES))
-        columns.append(TableColumn(source, cell.text("name", source), kind, cell.flag("optional")))
-    null = tuple(text.casefold() for text in place.texts("null", _NULLS))
-    return RecipeTable(pattern, tuple(columns), joined, null)
-
-
-def _expect(item: Any, shown: str, names: list[str], columns: tuple[RecipeColumn | EntityColumn, ...]) -> Expect:
-    allowed = ("required", "rows", "subjects", "sessions", "counts", "files", "snapshot", "tolerance", "note")
-    place = TomlTable(item, shown, allowed)
-    required = tuple(_pattern(path, (), f"{shown}: required") for path in place.texts("required", ()))
-    split = [column for column in columns if isinstance(column, RecipeColumn) and column.split]
-    groups = [column.name for column in split]  # any of the columns that one is split into
-    spans = {}
-    for key in ("counts", "files"):
-        given = place.values.get(key, {})
-        found = [n for n in given if any(c.split and not c.values and n.startswith(f"{c.name}_") for c in split)]
-        numbers = TomlTable(given, f"{shown}.{key}", (*names, *groups, *found))
-        spans[key] = {name: numbers.span(name) or (0, 0) for name in numbers.values}
-    tolerance = place.values.get("tolerance", _TOLERANCE)
-    if type(tolerance) not in (int, float) or not 0 <= tolerance < 1:
-        raise place.wrong("tolerance", "must be a number from 0 to below 1")
-    rows, subjects, sessions = place.span("rows"), place.span("subjects"), place.span("sessions")
-    snapshot, note = place.text("snapshot", ""), place.text("note", "")
-    counts, files = spans["counts"], spans["files"]
-    return Expect(required, rows, subjects, sessions, counts, files, snapshot, float(tolerance), note)
+    if kind == tuple[str, ...]:
+        value = [value] if isinstance(value, str) else value
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return tuple(value)
+    elif kind == Mapping[str, str]:
+        if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
+            return value
+    elif kind == Span | None:
+        span = value if isinstance(value, list) else [value, value]
+        if len(span) == 2 and all(type(n) is int and n >= 0 for n in span) and span[0] <= span[1]:
+            return span[0], span[1]
+    elif (type(value) is kind or (kind is float and type(value) is int)) and value in (choices or [value]):
+        return value
+    expected = f"one of {', '.join(choices)}" if choices and type(value) is str else _EXPECTED.get(kind)
+    raise InputError(f"{where}: {key} must be {expected or f'written as [[{key}]]'}, not {value!r}.")
 
 
 def has_glob(part: str) -> bool:
     return "*" in part or "?" in part
 
 
-def _pattern(pattern: str, key: tuple[str, ...], shown: str) -> str:
-    """A relative pattern whose placeholders are names of the row key."""
+def path_regex(pattern: str) -> re.Pattern[str]:
+    """Return what a pattern matches with any row key. `*` stays within a folder."""
+    text = re.escape(_PLACEHOLDER.sub("*", pattern))
+    return re.compile(text.replace(r"\*", "[^/]*").replace(r"\?", "[^/]") + r"\Z")
+
+
+def _check_pattern(pattern: str, placeholders: Sequence[str], where: str) -> None:
+    """Raise InputError unless a pattern is a relative path with * and ? and these placeholders."""
     parts = pattern.split("/")
     if not pattern or pattern.startswith("/") or "\\" in pattern or any(part in ("", ".", "..") for part in parts):
-        raise InputError(f"{shown} must be a relative path with / between its parts, not {pattern!r}.")
+        raise InputError(f"{where} must be a relative path with / between its parts, not {pattern!r}.")
     if "**" in pattern or "[" in pattern:
         raise InputError(
-            f"{shown} {pattern!r}: only the wildcards * and ? are allowed, each within one part of the path."
+            f"{where} {pattern!r}: only the wildcards * and ? are allowed, each within one part of the path."
         )
-    unknown = [name for name in _PLACEHOLDER.findall(pattern) if name not in key]
+    unknown = [name for name in _PLACEHOLDER.findall(pattern) if name not in placeholders]
     if unknown or re.search("[{}]", _PLACEHOLDER.sub("", pattern)):
-        allowed = ", ".join(f"{{{name}}}" for name in key) or "none here"
-        what = f"{{{unknown[0]}}}" if unknown else "a brace"
-        raise InputError(f"{shown} {pattern!r}: {what} is not a placeholder.", hint=f"Placeholders: {allowed}.")
-    return pattern
+        allowed = ", ".join(f"{{{name}}}" for name in placeholders) or "none here"
+        found = f"{{{unknown[0]}}}" if unknown else "a brace"
+        raise InputError(f"{where} {pattern!r}: {found} is not a placeholder.", hint=f"Placeholders: {allowed}.")
+
+
+def _checked_column(column: Any, recipe: Recipe, where: str) -> RecipeColumn | EntityColumn:
+    """Return a column after a check of its patterns and of the column that it refers to."""
+    if isinstance(column, EntityColumn):
+        if not re.fullmatch(r"[A-Za-z0-9]+", column.entity):
+            rule = "must be the name of an entity, such as acq for acq-spc3"
+            raise InputError(f"{where}: entity {rule}, not {column.entity!r}.")
+        key, name = "of", column.of
+    else:
+        placeholders = (*recipe.key, "entities") if column.aligned_with else recipe.key
+        _check_pattern(column.pattern, placeholders, f"{where}: pattern")
+        for pattern in column.fallback:
+            _check_pattern(pattern, placeholders, f"{where}: fallback")
+        if column.missing != "error" and not column.aligned_with:
+            raise InputError(f"{where}: missing can only be used with aligned_with.")
+        if column.values and not column.split:
+            raise InputError(f"{where}: values can only be used with split.")
+        if not column.final_newline and column.type != "text":
+            raise InputError(f'{where}: final_newline can only be used with type = "text".')
+        if column.split and column.aligned_with:
+            raise InputError(f"{where}: a column cannot have both split and aligned_with.")
+        key, name = "aligned_with", column.aligned_with
+    if not name:
+        return column  # type: ignore[no-any-return]
+    own = [c for c in recipe.file_columns if not c.aligned_with and not c.split and c.type != "text"]
+    partner = next((c for c in own if c.name == name), None)
+    if partner is None:
+        raise InputError(
+            f"{where}: {key} names {name!r}, which is not a column of files.",
+            hint=f"Columns of files are: {', '.join(c.name for c in own) or 'none'}.",
+        )
+    if column.is_list and not partner.is_list:
+        raise InputError(f"{where}: {column.name!r} is a list, and {name!r}, which it must match, is not.")
+    return column if isinstance(column, EntityColumn) else replace(column, is_list=partner.is_list)
+
+
+def _checked_table(table: RecipeTable, key: tuple[str, ...], where: str) -> RecipeTable:
+    _check_pattern(table.pattern, key, f"{where}: pattern")
+    if not table.pattern.lower().endswith(TABLE_EXTENSIONS):
+        raise InputError(f"{where}: pattern must end in {', '.join(TABLE_EXTENSIONS)}, not {table.pattern!r}.")
+    if unknown := [name for name in table.key if name not in key]:
+        raise InputError(f"{where}: key: unknown key {unknown[0]!r}.", hint=f"Allowed: {', '.join(key)}.")
+    if not table.key and not _PLACEHOLDER.search(table.pattern):
+        raise InputError(
+            f"{where}: {table.pattern!r} is one table for all rows, so key must name the column to join by.",
+            hint=f'Add key = {{{key[0]} = "NAME_OF_ITS_COLUMN"}}, or a placeholder like {{{key[0]}}} to the pattern.',
+        )
+    columns = tuple(replace(column, name=column.name or column.source) for column in table.columns)
+    return replace(table, columns=columns, null=tuple(text.casefold() for text in table.null))
+
+
+def _check_expect(recipe: Recipe, names: list[str], where: str) -> None:
+    for path in recipe.expect.required:
+        _check_pattern(path, (), f"{where}: required")
+    split = [column for column in recipe.file_columns if column.split]
+    allowed = [*names, *(column.name for column in split)]
+    found_later = tuple(f"{column.name}_" for column in split if not column.values)
+    for key, counts in (("counts", recipe.expect.counts), ("files", recipe.expect.files)):
+        unknown = [name for name in counts if name not in allowed and not name.startswith(found_later or "\0")]
+        if unknown:
+            raise InputError(f"{where}.{key}: unknown key {unknown[0]!r}.", hint=f"Allowed: {', '.join(allowed)}.")
+    if not 0 <= recipe.expect.tolerance < 1:
+        raise InputError(f"{where}: tolerance must be a number from 0 to below 1, not {recipe.expect.tolerance!r}.")
 
 
 @dataclass
 class Counted:
-    """What was found: rows that hold something in a column, and files in it; both by the column's name."""
+    """The numbers that were found: rows with something in a column, and the files in it, by the column's name."""
 
     rows: int = 0
     subjects: int = 0
@@ -471,7 +451,7 @@ class Counted:
 def expectation_findings(
     recipe: Recipe, counted: Counted, tolerance: float | None = None, partly: Sequence[str] = ()
 ) -> list[Finding]:
-    """Every number that the recipe expects. They are not compared if the source was read `partly`, by these options."""
+    """Compare every number that a recipe expects; none if only a part was read, by the options in `partly`."""
     expect = recipe.expect
     share = expect.tolerance if tolerance is None else tolerance
     if not 0 <= share <= 1:
@@ -483,31 +463,30 @@ def expectation_findings(
     ]
     numbers += [(f"rows with {name}", span, counted.counts.get(name, 0)) for name, span in expect.counts.items()]
     numbers += [(f"files in {name}", span, counted.files.get(name, 0)) for name, span in expect.files.items()]
-    wanted = [(name, span, count) for name, span, count in numbers if span is not None]
-    if wanted and partly:
-        detail = f"not compared: the source was read with {', '.join(partly)}"
-        return [Finding("numbers", True, detail, skipped=True)]
-    return [_compared(name, span, count, share, expect) for name, span, count in wanted]
+    findings = []
+    for name, span, count in numbers:
+        if span is None:
+            continue
+        if partly:
+            detail = f"not compared: the source was read with {', '.join(partly)}"
+            return [Finding("numbers", True, detail, skipped=True)]
+        low, high = math.ceil(round(span[0] * (1 - share), 6)), math.floor(round(span[1] * (1 + share), 6))
+        expected = f"{span[0]:,}" if span[0] == span[1] else f"{span[0]:,} to {span[1]:,}"
+        accepted = f", {low:,} to {high:,} with a tolerance of {share:g}" if share else ""
+        snapshot = f" in {expect.snapshot}" if expect.snapshot else ""
+        findings.append(Finding(name, low <= count <= high, f"{count:,}; expected {expected}{accepted}{snapshot}"))
+    return findings
 
 
 def required_findings(recipe: Recipe, tree: Tree) -> list[Finding]:
-    """Every file that the recipe says must be there."""
-    return [_required(tree, path, recipe.root) for path in recipe.expect.required]
-
-
-def _required(tree: Tree, path: str, root: str) -> Finding:
-    full = f"{root}/{path}" if root else path
-    if tree.is_file(full):
-        size = tree.size(full)
-        return Finding(f"file {path}", size > 0, "is there" if size else "is empty (0 bytes)")
-    what = "is a link that leads nowhere: its content is not here" if tree.is_link(full) else "is missing"
-    return Finding(f"file {path}", False, what)
-
-
-def _compared(name: str, span: Span, count: int, tolerance: float, expect: Expect) -> Finding:
-    low = math.ceil(round(span[0] * (1 - tolerance), 6))
-    high = math.floor(round(span[1] * (1 + tolerance), 6))
-    expected = f"{span[0]:,}" if span[0] == span[1] else f"{span[0]:,} to {span[1]:,}"
-    room = f", {low:,} to {high:,} with a tolerance of {tolerance:g}" if tolerance else ""
-    of = f" in {expect.snapshot}" if expect.snapshot else ""
-    return Finding(name, low <= count <= high, f"{count:,}; expected {expected}{room}{of}")
+    """Look for every file that a recipe requires."""
+    findings = []
+    for path in recipe.expect.required:
+        full = f"{recipe.root}/{path}" if recipe.root else path
+        if tree.is_file(full):
+            is_empty = tree.size(full) == 0
+            findings.append(Finding(f"file {path}", not is_empty, "is empty (0 bytes)" if is_empty else "is there"))
+        else:
+            broken = "is a link that leads nowhere: its content is not here"
+            findings.append(Finding(f"file {path}", False, broken if tree.is_link(full) else "is missing"))
+    return findings

@@ -1,6 +1,7 @@
-"""Rows from a folder, as a recipe says: find each row's files, read its texts, join its tables.
+"""Make rows of a folder by a recipe: find the files of each row, read its texts, join its tables.
 
-Every folder is listed once, whatever the number of patterns that look into it.
+`FolderRows` makes the file table of any recipe. `PatternRows` finds files by the patterns of a recipe; those of a BIDS
+dataset are found by bids_recipe.py.
 """
 
 from __future__ import annotations
@@ -8,19 +9,27 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from brim.errors import InputError, SourceError
+from brim.file_set import AbsentStat, FileSetBuilder
 from brim.options.groups import BidsOptions
-from brim.records import dataclass
-from brim.sources.file_table import FileColumn, FileTable, Finding, Refused, RowFault, Unmatched, collect_unmatched
-from brim.sources.folder_tree import Tree, every_file, natural
+from brim.sources.file_table import (
+    FileColumn,
+    FileTable,
+    Finding,
+    Refused,
+    RowFault,
+    Split,
+    Unmatched,
+    collect_unmatched,
+)
+from brim.sources.folder_tree import MAX_POINTER_BYTES, Folder, Tree, Walk, every_file, natural, pointer_kind
+from brim.sources.joined_tables import TableJoin
 from brim.sources.recipe import (
-    VALUE_TYPES,
     Counted,
     EntityColumn,
     Key,
@@ -31,333 +40,153 @@ from brim.sources.recipe import (
     path_regex,
     required_findings,
 )
-from brim.sources.recipe_tables import Join, SmallFiles
 from brim.sources.remote_tree import tree_of
 from brim.sources.source_options import SourceOptions
-from brim.sources.table_source import make_file_table
+from brim.sources.table_source import describe
 
+MAX_TEXT_BYTES = 16 << 20
+_MAX_TEXTS_BYTES = 256 << 20
 _SHOWN = 3
-_HINT = "Add a column for them to the recipe, or leave them out with --exclude."
-ONE_FILE, PARTNERS, VALUES = "one file where one is expected", "partners are there", "entities are known"
+# By the check that finds them: what faults have in common, and how to fix them.
+_FAULTS = {
+    "one file where one is expected": (
+        "Where the recipe expects one file, there are several:",
+        "give the column list = true or a narrower pattern in the recipe, or leave files out with --exclude",
+    ),
+    "partners are there": (
+        "Files lack a partner that the recipe expects:",
+        'restore what is missing, leave the file out with --exclude, or allow it with missing = "null"',
+    ),
+    "entities are known": (
+        "File names have values that the recipe does not know:",
+        "add the value to the recipe, or leave the files out with --exclude",
+    ),
+}
+ONE_FILE, PARTNERS, VALUES = _FAULTS
 
-Cell = list[str | None]  # the paths of a row's files; None for a partner that may be missing
-
-
-def recipe_source(folder: str | Tree, recipe: Recipe, options: SourceOptions) -> FileTable:
-    """The file table of a folder: a row for each key that the recipe finds, in natural order.
-
-    `include` and `exclude` choose files; a row that loses its last file by them goes as well, and what lies beside a
-    file goes with it.
-    """
-    if options.files or options.split_by or options.drop or options.label_from or options.root:
-        raise InputError("--files, --drop, --split-by, --label-from and --root cannot be used with a recipe.")
-    if options.bids != BidsOptions():
-        raise InputError("BIDS options cannot be used with a recipe: the recipe defines the rows.")
-    finder = _Finder(tree_of(folder, options.access), recipe)
-    keys = finder.keys()
-    if not keys:
-        raise SourceError(
-            f"The recipe {recipe.name!r} finds no row: no folder matches {' or '.join(recipe.rows)} in {finder.shown}.",
-            hint="Use the folder that contains them.",
-            path=finder.tree.root,
-        )
-    cells = _Cells(finder, keys, options)
-    if not cells.kept:
-        raise SourceError("No row of the folder is left after --include and --exclude.")
-    if cells.faults and not options.lenient:
-        raise _broken_rows(cells.faults)
-    partly = [f"--{name}" for name in ("include", "exclude", "limit") if getattr(options, name)]
-    warnings = () if partly else _strays(finder, cells)
-    small = SmallFiles(finder.tree, options.memory)
-    columns: dict[str, pa.Array] = {
-        name: pa.array([key[i] for key in cells.kept], pa.string()) for i, name in enumerate(recipe.key)
-    }
-    columns |= cells.arrays(small)
-    joined = _Joined(finder, small, cells.kept)
-    columns |= joined.columns
-    warnings += () if partly else joined.warnings
-    reading = SourceOptions(split=options.split, root=finder.tree.root)
-    made = make_file_table(pa.table(columns), cells.file_columns(), finder.tree, reading, {}, warnings)
-    refused = dict.fromkeys([*made.refused, *small.walk.refused, *finder.refused])
-    counted = _counted(recipe, cells, columns)
-    numbers = expectation_findings(recipe, counted, options.tolerance, partly)
-    expected: list[Finding] = [*required_findings(recipe, finder.tree), *numbers]
-    return made.replace(
-        refused=tuple(refused),
-        recipe=options.recipe(),
-        faults=tuple(cells.faults),
-        unmatched=None if options.limit else _unmatched(finder, cells, joined.paths, options),
-        expected=tuple(expected),
-        beside={name: of for name, of in recipe.besides().items() if name in columns},
-    )
+Cell = list[str | None]  # the paths of a row's files in one column; None for a partner that is missing
 
 
-class _Finder:
-    """Finds paths below the folder by pattern; each folder is listed once."""
+class FolderRows:
+    """The rows of a folder and their columns. A subclass finds the keys of the rows and the files of the columns."""
 
-    def __init__(self, tree: Tree, recipe: Recipe) -> None:
-        for root in recipe.roots:
-            if tree.is_folder(root):
-                tree = tree.below(root) if root else tree
-                break
-        self.tree, self.recipe = tree, recipe
-        top = tree.root
-        self.prefix = f"{recipe.root}/" if recipe.root else ""
-        self.shown = repr(os.path.join(tree.shown, recipe.root).rstrip("/") or top)
-        self.refused: list[Refused] = []
-        self._names: dict[str, list[str]] = {}
-        if not tree.is_folder(recipe.root):
-            if not tree.is_folder(""):
-                raise SourceError(f"The source {top!r} is not a folder.", path=top)
-            raise SourceError(
-                f"The recipe {recipe.name!r} reads the folder {recipe.root!r}, which {tree.shown!r} does not have.",
-                hint=f"Use the folder that contains {recipe.root!r}.",
-                path=top,
-            )
-
-    def keys(self) -> list[Key]:
-        """The row keys of all folders that match."""
-        found: set[Key] = set()
-        for glob in self.recipe.rows:
-            at = [i for i, part in enumerate(glob.split("/")) if has_glob(part)]
-            for path in self.paths(glob):
-                if self.tree.is_folder(path):
-                    parts = path.removeprefix(self.prefix).split("/")
-                    found.add(tuple(parts[i] for i in at))
-        return sorted(found, key=lambda key: [natural(part) for part in key])
-
-    def paths(self, pattern: str, key: Key = (), more: Mapping[str, str] | None = None) -> list[str]:
-        """What matches, relative to the folder, in natural order."""
-        names = dict(zip(self.recipe.key, key, strict=False)) | dict(more or {})
-        parts = [(has_glob(part), part.format_map(names)) for part in pattern.split("/")]
-        found = list(self._below(self.prefix, parts))
-        return sorted(found, key=natural) if len(found) > 1 else found
-
-    def _below(self, prefix: str, parts: list[tuple[bool, str]]) -> Iterator[str]:
-        (globbed, part), rest = parts[0], parts[1:]
-        if globbed:
-            matches = _matcher(part)
-            names = [n for n in self._list(prefix) if matches.match(n) and self._is_utf8(prefix + n)]
-        else:
-            names = [part] if rest or self.tree.is_there(prefix + part) else []
-        for name in names:
-            if rest:
-                yield from self._below(f"{prefix}{name}/", rest)
-            else:
-                yield prefix + name
-
-    def _list(self, prefix: str) -> list[str]:
-        if prefix in self._names:
-            return self._names[prefix]
-        names: list[str] = []
-        try:
-            names = self.tree.names(prefix)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError:
-            self.refused.append(Refused("unreadable", prefix))
-        self._names[prefix] = [name for name in names if not name.startswith(".")]
-        return self._names[prefix]
-
-    def _is_utf8(self, path: str) -> bool:
-        try:
-            path.encode()
-        except UnicodeEncodeError:
-            self.refused.append(Refused("name", path.encode("utf-8", "backslashreplace").decode()))
-            return False
-        return True
-
-
-@functools.lru_cache(maxsize=4096)
-def _matcher(part: str) -> re.Pattern[str]:
-    return path_regex(part)
-
-
-class _Cells:
-    """The rows that are kept, and for each column that the recipe makes of files the paths in each row.
-
-    `found` has them by the columns of the recipe, `paths` by those of the table: one may be split into several.
-    """
-
-    def __init__(self, finder: _Finder, keys: list[Key], options: SourceOptions) -> None:
-        self.finder, self.recipe = finder, finder.recipe
-        self.kept: list[Key] = []
-        self.found: dict[str, list[Cell]] = {column.name: [] for column in self.recipe.of_files}
+    def __init__(self, tree: Tree, recipe: Recipe, options: SourceOptions) -> None:
+        self.tree, self.recipe, self.options = tree, recipe, options
+        self.keys: list[Key] = []
+        self.columns: dict[str, pa.Array] = {}
+        self.file_columns: dict[str, FileColumn] = {}
         self.faults: list[RowFault] = []
-        own = [column for column in self.recipe.of_files if not column.beside]
-        selected = options.selects()
-        for key in keys:
-            if len(self.kept) == options.limit:
-                break
-            there = [self._own(column, key) for column in own]
-            chosen = [[path for path in paths if selected(path)] for paths in there]
-            if any(there) and not any(chosen):
-                continue
-            self.kept.append(key)
-            for column, paths in zip(own, chosen, strict=True):
-                self.found[column.name].append(list(paths))
-                if len(paths) > 1 and not column.is_list and not column.split:
-                    self._crowded(column.name, key, paths)
-        for column in self.recipe.of_files:
-            if column.beside:
-                self.found[column.name] = self._beside(column)
-        self.columns: dict[str, RecipeColumn] = {}
-        self.paths: dict[str, list[Cell]] = {}
-        for column in self.recipe.of_files:
-            for name, cells in self._split(column) if column.split else [(column.name, self.found[column.name])]:
-                if name in self.paths or name in self.recipe.key:
-                    raise InputError(f"The recipe makes two columns named {name!r}.", hint="Rename one of them.")
-                self.columns[name], self.paths[name] = column, cells
-        said = [column for column in self.recipe.columns if isinstance(column, EntityColumn)]
-        self.said = {column.name: self._entities(column) for column in said}
+        self.warnings: list[str] = []
+        self.walk = Walk.through(tree, keys=True)
+        self.files = FileSetBuilder(tree.root, tree.bucket)
+        self._numbers: dict[str, int | None] = {}
 
-    def _own(self, column: RecipeColumn, key: Key) -> list[str]:
-        for pattern in (column.pattern, *column.fallback):
-            if paths := self.finder.paths(pattern, key):
-                return paths
+    def find_rows(self) -> None:
+        """Find the keys of all rows, and their files."""
+        raise NotImplementedError
+
+    def add_columns(self) -> None:
+        """Fill `columns` and `file_columns`."""
+        raise NotImplementedError
+
+    def unmatched_files(self) -> Unmatched | None:
+        """Return the files of the folder that are in no column."""
+        raise NotImplementedError
+
+    def refused(self) -> list[Refused]:
+        """Return the files that cannot be read."""
+        return self.walk.refused
+
+    def expectations(self) -> list[Finding]:
+        """Compare the rows with what the recipe expects."""
         return []
 
-    def _crowded(self, name: str, key: Key, paths: list[str]) -> None:
+    def about(self) -> dict[str, Any]:
+        """Return how the folder describes itself, for the dataset card."""
+        return {}
+
+    def saved_columns(self) -> str | None:
+        """Return the columns that were found as the text of a recipe."""
+        return None
+
+    def file_table(self) -> FileTable:
+        self.find_rows()
+        if self.faults and not self.options.lenient:
+            raise _broken_rows(self.faults)
+        self.add_columns()
+        for name in self.options.drop:
+            if name not in self.columns:
+                hint = f"Columns: {', '.join(self.columns)}."
+                raise SourceError(f"--drop names {name!r}, which is not a column.", hint=hint)
+        rows = pa.table({name: array for name, array in self.columns.items() if name not in self.options.drop})
+        columns = {name: column for name, column in self.file_columns.items() if name in rows.column_names}
+        features, unknown = describe(rows.schema, columns, {})
+        aligned = {name: other for name, other in self.recipe.aligned_columns().items() if name in self.columns}
+        return FileTable(
+            rows=rows,
+            columns=columns,
+            files=self.files.finish(),
+            features=features,
+            splits=(Split(self.options.split or "train", 0, rows.num_rows),),
+            refused=tuple(dict.fromkeys(self.refused())),
+            warnings=(*self.warnings, *unknown),
+            recipe=self.options.recipe(),
+            about=self.about(),
+            faults=tuple(self.faults),
+            unmatched=None if self.options.limit else self.unmatched_files(),
+            expected=tuple(self.expectations()),
+            aligned_with=aligned,
+            saved=self.saved_columns(),
+        )
+
+    def add(
+        self, name: str, cells: Sequence[Cell], value: Callable[[str], Any], kind: pa.DataType, is_list: bool
+    ) -> None:
+        """Add a column with a value for each file: of all files of a row if it is a list, otherwise of the first."""
+        if is_list:
+            values: list[Any] = [[None if path is None else value(path) for path in cell] for cell in cells]
+        else:
+            firsts = [cell[0] if cell else None for cell in cells]
+            values = [None if path is None else value(path) for path in firsts]
+        self.columns[name] = pa.array(values, pa.list_(kind) if is_list else kind)
+
+    def add_files(self, name: str, cells: Sequence[Cell], kind: str, is_list: bool) -> None:
+        """Add a column of files."""
+        self.file_columns[name] = FileColumn(kind, is_list)
+        self.add(name, cells, self._number, pa.int64(), is_list)
+
+    def add_file(self, path: str) -> int | None:
+        """Add a file, and return its number; None after a note why it cannot be read."""
+        found = self.walk.look(path, path)
+        if isinstance(found, Folder):
+            self.walk.refused.append(Refused("folder", path))
+        elif found is not None:
+            return self.files.add(path, found)
+        elif path in self.walk.loops:
+            self.walk.refused.append(Refused("missing", path))
+        return None
+
+    def _number(self, path: str) -> int | None:
+        if path not in self._numbers:
+            self._numbers[path] = self.add_file(path)
+        return self._numbers[path]
+
+    def report_crowded(self, name: str, key: Key, cell: Sequence[str | None]) -> None:
+        """Report the files of a row in a column that holds only one."""
+        paths = [path for path in cell if path is not None]
         what = f"{name} of {self.recipe.row_name(key)} has {len(paths)}: {', '.join(paths)}"
         self.faults += [RowFault(ONE_FILE, path, what) for path in paths]
 
-    def _beside(self, column: RecipeColumn) -> list[Cell]:
-        """For each file of the other column its partner."""
-        cells: list[Cell] = []
-        for key, files in zip(self.kept, self.found[column.beside], strict=True):
-            near: dict[str, list[str]] = {}  # what lies about a row's files is looked for once
-            cells.append([self._partner(column, key, path, near) for path in files if path is not None])
-        return cells
 
-    def _partner(self, column: RecipeColumn, key: Key, path: str, near: dict[str, list[str]]) -> str | None:
-        stem = _stem(path)
-        entities = {"entities": stem.rpartition("_")[0] or stem}
-        for pattern in (column.pattern, *column.fallback):
-            if "{entities}" in pattern:
-                found = self.finder.paths(pattern, key, entities)
-            else:
-                if pattern not in near:
-                    near[pattern] = self.finder.paths(pattern, key)
-                found = [other for other in near[pattern] if _stem(other) == stem]
-            if len(found) > 1:
-                what = f"{path} has several partners for {column.name!r}: {', '.join(found)}"
-                self.faults.append(RowFault(PARTNERS, path, what))
-            if found:
-                return found[0]
-        if column.missing == "error":
-            names = dict(zip(self.recipe.key, key, strict=True)) | entities
-            wanted = column.pattern.format_map(names)
-            what = f"{path} has no partner for {column.name!r}: there is no {_named(wanted, stem)}"
-            self.faults.append(RowFault(PARTNERS, path, what))
-        return None
-
-    def _split(self, column: RecipeColumn) -> list[tuple[str, list[Cell]]]:
-        """A column for each value of an entity; a value that the recipe does not know is a fault."""
-        values: dict[str, list[Cell]] = {value: [] for value in column.values}
-        if not values:
-            met = {_entity(path, column.split) for cell in self.found[column.name] for path in cell if path}
-            values = {value: [] for value in sorted((v for v in met if v is not None), key=natural)}
-        for key, files in zip(self.kept, self.found[column.name], strict=True):
-            row: dict[str, list[str]] = {value: [] for value in values}
-            for path in filter(None, files):
-                value = _entity(path, column.split)
-                if value is not None and value in row:
-                    row[value].append(path)
-                else:
-                    said = f"{column.split}-{value}" if value else f"no {column.split}- in its name"
-                    what = f"{path} has {said}, and {column.name!r} knows {', '.join(values) or 'none'}"
-                    self.faults.append(RowFault(VALUES, path, what))
-            for value, paths in row.items():
-                if len(paths) > 1 and not column.is_list:
-                    self._crowded(column.split_name(value), key, paths)
-                values[value].append(list(paths))
-        return [(column.split_name(value), cells) for value, cells in values.items()]
-
-    def file_columns(self) -> dict[str, FileColumn]:
-        return {n: FileColumn(c.type, c.is_list) for n, c in self.columns.items() if c.type != "text"}
-
-    def arrays(self, small: SmallFiles) -> dict[str, pa.Array]:
-        """The columns in the order of the recipe: paths of files, texts, what names say."""
-        arrays: dict[str, pa.Array] = {}
-        for column in self.recipe.columns:
-            if isinstance(column, EntityColumn):
-                arrays[column.name] = self.said[column.name]
-                continue
-            for name in [name for name, of in self.columns.items() if of is column]:
-                cells: list[list[Any]] = [list(cell) for cell in self.paths[name]]
-                if column.type == "text":
-                    self.finder.tree.expect(path for cell in self.paths[name] for path in cell if path)
-                    cells = [[self._text(small, column, path) for path in cell] for cell in self.paths[name]]
-                if column.is_list:
-                    arrays[name] = pa.array(cells, pa.list_(pa.string()))
-                else:
-                    arrays[name] = pa.array([cell[0] if cell else None for cell in cells], pa.string())
-        return arrays
-
-    def _text(self, small: SmallFiles, column: RecipeColumn, path: str | None) -> str | None:
-        text = None if path is None else small.text(path)
-        return text if text is None or column.final_newline else text.rstrip("\r\n")
-
-    def _entities(self, column: EntityColumn) -> pa.Array:
-        """What names say; a value that the map does not have stays as it is."""
-
-        def value(path: str) -> str | None:
-            said = _entity(path, column.entity)
-            return None if said is None else column.map.get(said, said)
-
-        cells = [[value(path) for path in cell if path] for cell in self.found[column.of]]
-        if column.is_list:
-            return pa.array(cells, pa.list_(pa.string()))
-        for cell, files in zip(cells, self.found[column.of], strict=True):
-            if len(set(cell)) > 1:
-                said = ", ".join(f"{path} ({one})" for path, one in zip(files, cell, strict=True))
-                what = f"{column.name!r} holds one value, and the files of its row say several: {said}"
-                self.faults += [RowFault(VALUES, path, what) for path in files if path]
-        return pa.array([cell[0] if cell else None for cell in cells], pa.string())
-
-
-def _stem(path: str) -> str:
-    """A name up to its first dot."""
-    return path.rsplit("/", 1)[-1].partition(".")[0]
-
-
-def _named(pattern: str, stem: str) -> str:
-    """The partner that a pattern means: with the stem of its file in place of a wildcard."""
-    folder, _, name = pattern.rpartition("/")
-    if has_glob(name) and "." in name:
-        name = f"{stem}.{name.partition('.')[2]}"
-    return f"{folder}/{name}" if folder else name
-
-
-def _entity(path: str, entity: str) -> str | None:
-    """The value of an entity in a file's name, or None."""
-    for part in _stem(path).split("_"):
-        name, dash, value = part.partition("-")
-        if dash and name == entity:
-            return value
-    return None
-
-
-def _broken_rows(faults: list[RowFault]) -> SourceError:
-    """What breaks rows, by what is wrong."""
-    heads = {
-        ONE_FILE: "Where the recipe expects one file, there are several:",
-        PARTNERS: "Files lack what the recipe puts beside them:",
-        VALUES: "The names of files say what the recipe does not know:",
-    }
-    hints = {
-        ONE_FILE: "give the column list = true or a narrower pattern in the recipe, or leave files out with --exclude",
-        PARTNERS: 'restore what is missing, leave the file out with --exclude, or allow it with missing = "null"',
-        VALUES: "add the value to the recipe, or leave the files out with --exclude",
-    }
-    text, todo = [], []
-    for check, head in heads.items():
+def _broken_rows(faults: Sequence[RowFault]) -> SourceError:
+    text, hints = [], []
+    for check, (title, hint) in _FAULTS.items():
         lines = list(dict.fromkeys(fault.what for fault in faults if fault.check == check))
         if lines:
             more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-            text += [head, *(f"  {line}" for line in [*lines[:_SHOWN], *more])]
-            todo.append(hints[check])
-    hint = "; ".join(todo)
+            text += [title, *(f"  {line}" for line in [*lines[:_SHOWN], *more])]
+            hints.append(hint)
+    hint = "; ".join(hints)
     return SourceError(
         "\n".join(text),
         hint=f"{hint[0].upper()}{hint[1:]}. brim check --list names them all.",
@@ -365,63 +194,319 @@ def _broken_rows(faults: list[RowFault]) -> SourceError:
     )
 
 
-@dataclass
-class _Joined:
-    """The tables of a recipe, joined to the rows; `paths` are the files that were read for it."""
+def recipe_source(folder: str | Tree, recipe: Recipe, options: SourceOptions) -> FileTable:
+    """Make the file table of a folder by the patterns of a recipe: a row for each key, in natural order.
 
-    finder: _Finder
-    small: SmallFiles
-    kept: list[Key]
-    columns: dict[str, pa.Array] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    paths: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        recipe = self.finder.recipe
-        for table in recipe.tables:
-            join = Join(recipe, table, self.small)
-            own = [self.finder.paths(table.pattern, key) for key in self.kept]
-            self.paths.update(path for paths in own for path in paths)
-            self.finder.tree.expect(path for paths in own for path in paths)
-            taken = [join.values(key, paths) for key, paths in zip(self.kept, own, strict=True)]
-            for i, value in enumerate(table.columns):
-                self.columns[value.name] = pa.array([row[i] for row in taken], VALUE_TYPES[value.type])
-            self.warnings += join.warnings(self.kept)
+    `include` and `exclude` choose files. A row that loses its last file by them is left out, and the partners of a file
+    are left out with it.
+    """
+    if options.files or options.split_by or options.drop or options.label_from or options.root:
+        raise InputError("--files, --drop, --split-by, --label-from and --root cannot be used with a recipe.")
+    if options.bids != BidsOptions():
+        raise InputError("BIDS options cannot be used with a recipe: the recipe defines the rows.")
+    return PatternRows(tree_of(folder, options.access), recipe, options).file_table()
 
 
-def _counted(recipe: Recipe, cells: _Cells, columns: Mapping[str, pa.Array]) -> Counted:
-    """Rows and files by column. What is there but cannot be packaged (its content is elsewhere) counts as there."""
-    counts = {name: len(array) - array.null_count for name, array in columns.items()}
-    files: dict[str, int] = {}
-    for name, found in {**cells.found, **cells.paths}.items():
-        counts[name] = sum(any(path is not None for path in cell) for cell in found)
-        files[name] = sum(path is not None for cell in found for path in cell)
-    for column in recipe.columns:
-        if isinstance(column, EntityColumn) and column.is_list:
-            counts[column.name] = counts[column.of]
-    distinct = len({key[0] for key in cells.kept})
-    return Counted(len(cells.kept), distinct, len({key[:2] for key in cells.kept}), counts, files)
+class PatternRows(FolderRows):
+    """Rows whose files are found by the patterns of a recipe. Each folder is listed once."""
+
+    def __init__(self, tree: Tree, recipe: Recipe, options: SourceOptions) -> None:
+        for root in recipe.roots:
+            if tree.is_folder(root):
+                tree = tree.below(root) if root else tree
+                break
+        super().__init__(tree, recipe, options)
+        self._prefix = f"{recipe.root}/" if recipe.root else ""
+        self._names: dict[str, list[str]] = {}  # of each folder that was listed
+        self._found: dict[str, list[Cell]] = {}  # by column of the recipe
+        self._cells: dict[str, tuple[RecipeColumn, list[Cell]]] = {}  # by column of the rows
+        self._table_paths: set[str] = set()
+        self._text_bytes = 0
+        self._partly = [f"--{name}" for name in ("include", "exclude", "limit") if getattr(options, name)]
+        if not tree.is_folder(recipe.root):
+            if not tree.is_folder(""):
+                raise SourceError(f"The source {tree.root!r} is not a folder.", path=tree.root)
+            raise SourceError(
+                f"The recipe {recipe.name!r} reads the folder {recipe.root!r}, which {tree.shown!r} does not have.",
+                hint=f"Use the folder that contains {recipe.root!r}.",
+                path=tree.root,
+            )
+
+    def _all_keys(self) -> list[Key]:
+        """Return the keys of all folders that match, in natural order."""
+        keys: set[tuple[str, ...]] = set()
+        for glob in self.recipe.rows:
+            at = [i for i, part in enumerate(glob.split("/")) if has_glob(part)]
+            folders = [path for path in self._paths(glob) if self.tree.is_folder(path)]
+            split = [path.removeprefix(self._prefix).split("/") for path in folders]
+            keys |= {tuple(parts[i] for i in at) for parts in split}
+        if not keys:
+            shown = repr(os.path.join(self.tree.shown, self.recipe.root).rstrip("/") or self.tree.root)
+            globs = " or ".join(self.recipe.rows)
+            raise SourceError(
+                f"The recipe {self.recipe.name!r} finds no row: no folder matches {globs} in {shown}.",
+                hint="Use the folder that contains them.",
+                path=self.tree.root,
+            )
+        return sorted(keys, key=lambda key: [natural(str(part)) for part in key])
+
+    def find_rows(self) -> None:
+        selected = self.options.selects()
+        own = [column for column in self.recipe.file_columns if not column.aligned_with]
+        self._found = {column.name: [] for column in own}
+        for key in self._all_keys():
+            if len(self.keys) == self.options.limit:
+                break
+            found = [self._first_match(column, key) for column in own]
+            chosen = [[path for path in paths if selected(path)] for paths in found]
+            if any(found) and not any(chosen):
+                continue
+            self.keys.append(key)
+            for column, paths in zip(own, chosen, strict=True):
+                self._found[column.name].append(list(paths))
+                if len(paths) > 1 and not column.is_list and not column.split:
+                    self.report_crowded(column.name, key, paths)
+        if not self.keys:
+            raise SourceError("No row of the folder is left after --include and --exclude.")
+        for column in self.recipe.file_columns:
+            if column.aligned_with:
+                self._found[column.name] = self._partners(column)
+        for column in self.recipe.file_columns:
+            found_cells = self._found[column.name]
+            for name, cells in self._split(column) if column.split else [(column.name, found_cells)]:
+                if name in self._cells or name in self.recipe.key:
+                    raise InputError(f"The recipe makes two columns named {name!r}.", hint="Rename one of them.")
+                self._cells[name] = (column, cells)
+        for entity in self.recipe.columns:
+            if isinstance(entity, EntityColumn) and not entity.is_list:
+                self._check_one_value(entity)
+        if not self._partly:
+            self._report_strays()
+
+    def _first_match(self, column: RecipeColumn, key: Key) -> list[str]:
+        for pattern in (column.pattern, *column.fallback):
+            if paths := self._paths(pattern, key):
+                return paths
+        return []
+
+    def _paths(self, pattern: str, key: Key = (), entities: str = "") -> list[str]:
+        """Return what matches a pattern, relative to the folder, in natural order."""
+        values = dict(zip(self.recipe.key, key, strict=False)) | {"entities": entities}
+        prefixes = [self._prefix]
+        parts = pattern.split("/")
+        for depth, part in enumerate(parts, 1):
+            name, is_last = part.format_map(values), depth == len(parts)
+            found = []
+            for prefix in prefixes:
+                if has_glob(part):
+                    matches = _part_regex(name).match
+                    names = [n for n in self._list(prefix) if matches(n) and self._is_utf8(prefix + n)]
+                else:
+                    names = [name] if not is_last or self.tree.is_there(prefix + name) else []
+                found += [prefix + n if is_last else f"{prefix}{n}/" for n in names]
+            prefixes = found
+        return sorted(prefixes, key=natural) if len(prefixes) > 1 else prefixes
+
+    def _list(self, prefix: str) -> list[str]:
+        if prefix not in self._names:
+            names: list[str] = []
+            try:
+                names = self.tree.names(prefix)
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            except OSError:
+                self.walk.refused.append(Refused("unreadable", prefix))
+            self._names[prefix] = [name for name in names if not name.startswith(".")]
+        return self._names[prefix]
+
+    def _is_utf8(self, path: str) -> bool:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            self.walk.refused.append(Refused("name", path.encode("utf-8", "backslashreplace").decode()))
+            return False
+        return True
+
+    def _partners(self, column: RecipeColumn) -> list[Cell]:
+        """Return for each file of the other column its partner."""
+        cells: list[Cell] = []
+        for key, files in zip(self.keys, self._found[column.aligned_with], strict=True):
+            found: dict[str, list[str]] = {}  # of a row, by pattern: listed once for all its files
+            cell: Cell = []
+            for path in filter(None, files):
+                stem, partners = _stem(path), list[str]()
+                entities = stem.rpartition("_")[0] or stem
+                for pattern in (column.pattern, *column.fallback):
+                    if "{entities}" in pattern:
+                        partners = self._paths(pattern, key, entities)
+                    else:
+                        if pattern not in found:
+                            found[pattern] = self._paths(pattern, key)
+                        partners = [other for other in found[pattern] if _stem(other) == stem]
+                    if partners:
+                        break
+                if len(partners) > 1:
+                    what = f"{path} has several partners for {column.name!r}: {', '.join(partners)}"
+                    self.faults.append(RowFault(PARTNERS, path, what))
+                if not partners and column.missing == "error":
+                    values = dict(zip(self.recipe.key, key, strict=True)) | {"entities": entities}
+                    folder, slash, name = column.pattern.format_map(values).rpartition("/")
+                    if has_glob(name) and "." in name:
+                        name = f"{stem}.{name.partition('.')[2]}"
+                    what = f"{path} has no partner for {column.name!r}: there is no {folder}{slash}{name}"
+                    self.faults.append(RowFault(PARTNERS, path, what))
+                cell.append(partners[0] if partners else None)
+            cells.append(cell)
+        return cells
+
+    def _split(self, column: RecipeColumn) -> list[tuple[str, list[Cell]]]:
+        """Make a column for each value of an entity. A value that the recipe does not know is a fault."""
+        found = self._found[column.name]
+        values = list(column.values)
+        if not values:
+            present = {_entity(path, column.split) for cell in found for path in cell if path}
+            values = sorted((value for value in present if value is not None), key=natural)
+        columns: dict[str, list[Cell]] = {value: [[] for _ in found] for value in values}
+        for row, (key, files) in enumerate(zip(self.keys, found, strict=True)):
+            for path in filter(None, files):
+                value = _entity(path, column.split)
+                if value is not None and value in columns:
+                    columns[value][row].append(path)
+                    continue
+                has = f"{column.split}-{value}" if value else f"no {column.split}- in its name"
+                what = f"{path} has {has}, and {column.name!r} knows {', '.join(columns) or 'none'}"
+                self.faults.append(RowFault(VALUES, path, what))
+            for value, cells in columns.items():
+                if len(cells[row]) > 1 and not column.is_list:
+                    self.report_crowded(column.split_name(value), key, cells[row])
+        return [(column.split_name(value), cells) for value, cells in columns.items()]
+
+    def _check_one_value(self, column: EntityColumn) -> None:
+        for files in self._found[column.of]:
+            values = [f"{path} ({_mapped_entity(column, path)})" for path in files if path]
+            if len({_mapped_entity(column, path) for path in files if path}) > 1:
+                what = f"{column.name!r} holds one value, but the names of the row's files have several: "
+                self.faults += [RowFault(VALUES, path, what + ", ".join(values)) for path in files if path]
+
+    def _report_strays(self) -> None:
+        """Warn about files that a pattern matches with any key, and that no row has."""
+        for column in self.recipe.file_columns:
+            claimed = {path for cell in self._found[column.name] for path in cell}
+            stray = [path for path in self._paths(re.sub(r"\{\w+\}", "*", column.pattern)) if path not in claimed]
+            if stray:
+                shown = ", ".join(stray[:_SHOWN]) + (" …" if len(stray) > _SHOWN else "")
+                partner = f"match no file of {column.aligned_with!r}" if column.aligned_with else "belong to no row"
+                self.warnings.append(f"{len(stray)} file(s) look like {column.name!r} and {partner}: {shown}")
+
+    def add_columns(self) -> None:
+        for i, name in enumerate(self.recipe.key):
+            self.columns[name] = pa.array([key[i] for key in self.keys], pa.string())
+        for column in self.recipe.columns:
+            if isinstance(column, EntityColumn):
+                value = functools.partial(_mapped_entity, column)
+                self.add(column.name, self._found[column.of], value, pa.string(), column.is_list)
+                continue
+            for name, (origin, cells) in self._cells.items():
+                if origin is column and origin.type == "text":
+                    self.tree.expect(path for cell in cells for path in cell if path)
+                    self.add(name, cells, functools.partial(self._text, origin), pa.string(), origin.is_list)
+                elif origin is column:
+                    self.add_files(name, cells, origin.type, origin.is_list)
+        for table in self.recipe.tables:
+            own = [self._paths(table.pattern, key) for key in self.keys]
+            self._table_paths.update(path for paths in own for path in paths)
+            self.tree.expect(path for paths in own for path in paths)
+            for key, paths in zip(self.keys, own, strict=True):
+                if len(paths) > 1:
+                    raise SourceError(
+                        f"{self.recipe.row_name(key)} has several tables where one is expected: {', '.join(paths)}.",
+                        hint=f"Narrow the pattern {table.pattern!r} in the recipe.",
+                    )
+            # A missing table of all rows is looked for too, so that its absence is reported.
+            absent = None if "{" in table.pattern else os.path.join(self.recipe.root, table.pattern)
+            of_row = [paths[0] if paths else absent for paths in own]
+            readable = {path for path in dict.fromkeys(of_row) if path and self._is_readable(path, may_be_empty=False)}
+            join = TableJoin(self.recipe, table)
+            self.columns |= join.join(self.tree, self.keys, [path if path in readable else None for path in of_row])
+            self.warnings += [] if self._partly else join.warnings
+
+    def _is_readable(self, path: str, may_be_empty: bool = True) -> bool:
+        """Return whether a small file can be read now. If not, the reason is noted in `walk`."""
+        found = self.walk.look(path, path)
+        reason: Any = None
+        if found is None:
+            reason = "missing" if path in self.walk.loops else None
+        elif isinstance(found, Folder):
+            reason = "folder"
+        elif isinstance(found, AbsentStat):
+            reason = "annex"
+        elif not self.tree.may_read(path):
+            reason = "unreadable"
+        elif found.st_size == 0 and not may_be_empty:
+            reason = "empty"
+        elif found.st_size > MAX_POINTER_BYTES or (reason := pointer_kind(self.tree.head(path))) is None:
+            return True
+        self.walk.refused += [] if reason is None else [Refused(reason, path)]
+        return False
+
+    def _text(self, column: RecipeColumn, path: str) -> str | None:
+        if not self._is_readable(path):
+            return None
+        hint = 'Set type = "file" for its column in the recipe.'
+        size = self.tree.size(path)
+        self._text_bytes += size
+        if size > MAX_TEXT_BYTES or self._text_bytes > _MAX_TEXTS_BYTES:
+            raise SourceError(f"{path!r} makes a column of texts too long for memory.", hint=hint, path=path)
+        try:
+            with self.tree.text(path, encoding="utf-8", newline="") as file:
+                text = file.read()
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{path!r} is not UTF-8 text (byte {error.start}).", hint=hint, path=path) from error
+        return text if column.final_newline else text.rstrip("\r\n")
+
+    def expectations(self) -> list[Finding]:
+        """Files whose content is elsewhere (git-annex) count too."""
+        counts = {name: len(array) - array.null_count for name, array in self.columns.items()}
+        files: dict[str, int] = {}
+        for name, cells in {**self._found, **{name: cells for name, (_, cells) in self._cells.items()}}.items():
+            counts[name] = sum(any(path is not None for path in cell) for cell in cells)
+            files[name] = sum(path is not None for cell in cells for path in cell)
+        for column in self.recipe.columns:
+            if isinstance(column, EntityColumn) and column.is_list:
+                counts[column.name] = counts[column.of]
+        subjects, sessions = (len({key[:depth] for key in self.keys}) for depth in (1, 2))
+        counted = Counted(len(self.keys), subjects, sessions, counts, files)
+        found = expectation_findings(self.recipe, counted, self.options.tolerance, self._partly)
+        return [*required_findings(self.recipe, self.tree), *found]
+
+    def unmatched_files(self) -> Unmatched:
+        taken = {path for cells in self._found.values() for cell in cells for path in cell if path}
+        taken |= self._table_paths | {f"{self._prefix}{path}" for path in self.recipe.expect.required}
+        selected = self.options.selects()
+        left = (path for path in every_file(self.tree) if path not in taken and selected(path))
+        hint = "Add a column for them to the recipe, or leave them out with --exclude."
+        return collect_unmatched(left, self.recipe.unmatched == "error", hint)
 
 
-def _unmatched(finder: _Finder, cells: _Cells, tables: set[str], options: SourceOptions) -> Unmatched:
-    """The files of the whole source that the recipe has no use for."""
-    recipe = finder.recipe
-    taken = {path for found in cells.found.values() for cell in found for path in cell if path} | tables
-    taken |= {f"{finder.prefix}{path}" for path in recipe.expect.required}
-    selected: Callable[[str], bool] = options.selects()
-    left = (path for path in every_file(finder.tree) if path not in taken and selected(path))
-    return collect_unmatched(left, recipe.unmatched_is_error, _HINT)
+@functools.lru_cache(maxsize=4096)
+def _part_regex(part: str) -> re.Pattern[str]:
+    return path_regex(part)
 
 
-def _strays(finder: _Finder, cells: _Cells) -> tuple[str, ...]:
-    """A warning for each column whose pattern matches files that no row has, or nothing that they are beside."""
-    warnings = []
-    for column in finder.recipe.of_files:
-        claimed = {path for cell in cells.found[column.name] for path in cell}
-        anywhere = re.sub(r"\{\w+\}", "*", column.pattern)
-        stray = [path for path in finder.paths(anywhere) if path not in claimed]
-        if stray:
-            shown = ", ".join(stray[:_SHOWN]) + (" …" if len(stray) > _SHOWN else "")
-            where = f"and lie beside no file of {column.beside!r}" if column.beside else "and belong to no row"
-            warnings.append(f"{len(stray)} file(s) look like {column.name!r} {where}: {shown}")
-    return tuple(warnings)
+def _stem(path: str) -> str:
+    """Return a name up to its first dot."""
+    return path.rsplit("/", 1)[-1].partition(".")[0]
+
+
+def _entity(path: str, entity: str) -> str | None:
+    """Return the value of an entity in a file's name."""
+    for part in _stem(path).split("_"):
+        name, dash, value = part.partition("-")
+        if dash and name == entity:
+            return value
+    return None
+
+
+def _mapped_entity(column: EntityColumn, path: str) -> str | None:
+    value = _entity(path, column.entity)
+    return None if value is None else column.map.get(value, value)

@@ -1,7 +1,7 @@
-"""Which rows of a dataset, in which order, with which columns: chosen by its small columns, nothing else read.
+"""Choose rows of a dataset, their order and their columns by its small columns; no other bytes are read.
 
-A `Selection` is lazy: each step gives a new one, and prints what it is. `table()` finds the values of the rows that are
-left and gives the file table that every verb takes. What a condition means: where.py.
+A `Selection` is lazy: each step returns a new one, and printing it shows the steps. `table()` locates the values of the
+chosen rows and returns the file table that every command takes. The meaning of a condition: where.py.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ import pyarrow.compute as pc
 from brim.errors import ArgumentError, InputError
 from brim.file_set import Bools, Ints, join_sets
 from brim.formats.nested_values import map_leaves
+from brim.formats.parquet_levels import is_list_type
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, Split, comparable, is_list, one_array, other_type, stacked
+from brim.sources.file_table import FileTable, Split, comparable, one_array, other_type, stacked
 from brim.sources.source_options import check_split
-from brim.sources.value_locator import with_content
+from brim.sources.value_spool import with_content
 from brim.sources.where import labels_of, names_in, need_duckdb, sql_mask, where_mask
 
-CONTENT = "content"  # the word for the bytes of the only file column
+CONTENT = "content"  # the name for the bytes of the only file column
 _U64 = np.uint64
 
 
@@ -38,53 +39,40 @@ class Origin(Protocol):
     """Where rows come from: their small columns, and the file table of some of them."""
 
     name: str
-
-    @property
-    def columns(self) -> list[str]: ...
-
-    @property
-    def file_columns(self) -> list[str]: ...
+    columns: list[str]
+    file_columns: list[str]
+    partial: list[str]  # columns of which `small` has only a part, or nothing
+    splits: tuple[Split, ...]
+    about: Mapping[str, Any]
+    notes: list[str]
 
     @property
     def features(self) -> Mapping[str, Any] | None: ...
 
     @property
     def told_features(self) -> Mapping[str, Any] | None:
-        """Those of `features` that nobody had to look at values for."""
-
-    @property
-    def splits(self) -> tuple[Split, ...]: ...
-
-    @property
-    def about(self) -> Mapping[str, Any]: ...
-
-    @property
-    def notes(self) -> Sequence[str]: ...
-
-    @property
-    def partial(self) -> Sequence[str]:
-        """Columns of which `small` gives only a part, or nothing."""
+        """The part of `features` that is declared, not guessed from values."""
 
     def __len__(self) -> int: ...
 
     def small(self, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
-        """Columns of all rows; if only some rows are asked for, others may be null."""
+        """Return columns of all rows. If only `rows` are asked for, other rows may be null."""
 
     def possible(self, expression: str) -> Bools | None:
-        """Which rows `--where` may choose, as far as that is known before they are read; None for all."""
+        """Return which rows a condition can choose, as far as known before they are read; None for all."""
 
     def locate(self, rows: Ints | None, names: Sequence[str]) -> FileTable: ...
 
 
 class TableOrigin:
-    """A file table that is there already."""
+    """The rows of a file table."""
 
     def __init__(self, table: FileTable, name: str = "the table") -> None:
         self.table, self.name = table, name
-        self.columns, self.file_columns = table.rows.column_names, list(table.columns)
+        self.columns, self.file_columns = list(table.rows.column_names), list(table.columns)
         self.partial = [*self.file_columns, *table.nested]
-        self.features, self.splits, self.about, self.notes = table.features, table.splits, table.about, ()
-        self.told_features = table.features
+        self.features = self.told_features = table.features
+        self.splits, self.about, self.notes = table.splits, table.about, list[str]()
 
     def __len__(self) -> int:
         return len(self.table)
@@ -104,70 +92,81 @@ class TableOrigin:
         splits = table.splits if rows is None else (Split(table.splits[0].name, 0, len(rows)),)
         nested = {name: table.nested[name] for name in names if name in table.nested}
         table = table.replace(rows=some, columns=columns, features=features, splits=splits, nested=nested)
-        return table if rows is None and len(names) == len(self.columns) else _only_named(table)
+        if rows is None and len(names) == len(self.columns):
+            return table
+        # Without the files that no row refers to.
+        numbers = [table.numbers_of(name) for name in (*table.columns, *table.nested)]
+        used = np.unique(np.concatenate([np.zeros(0, np.int64), *numbers]))
+        return table.replace(rows=_renumbered_rows(table, used), files=table.files.take(used))
 
 
-def _only_named(table: FileTable) -> FileTable:
-    """The table without the files that no row names."""
-    named = [table.numbers_of(name) for name in (*table.columns, *table.nested)]
-    used = np.unique(np.concatenate([np.zeros(0, np.int64), *named]))
-    return table.replace(rows=_with_numbers(table, used), files=table.files.take(used))
+def _renumbered_rows(table: FileTable, used: Ints | int) -> pa.Table:
+    """Return rows with other numbers of files: their positions in `used`, or larger by `used` if that is a number."""
 
+    def renumber(cells: pa.Array) -> pa.Array:
+        if is_list_type(cells.type):
+            mask = cells.is_null() if cells.null_count else None
+            return type(cells).from_arrays(cells.offsets, renumber(cells.values), mask=mask)
+        numbers = cells.fill_null(0).to_numpy(zero_copy_only=False)
+        moved = numbers + used if isinstance(used, int) else np.searchsorted(used, numbers)
+        return pa.array(moved, pa.int64(), mask=cells.is_null().to_numpy(zero_copy_only=False))
 
-def _with_numbers(table: FileTable, used: Ints | int) -> pa.Table:
-    """The rows with the numbers of files as places among those used; or all of them moved by a number."""
     rows = table.rows
     for name in (*table.columns, *table.nested):
         at, cells = rows.column_names.index(name), one_array(rows.column(name))
         if name in table.nested:
-            anew = map_leaves(cells, table.nested[name], cells.type, lambda one, _: _renumbered(one, used))
+            cells = map_leaves(cells, table.nested[name], cells.type, lambda leaf, _: renumber(leaf))
         else:
-            anew = _renumbered(cells, used)
-        rows = rows.set_column(at, rows.schema.field(name), anew)
+            cells = renumber(cells)
+        rows = rows.set_column(at, rows.schema.field(name), cells)
     return rows
 
 
-def _renumbered(cells: pa.Array, used: Ints | int) -> pa.Array:
-    if is_list(cells.type):
-        inner = _renumbered(cells.values, used)
-        mask = cells.is_null() if cells.null_count else None
-        return type(cells).from_arrays(cells.offsets, inner, mask=mask)
-    numbers = cells.fill_null(0).to_numpy(zero_copy_only=False)
-    moved = numbers + used if isinstance(used, int) else np.searchsorted(used, numbers)
-    return pa.array(moved, pa.int64(), mask=cells.is_null().to_numpy(zero_copy_only=False))
-
-
 class JoinedOrigin:
-    """Several selections, one below the other."""
+    """The rows of several selections, one after the other."""
 
     def __init__(self, parts: Sequence[Selection]) -> None:
         first = parts[0]
-        self.parts = parts = [first, *(_in_order(part, first.column_names) for part in parts[1:])]
+        names = first.column_names
+        others = [
+            part.columns(names) if part.column_names != names and sorted(part.column_names) == sorted(names) else part
+            for part in parts[1:]
+        ]
+        self.parts = parts = [first, *others]
+        for part in others:
+            if part.column_names != names:
+                raise InputError(
+                    f"{part.name} has different columns than {first.name}: "
+                    f"{sorted({*names} ^ {*part.column_names})[0]}.",
+                    hint="Leave it out with --drop, or choose columns that both have with --columns.",
+                )
+            mine, theirs = first.features, part.features
+            for name in names:
+                if mine is not None and theirs is not None and mine[name] != theirs[name]:
+                    raise other_type(name, first.name, part.name)
         self._names = [part.name for part in parts]
         self.name = " + ".join(self._names)
-        self.columns, self.file_columns = first.column_names, first.file_columns
+        self.columns, self.file_columns = names, first.file_columns
         self.partial = list(dict.fromkeys(name for part in parts for name in part.origin.partial))
         self.features = self.told_features = first.features
-        for part in parts[1:]:
-            _must_agree(first, part)
+        self.about: Mapping[str, Any] = _joined_about(parts)
+        self.notes = [note for part in parts for note in part.notes]
         self.edges = np.cumsum([0, *(len(part) for part in parts)]).astype(np.int64)
-        self.about, self.notes = _joined_about(parts), [note for part in parts for note in part.notes]
-        names = dict.fromkeys(name for part in parts for name, _ in part.rows_of)
-        self.order: list[tuple[int, Ints]] = []
-        splits, at = [], 0
-        for name in names:
-            start = at
+        # Rows of one split follow each other, in the order of the parts.
+        part_of, row_of, splits, total = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], list[Split](), 0
+        for name in dict.fromkeys(name for part in parts for name, _ in part.rows_of):
+            start = total
             for number, part in enumerate(parts):
                 begin = 0
                 for own, rows in part.rows_of:
-                    if own == name and len(rows):
-                        self.order.append((number, np.arange(begin, begin + len(rows))))
-                        at += len(rows)
+                    if own == name:
+                        part_of.append(np.full(len(rows), number))
+                        row_of.append(np.arange(begin, begin + len(rows)))
+                        total += len(rows)
                     begin += len(rows)
-            splits.append(Split(name, start, at))
+            splits.append(Split(name, start, total))
         self.splits = tuple(splits)
-        self._part_of = np.concatenate([np.zeros(0, np.int64), *(np.full(len(r), n) for n, r in self.order)])
-        self._row_of = np.concatenate([np.zeros(0, np.int64), *(r for _, r in self.order)])
+        self._part_of, self._row_of = np.concatenate(part_of), np.concatenate(row_of)
 
     def __len__(self) -> int:
         return int(self.edges[-1])
@@ -177,8 +176,8 @@ class JoinedOrigin:
 
     def small(self, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
         tables = [part.small(names) for part in self.parts]
-        whole = stacked([table.select(tables[0].column_names) for table in tables], self._names)
-        return whole.take(pa.array(self.edges[self._part_of] + self._row_of))
+        table = stacked([table.select(tables[0].column_names) for table in tables], self._names)
+        return table.take(pa.array(self.edges[self._part_of] + self._row_of))
 
     def locate(self, rows: Ints | None, names: Sequence[str]) -> FileTable:
         rows = np.arange(len(self), dtype=np.int64) if rows is None else rows
@@ -186,45 +185,26 @@ class JoinedOrigin:
         before = files = 0
         for number, part in enumerate(self.parts):
             own = np.flatnonzero(self._part_of[rows] == number)
-            table = part.columns(names).take(self._row_of[rows[own]]).table()
+            tables.append(part.columns(names).take(self._row_of[rows[own]]).table())
             order[own] = before + np.arange(len(own))
             before += len(own)
-            tables.append(table)
         for number, table in enumerate(tables):
             mixed = [name for name in table.nested if any(name not in other.nested for other in tables)]
             table = with_content(table, mixed) if mixed else table
-            tables[number] = table.replace(rows=_with_numbers(table, files))
+            tables[number] = table.replace(rows=_renumbered_rows(table, files))
             files += len(table.files)
-        whole = stacked([table.rows for table in tables], self._names).take(pa.array(order))
-        far = tuple(dict.fromkeys(address for table in tables for address in table.far))
-        held = tuple(one for table in tables for one in table.held)
-        splits = (Split(self.splits[0].name, 0, len(rows)),)
-        verbatim = any(table.verbatim for table in tables)
         return tables[0].replace(
-            rows=whole, files=join_sets([table.files for table in tables]), splits=splits, held=held, far=far,
-            about=self.about, verbatim=verbatim, warnings=tuple(w for table in tables for w in table.warnings),
+            rows=stacked([table.rows for table in tables], self._names).take(pa.array(order)),
+            files=join_sets([table.files for table in tables]),
+            splits=(Split(self.splits[0].name, 0, len(rows)),),
+            held=tuple(spool for table in tables for spool in table.held),
+            far=tuple(dict.fromkeys(address for table in tables for address in table.far)),
+            about=self.about,
+            verbatim=any(table.verbatim for table in tables),
+            warnings=tuple(warning for table in tables for warning in table.warnings),
             within=tuple(folder for table in tables for folder in table.within),
             shards_read=sum(table.shards_read for table in tables),
-        )  # fmt: skip
-
-
-def _in_order(part: Selection, names: Sequence[str]) -> Selection:
-    """The same columns in the order of another selection."""
-    same = part.column_names != list(names) and sorted(part.column_names) == sorted(names)
-    return part.columns(names) if same else part
-
-
-def _must_agree(first: Selection, other: Selection) -> None:
-    if first.column_names != other.column_names:
-        differs = sorted({*first.column_names} ^ {*other.column_names})
-        raise InputError(
-            f"{other.name} has different columns than {first.name}: {differs[0]}.",
-            hint="Leave it out with --drop, or choose columns that both have with --columns.",
         )
-    mine, others = first.features, other.features
-    for name in first.column_names:
-        if mine is not None and others is not None and mine[name] != others[name]:
-            raise other_type(name, first.name, other.name)
 
 
 def _joined_about(parts: Sequence[Selection]) -> dict[str, Any]:
@@ -239,96 +219,95 @@ def _joined_about(parts: Sequence[Selection]) -> dict[str, Any]:
     return about
 
 
-Step = tuple[str, Mapping[str, Any]]
-
-
-def _whole_number(name: str, value: Any) -> int:
-    """Return a seed as a whole number; a number of NumPy and a text of digits are accepted."""
+def _seed(value: Any) -> int:
+    """Return a seed as a whole number. A number of NumPy and a text of digits are accepted."""
     with suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, bool) and (isinstance(value, str) or int(value) == value):
             return int(value)
-    raise ArgumentError(f"--{name} takes a whole number, not {value!r}.", option=name)
+    raise ArgumentError(f"--seed takes a whole number, not {value!r}.", option="seed")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows of a dataset that were chosen, without their values. Each method gives a new one."""
+    """Chosen rows of a dataset, without their values. Each method returns a new one."""
 
     origin: Origin
-    steps: tuple[Step, ...] = ()
+    steps: tuple[tuple[str, Mapping[str, Any]], ...] = ()  # names of methods, and their arguments
     name: str = ""
     reading: Mapping[str, Any] = field(default_factory=dict)  # how the source was read, for the ledger
-    within: tuple[str, ...] = ()  # the folder here that was read, if it is one
+    within: tuple[str, ...] = ()  # the local folder that was read, if it is one
 
     def _with(self, name: str, **arguments: Any) -> Selection:
         return replace(self, steps=(*self.steps, (name, arguments)))
 
     def where(self, expression: str) -> Selection:
-        """Rows for which this is true: `age > 40 and sex == "F"`."""
+        """Choose rows for which a condition is true: `age > 40 and sex == "F"`."""
         return self._with("where", expression=expression)
 
     def sql(self, expression: str) -> Selection:
-        """Rows for which one boolean expression of DuckDB is true."""
+        """Choose rows for which one boolean expression of DuckDB is true."""
         need_duckdb()
         return self._with("sql", expression=expression)
 
     def columns(self, names: str | Sequence[str]) -> Selection:
-        """Only these columns, in this order."""
-        return self._with("columns", names=_many(names))
+        """Choose columns, in this order."""
+        return self._with("columns", names=_as_list(names))
 
     def drop(self, names: str | Sequence[str]) -> Selection:
-        return self._with("drop", names=_many(names))
+        """Leave out columns."""
+        return self._with("drop", names=_as_list(names))
 
     def sort(self, by: str | Sequence[str], *, descending: bool = False) -> Selection:
-        """In the order of one or several columns; nulls come last. A name with - before it goes down."""
-        return self._with("sort", by=_many(by), **({"descending": True} if descending else {}))
+        """Sort by one or several columns; nulls come last. A name that begins with - is sorted in descending order."""
+        return self._with("sort", by=_as_list(by), **({"descending": True} if descending else {}))
 
     def shuffle(self, seed: int = 0) -> Selection:
-        """In an order that looks random, the same for ever: by a keyed hash of each row's number in the source."""
-        return self._with("shuffle", seed=_whole_number("seed", seed))
+        """Shuffle rows: by a keyed hash of each row's number in the source, which never changes."""
+        return self._with("shuffle", seed=_seed(seed))
 
     def sample(self, amount: int | str, seed: int = 0) -> Selection:
-        """So many rows, or a percentage like "10%", in their order; the same for ever."""
-        return self._with("sample", amount=str(amount), seed=_whole_number("seed", seed))
+        """Choose a number of rows, or a percentage like "10%", in their order; always the same rows."""
+        return self._with("sample", amount=str(amount), seed=_seed(seed))
 
     def limit(self, rows: int) -> Selection:
+        """Choose the first rows."""
         if operator.index(rows) < 0:
             raise ArgumentError(f"limit takes a number of at least 0, not {rows!r}.", option="limit")
         return self._with("limit", rows=int(rows))
 
     def unique(self, column: str) -> Selection:
-        """The first row of each value; of a file column, or `content`, of each content."""
+        """Choose the first row of each value; of a file column, or `content`, of each content."""
         return self._with("unique", column=column)
 
     def split(
         self, parts: Mapping[str, float] | None = None, *, group_by: str | None = None, seed: int = 0, **more: float
     ) -> Selection:
-        """Splits of these shares. With `group_by`, rows that share a value are in one split."""
+        """Split rows into these shares. With `group_by`, rows with the same value are in the same split."""
         shares, groups = {**(parts or {}), **more}, {"group_by": group_by} if group_by else {}
-        return self._with("split", parts=shares, seed=_whole_number("seed", seed), **groups)
+        return self._with("split", parts=shares, seed=_seed(seed), **groups)
 
     def take(self, rows: Any) -> Selection:
-        """Rows by their places in the present order."""
+        """Choose rows by their numbers in the present order."""
         wanted = np.asarray(rows)
         if wanted.ndim != 1 or (len(wanted) and not np.issubdtype(wanted.dtype, np.integer)):
             raise InputError("rows= must be row numbers, counted from 0.")
         return self._with("take", rows=wanted.astype(np.int64))
 
     def concat(self, *others: Selection | FileTable) -> Selection:
-        """These rows, and below them those of others with the same columns."""
-        parts = [self, *(one if isinstance(one, Selection) else Selection(TableOrigin(one)) for one in others)]
+        """Put the rows of others with the same columns after these."""
+        parts = [self, *(o if isinstance(o, Selection) else Selection(TableOrigin(o)) for o in others)]
         return Selection(JoinedOrigin(parts), name=" + ".join(part.name for part in parts))
 
     def apply(self, steps: Sequence[Any]) -> Selection:
-        """Further steps, as `steps` has them or as they come back from JSON."""
+        """Add steps, as `steps` has them or as they come back from JSON."""
         known = {"where", "sql", "columns", "drop", "sort", "shuffle", "sample", "limit", "unique", "split", "take"}
         if wrong := [name for name, _ in steps if name not in known]:
             raise InputError(f"The rows were selected by {wrong[0]!r}, which cannot be repeated from one source.")
         return replace(self, steps=(*self.steps, *((name, dict(arguments)) for name, arguments in steps)))
 
     @cached_property
-    def _chosen(self) -> _Chosen:
-        chosen = _Chosen(self.origin)
+    def _chosen(self) -> _ChosenRows:
+        chosen = _ChosenRows(self.origin)
         for name, arguments in self.steps:
             getattr(chosen, name)(**arguments)
         return chosen
@@ -360,20 +339,18 @@ class Selection:
         return self._chosen.parts
 
     def small(self, names: Sequence[str] | None = None) -> pa.Table:
-        """Small columns of the chosen rows."""
-        wanted = [name for name in self._chosen.names if names is None or name in names]
-        return self._chosen.small(wanted)
+        """Read small columns of the chosen rows."""
+        return self._chosen.small([name for name in self._chosen.names if names is None or name in names])
 
     def __len__(self) -> int:
         return sum(len(rows) for _, rows in self._chosen.parts)
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """What was chosen from what, for people."""
-        steps = [(name, describe(name, arguments)) for name, arguments in self.steps]
+        """What was chosen from what, as labels and texts."""
         return [
             ("from", self.name or self.origin.name),
-            *steps,
+            *((name, _describe(name, arguments)) for name, arguments in self.steps),
             ("chosen", f"{len(self):,} of {len(self.origin):,} rows"),
         ]
 
@@ -383,10 +360,10 @@ class Selection:
     __repr__ = __str__
 
     def table(self) -> FileTable:
-        """The file table of the chosen rows, their values found and none of them read."""
+        """Return the file table of the chosen rows. Values are located, not read."""
         chosen = self._chosen
         names = chosen.names
-        if chosen.untouched:
+        if chosen.is_unchanged:
             table = self.origin.locate(None, names)
         else:
             table = self.origin.locate(chosen.rows, names)
@@ -397,52 +374,58 @@ class Selection:
                 splits=tuple(s for s in splits if s.stop > s.start) or tuple(splits[:1]),
                 warnings=(*table.warnings, *(f"no row is left for the split {name!r}" for name in empty)),
             )
-        table = table.replace(rows=table.rows.select(names))
-        if table.features is not None:
-            table = table.replace(features={name: table.features[name] for name in names})
-        steps = json.loads(json.dumps([[name, dict(a)] for name, a in self.steps], default=_as_json))
-        recipe = {**self.reading, **({"steps": steps} if steps else {})}
-        about = {**self.about, "Selected": "; ".join(f"{label} {text}" for label, text in self.lines)}
+        features = None if table.features is None else {name: table.features[name] for name in names}
+        steps = [[name, dict(arguments)] for name, arguments in self.steps]
+        steps = json.loads(json.dumps(steps, default=lambda v: v.tolist() if isinstance(v, np.ndarray) else str(v)))
         warnings = tuple(dict.fromkeys((*table.warnings, *self.notes)))
         if self.about.get("LicensesDiffer"):
             warnings = (*warnings, f"the sources have different licenses: {self.about['License']}")
-        within = (*table.within, *self.within)
-        return table.replace(recipe=recipe, about=about, query=tuple(self.lines), warnings=warnings, within=within)
+        return table.replace(
+            rows=table.rows.select(names),
+            features=features,
+            recipe={**self.reading, **({"steps": steps} if steps else {})},
+            about={**self.about, "Selected": "; ".join(f"{label} {text}" for label, text in self.lines)},
+            query=tuple(self.lines),
+            warnings=warnings,
+            within=(*table.within, *self.within),
+        )
 
 
-def _as_json(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else str(value)
-
-
-def describe(step: str, arguments: Mapping[str, Any]) -> str:
-    """A step in words."""
+def _describe(step: str, arguments: Mapping[str, Any]) -> str:
     if step == "split":
         shares = ", ".join(f"{name} {share:g}" for name, share in arguments["parts"].items())
         group = arguments.get("group_by")
         return f"{shares}{f', by {group}' if group else ''}, seed {arguments['seed']}"
     if step == "take":
         return f"{len(arguments['rows']):,} rows"
-    return ", ".join(
-        ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value) for value in arguments.values()
-    )
+    values = (value if isinstance(value, list | tuple) else [value] for value in arguments.values())
+    return ", ".join(", ".join(map(str, value)) for value in values)
 
 
-def _many(names: str | Sequence[str]) -> list[str]:
+def _as_list(names: str | Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-class _Chosen:
-    """The rows that are left while one step after the other is done."""
+class _ChosenRows:
+    """The rows and columns that remain after some steps, which are methods of these names."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self.names = list(origin.columns)
         self.parts = [(s.name, np.arange(s.start, s.stop, dtype=np.int64)) for s in origin.splits]
-        self.untouched = True
+        self.is_unchanged = True
 
     @property
     def rows(self) -> Ints:
         return np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in self.parts)])
+
+    def _set(self, parts: list[tuple[str, Ints]]) -> None:
+        self.parts, self.is_unchanged = parts, False
+
+    def _keep(self, mask: Bools) -> None:
+        edges = np.cumsum([len(rows) for _, rows in self.parts])[:-1]
+        masks = np.split(mask, edges)
+        self._set([(name, rows[own]) for (name, rows), own in zip(self.parts, masks, strict=True)])
 
     def _check(self, name: str) -> None:
         if name not in self.names:
@@ -452,24 +435,17 @@ class _Chosen:
 
     def small(self, names: Sequence[str]) -> pa.Table:
         names = [name for name in self.names if name in names]
-        if self.untouched:
+        if self.is_unchanged:
             return self._origin.small(names)
         rows = self.rows
         return self._origin.small(names, rows).take(pa.array(rows))
-
-    def _keep(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
-        at, parts = 0, []
-        for name, rows in self.parts:
-            parts.append((name, rows[mask[at : at + len(rows)]]))
-            at += len(rows)
-        self.parts, self.untouched = parts, False
 
     def where(self, expression: str) -> None:
         possible = self._origin.possible(expression)
         if possible is not None:
             self._keep(possible[self.rows])
         table = self.small(names_in(expression, self.names))
-        if not table.num_columns:  # a condition on nothing, or on a column that is not there
+        if not table.num_columns:  # no column is named, or only those that do not exist
             table = self.small(self.names)
         self._keep(where_mask(expression, table, labels_of(self._origin.told_features), self.names))
 
@@ -493,39 +469,38 @@ class _Chosen:
     def sort(self, by: Sequence[str], descending: bool = False) -> None:
         keys = []
         for name in by:
-            down = descending
+            is_descending = descending
             if name.startswith("-") and name not in self.names:
-                name, down = name[1:], not descending
+                name, is_descending = name[1:], not descending
             self._check(name)
             if name in self._origin.partial:
                 raise InputError(f"Rows cannot be sorted by the files of {name!r}.")
-            keys.append((name, "descending" if down else "ascending"))
+            keys.append((name, "descending" if is_descending else "ascending"))
         table = comparable(self.small([name for name, _ in keys]))
-        at, parts = 0, []
+        start, parts = 0, []
         for split, rows in self.parts:
-            part = table.slice(at, len(rows))
-            at += len(rows)
-            # pyarrow's sort is not stable: the present order decides between equals.
+            part = table.slice(start, len(rows))
+            start += len(rows)
+            # pyarrow's sort is not stable: the present order decides between equal rows.
             part = part.append_column("", pa.array(np.arange(len(rows))))
             try:
                 order = pc.sort_indices(part, sort_keys=[*keys, ("", "ascending")])
             except (pa.ArrowException, TypeError) as error:
                 raise InputError(f"Rows cannot be sorted by {', '.join(by)}: {str(error).splitlines()[0]}.") from error
             parts.append((split, rows[order.to_numpy()]))
-        self.parts, self.untouched = parts, False
+        self._set(parts)
 
     def shuffle(self, seed: int) -> None:
-        parts = [(name, rows[np.argsort(keyed(rows, seed, "shuffle"), kind="stable")]) for name, rows in self.parts]
-        self.parts, self.untouched = parts, False
+        self._set([(name, rows[np.argsort(keyed(rows, seed, "shuffle"), kind="stable")]) for name, rows in self.parts])
 
     def sample(self, amount: str, seed: int = 0) -> None:
-        rows = self.rows
+        rows, text = self.rows, amount.strip()
+        is_share = text.endswith("%")
         try:
-            share = amount.strip()
-            count = round(len(rows) * float(share[:-1]) / 100) if share.endswith("%") else int(share)
+            count = round(len(rows) * float(text[:-1]) / 100) if is_share else int(text)
         except (ValueError, OverflowError):
             raise InputError(f"--sample takes a number of rows or a percentage like 10%, not {amount!r}.") from None
-        if count < 0 or (amount.strip().endswith("%") and count > len(rows)):
+        if count < 0 or (is_share and count > len(rows)):
             raise InputError(f"--sample takes a number of rows or a percentage up to 100%, not {amount!r}.")
         mask = np.zeros(len(rows), bool)
         mask[np.argsort(keyed(rows, seed, "sample"), kind="stable")[:count]] = True
@@ -540,7 +515,7 @@ class _Chosen:
         wanted, own = np.asarray(rows, np.int64), self.rows
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(own)):
             raise InputError(f"A row number is too large: there are {len(own):,} rows.")
-        self.parts, self.untouched = [(self.parts[0][0] if self.parts else "train", own[wanted])], False
+        self._set([(self.parts[0][0] if self.parts else "train", own[wanted])])
 
     def unique(self, column: str) -> None:
         files = [name for name in self.names if name in self._origin.file_columns]
@@ -553,27 +528,32 @@ class _Chosen:
         self._check(column)
         if column in self._origin.partial and column not in files:
             raise InputError(f"--distinct cannot compare {column!r}, which has bytes inside.")
-        keys = self._contents(column) if column in files else _values(self.small([column]).column(0))
+        keys = self._content_codes(column) if column in files else _value_codes(self.small([column]).column(0))
         _, first = np.unique(keys, return_index=True)
         mask = np.zeros(len(keys), bool)
         mask[first] = True
         self._keep(mask)
 
-    def _contents(self, column: str) -> Ints:
-        """A number for each content of a file column. Only files of the same size are read."""
+    def _content_codes(self, column: str) -> Ints:
+        """Return a number for each content of a file column. Only files of the same size are read."""
         table = self._origin.locate(self.rows, [column])
         cells = one_array(table.rows.column(column))
-        if is_list(cells.type):
+        if is_list_type(cells.type):
             raise InputError(f"--distinct needs a column with one file per row, but {column!r} has lists.")
         numbers = cells.fill_null(-1).to_numpy(zero_copy_only=False)
         sizes = np.where(numbers < 0, -1, np.append(table.files.sizes, 0)[numbers])
         _, same, counts = np.unique(sizes, return_inverse=True, return_counts=True)
         found: dict[Any, int] = {}
-        keys = np.empty(len(numbers), np.int64)
+        codes = np.empty(len(numbers), np.int64)
         for row, (number, size) in enumerate(zip(numbers.tolist(), sizes.tolist(), strict=True)):
-            key: Any = size if counts[same[row]] == 1 or number < 0 else _content(table, number)
-            keys[row] = found.setdefault((size, key), len(found))
-        return keys
+            key: Any = size
+            if counts[same[row]] > 1 and number >= 0:
+                value = SpliceBuilder(table.files)
+                value.value(number)
+                with value.finish() as splice:
+                    key = splice.sha256()
+            codes[row] = found.setdefault((size, key), len(found))
+        return codes
 
     def split(self, parts: Mapping[str, float], seed: int = 0, group_by: str | None = None) -> None:
         shares = {str(name): float(share) for name, share in parts.items()}
@@ -586,25 +566,24 @@ class _Chosen:
         rows = self.rows
         edges = np.rint(np.cumsum(list(shares.values())) * len(rows)).astype(np.int64)
         edges[-1] = len(rows)
-        which = np.empty(len(rows), np.int64)
+        split_of = np.empty(len(rows), np.int64)
         if group_by is None:
-            which[np.argsort(keyed(rows, seed, "split"), kind="stable")] = np.repeat(
-                np.arange(len(edges)), np.diff(edges, prepend=0)
-            )
+            order = np.argsort(keyed(rows, seed, "split"), kind="stable")
+            split_of[order] = np.repeat(np.arange(len(edges)), np.diff(edges, prepend=0))
         else:
             self._check(group_by)
             if group_by in self._origin.partial:
                 raise InputError(f"Rows cannot be grouped by the files of {group_by!r}.")
-            which = _by_group(self.small([group_by]).column(0), edges, seed)
-        self.parts = [(name, rows[which == number]) for number, name in enumerate(shares)]
-        self.untouched = False
+            split_of = _split_groups(self.small([group_by]).column(0), edges, seed)
+        self._set([(name, rows[split_of == number]) for number, name in enumerate(shares)])
 
 
-def _by_group(column: pa.ChunkedArray, edges: Ints, seed: int) -> Ints:
-    """The split of each row: groups in the order of their hashes, each whole where most of it lies."""
-    codes = _values(column)
-    _, first, group, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
-    texts = [repr(column[place].as_py()) for place in first.tolist()]
+def _split_groups(column: pa.ChunkedArray, edges: Ints, seed: int) -> Ints:
+    """Return the split of each row: groups in the order of their hashes, each in the split that has most of it."""
+    _, first, group, counts = np.unique(
+        _value_codes(column), return_index=True, return_inverse=True, return_counts=True
+    )
+    texts = [repr(column[row].as_py()) for row in first.tolist()]
     hashes = [hashlib.sha256(f"{seed} {text}".encode()).digest() for text in texts]
     order = np.array(sorted(range(len(hashes)), key=hashes.__getitem__), np.int64)
     middle = np.cumsum(counts[order]) - counts[order] / 2
@@ -613,11 +592,11 @@ def _by_group(column: pa.ChunkedArray, edges: Ints, seed: int) -> Ints:
     return np.asarray(split[group], np.int64)
 
 
-def _values(column: pa.ChunkedArray) -> Ints:
-    """A number for each value: equal ones have the same, null is a value."""
+def _value_codes(column: pa.ChunkedArray) -> Ints:
+    """Return a number for each value: equal values have the same, and null is a value."""
     column = comparable(pa.table({"": column})).column(0)
     if pa.types.is_floating(column.type):
-        column = pc.add(column, pa.scalar(0.0, column.type))  # of which minus zero is one
+        column = pc.add(column, pa.scalar(0.0, column.type))  # makes 0.0 of -0.0
     try:
         encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     except (pa.ArrowException, AttributeError):
@@ -627,17 +606,10 @@ def _values(column: pa.ChunkedArray) -> Ints:
     return np.concatenate([np.zeros(0, np.int64), *(c.indices.to_numpy(zero_copy_only=False) for c in chunks)])
 
 
-def _content(table: FileTable, number: int) -> str:
-    value = SpliceBuilder(table.files)
-    value.value(number)
-    with value.finish() as splice:
-        return splice.sha256()
-
-
 def keyed(rows: Ints, seed: int, purpose: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """A number for each row number that looks random: the same for ever, and different for every row.
+    """Return a pseudo-random number for each row number: always the same, and different for every row.
 
-    splitmix64 of the number and a key, twice: it maps 64 bits to 64 bits and no two to the same.
+    It is splitmix64 of the number and a key, twice, which maps 64 bits to 64 bits and no two numbers to the same one.
     """
     digest = hashlib.sha256(f"brim {purpose} {seed}".encode()).digest()
     value = rows.astype(_U64)

@@ -1,8 +1,8 @@
-"""Read CSV, JSON lines and Parquet a few megabytes at a time, with the types and chunks of one reading of the whole.
+"""Read CSV, JSON lines and Parquet a few megabytes at a time, with the types and chunks of a single read.
 
-pyarrow infers the types of a CSV or JSON file from all of it, and holds all of it for that. Here a block is read with
-the types that the blocks before it had. A block that does not fit loosens them by pyarrow's own rules, and the file is
-read again from its start. Types only ever become looser, so that most files are read once and few more than twice.
+pyarrow infers the types of a CSV or JSON file from all of it, which it holds in memory. Here a block is read with the
+types of the earlier blocks. A block that does not fit makes them wider by pyarrow's own rules, and the file is read
+again from its start. Types only become wider, so most files are read once and few more than twice.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from brim.formats.row_scanner import RowScanner
 from brim.sources.exact_values import CHANGES_AS_NUMBER, may_differ
 from brim.sources.table_spool import SMALL_TABLE_BYTES, GrowingArray, TableSpool, collect_batches, contiguous
 
-_PIECE_BYTES = 1 << 20  # of text that are parsed at a time
-# Where chunks end: at the last row end before a multiple of this. pyarrow cut tables there when it read them whole,
-# and the chunks of a table decide the bytes of its shards.
+_BLOCK_BYTES = 1 << 20  # of text that are parsed at a time
+# Where chunks end: at the last row end before a multiple of this. pyarrow ends chunks there when it reads a complete
+# file, and the chunks of a table decide the bytes of its shards.
 _CSV_CHUNK_BYTES = 8 << 20
 _JSON_CHUNK_BYTES = 4 << 20
 _LONGER = 8  # a line longer than a chunk makes chunks this many times longer
 _BATCH_ROWS, _BATCH_BYTES = 65_536, 4 << 20
 Opened = Callable[[], IO[bytes]]  # opens the text of a table at its start
 
-# In this order pyarrow tries the types of a CSV column, until all values convert.
+# pyarrow tries the types of a CSV column in this order, until all values convert.
 _CSV_TYPES = (
     pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"), pa.float64(),
     pa.string(), pa.binary(),
@@ -35,7 +35,7 @@ _CSV_TYPES = (
 
 
 class _TypesChanged(Exception):
-    """A block does not fit the types so far: read again from the start."""
+    """A block does not fit the types so far, so the file is read again from its start."""
 
 
 class _LineTooLong(Exception):
@@ -43,23 +43,23 @@ class _LineTooLong(Exception):
 
 
 def _blocks(file: IO[bytes], scanner: RowScanner, chunk_bytes: int) -> Iterator[bytes]:
-    """Blocks of whole rows. An empty one says that a chunk ends."""
-    held, place, has_row_end, too_long = [b""], 0, True, False
-    while piece := file.read(_PIECE_BYTES):
+    """Yield blocks of complete rows. An empty block marks the end of a chunk."""
+    held, position, has_row_end, too_long = [b""], 0, True, False
+    while data := file.read(_BLOCK_BYTES):
         if too_long:
             raise _LineTooLong
-        ends = scanner.feed(piece)
-        place += len(piece)
+        ends = scanner.feed(data)
+        position += len(data)
         end = int(ends[-1]) if len(ends) else 0
-        if place % chunk_bytes == 0 and piece.endswith(b"\r") and not scanner.in_quotes:
-            end = len(piece)  # for pyarrow the row ends here, and the line feed that follows is an empty line
-        held.append(piece[:end])
+        if position % chunk_bytes == 0 and data.endswith(b"\r") and not scanner.in_quotes:
+            end = len(data)  # for pyarrow the row ends here, and the next line feed is an empty line
+        held.append(data[:end])
         if end:
             has_row_end = True
             yield from _unless_blank(b"".join(held))
             held = []
-        held.append(piece[end:])
-        if place % chunk_bytes == 0:
+        held.append(data[end:])
+        if position % chunk_bytes == 0:
             too_long = not has_row_end and scanner.kind == "jsonl"
             has_row_end = False
             yield b""
@@ -73,9 +73,9 @@ def _unless_blank(block: bytes) -> Iterator[bytes]:
 
 
 def _chunks(blocks: Iterator[bytes], parse: Callable[[bytes], pa.Table]) -> Iterator[pa.RecordBatch]:
-    """A record batch for each chunk; one without rows if there are none.
+    """Yield a record batch for each chunk; one without rows if there is no row.
 
-    After a block that does not fit the types before it, the others are only parsed, and _TypesChanged is raised.
+    After a block that does not fit the earlier types, the others are only parsed, and _TypesChanged is raised.
     """
     held: list[pa.Table] = []
     schema: pa.Schema | None = None
@@ -103,7 +103,7 @@ def _chunks(blocks: Iterator[bytes], parse: Callable[[bytes], pa.Table]) -> Iter
 
 
 def read_csv(opened: Opened, delimiter: str, check_names: Callable[[list[str]], None]) -> pa.Table:
-    """A CSV file with the types that its values have. Columns that would lose digits as numbers stay text."""
+    """Read a CSV file, with types inferred from its values. Columns that would lose digits as numbers stay text."""
     reader = _CsvReader(delimiter, check_names)
     while True:
         try:
@@ -123,11 +123,11 @@ class _CsvReader:
         self._parsing = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
         self._names: list[str] = []
         self._types: dict[str, pa.DataType] = {}
-        self._with_nulls: set[str] = set()  # texts that look like numbers: what stands for nothing in them is null
-        self.rows = 0  # before the block that is parsed; the header is one
+        self._with_nulls: set[str] = set()  # texts that look like numbers, in which the texts for null are null
+        self.rows = 0  # before the present block; the header is one
 
     def parse(self, text: bytes) -> pa.Table:
-        """The rows of a block; the first one has the header. _TypesChanged if rows before had other types."""
+        """Parse a block; the first one has the header. Raises _TypesChanged if earlier rows had other types."""
         before = dict(self._types)
         while True:
             table = self._convert(text)
@@ -156,7 +156,7 @@ class _CsvReader:
         return table
 
     def _convert(self, text: bytes) -> pa.Table:
-        """The block with the types so far, which become looser until it fits them."""
+        """Parse a block with the types so far, which become wider until it fits."""
         while True:
             try:
                 return self._read(text, self._csv.ConvertOptions(column_types=self._types))
@@ -185,12 +185,12 @@ class _CsvReader:
         ]
 
     def _with_row_of_table(self, error: pa.ArrowInvalid) -> pa.ArrowInvalid:
-        """The error with the number of the row in the table instead of that in the block."""
+        """Return an error with the number of the row in the table instead of that in the block."""
         return pa.ArrowInvalid(re.sub(r"Row #(\d+)", lambda row: f"Row #{int(row[1]) + self.rows}", str(error)))
 
 
 def read_jsonl(opened: Opened) -> tuple[pa.Table, bool]:
-    """JSON lines with the types that their values have; and whether a value may have become another one."""
+    """Read JSON lines, with types inferred from their values; and return whether a value may have changed."""
     reader, chunk_bytes = _JsonReader(), _JSON_CHUNK_BYTES
     while True:
         try:
@@ -210,11 +210,11 @@ class _JsonReader:
 
         self._json = json
         self._schema: pa.Schema | None = None
-        self.rows = 0  # before the block that is parsed
+        self.rows = 0  # before the present block
         self.may_differ = False
 
     def parse(self, text: bytes) -> pa.Table:
-        """The rows of a block. _TypesChanged if rows before had other types."""
+        """Parse a block. Raises _TypesChanged if earlier rows had other types."""
         before = self._schema
         try:
             table = self._read(text, self._schema)
@@ -240,9 +240,8 @@ class _JsonReader:
 
 
 def _merged(first: pa.Schema, second: pa.Schema) -> pa.Schema:
-    """The types that hold the values of both, by pyarrow's rules for JSON. Fields stay in the order of appearance."""
-    whole = _merged_type(pa.struct(list(first)), pa.struct(list(second)), "")
-    return pa.schema(list(whole))
+    """Return the types that hold the values of both, by pyarrow's rules for JSON. Fields keep their first order."""
+    return pa.schema(list(_merged_type(pa.struct(list(first)), pa.struct(list(second)), "")))
 
 
 def _merged_type(first: pa.DataType, second: pa.DataType, column: str) -> pa.DataType:
@@ -259,18 +258,18 @@ def _merged_type(first: pa.DataType, second: pa.DataType, column: str) -> pa.Dat
         return pa.struct(fields + [pa.field(name, kind) for name, kind in others.items()])
     if pa.types.is_list(first) and pa.types.is_list(second):
         return pa.list_(_merged_type(first.value_type, second.value_type, f"{column}[]"))
-    for looser, kinds in (
+    for wider, kinds in (
         (pa.float64(), (pa.int64(), pa.float64())),
         (pa.timestamp("ns"), (pa.timestamp("s"), pa.timestamp("ns"))),
         (pa.string(), (pa.timestamp("s"), pa.timestamp("ns"), pa.string())),
     ):
         if first in kinds and second in kinds:
-            return looser
+            return wider
     raise pa.ArrowInvalid(f"the column {column[1:]!r} holds {first} in some rows and {second} in others")
 
 
 def read_parquet(file: Any) -> pa.Table:
-    """A Parquet file, opened, column by column. Each is one chunk, as if it had been read at once."""
+    """Read an opened Parquet file column by column. Each is one chunk, as if the file were read at once."""
     plain = [field for field in file.schema_arrow if GrowingArray.takes(field.type)]
     leaves = [_leaves(field.type) for field in file.schema_arrow]
     if sum(leaves) != len(file.schema) or _parquet_bytes(file, plain) <= SMALL_TABLE_BYTES:
@@ -303,7 +302,7 @@ def _column_bytes(file: Any, leaves: list[int]) -> int:
 
 
 def _parquet_bytes(file: Any, fields: list[pa.Field]) -> int:
-    """About what a Parquet file takes in memory: encoded values may be smaller than they are."""
+    """Return about how much memory the values of a file take: encoded values may be smaller."""
     rows = file.metadata.num_rows
     encoded = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
     return int(max(encoded, rows * 8 * max(len(fields), 1)))

@@ -1,18 +1,16 @@
-"""A table that names files: find the file columns, look at every file, number them.
+"""A table that names files as a source: find the file columns, look at every file, number them.
 
-The files are below a folder, or in a bucket. A table names objects by paths relative to itself (if it lies in a bucket,
+The files are below a folder, or in a bucket. A table names objects by paths relative to itself (if it is in a bucket,
 or --root names one), or by addresses. Addresses become paths below the folder that all of them share, as absolute local
-paths do.
+paths do. Paths and files: path_columns.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import posixpath
-import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim import partition as cuts
 from brim.errors import InputError, SourceError
-from brim.file_set import FileSet, FileSetBuilder, Stat
 from brim.sources.features import (
     NoFeature,
     as_feature_dict,
@@ -32,128 +28,15 @@ from brim.sources.features import (
     kind_of,
     kind_of_feature,
 )
-from brim.sources.file_table import FileColumn, FileTable, Refused, Split, Unmatched, collect_unmatched, one_array
-from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk, passed_over
+from brim.sources.file_table import FileColumn, FileTable, Split, Unmatched, collect_unmatched
+from brim.sources.folder_tree import Tree, passed_over
+from brim.sources.path_columns import Base, has_text, has_text_lists, in_one_tree, number_files
 from brim.sources.read_table import as_table, read_table
 from brim.sources.remote_tree import ObjectTree
 from brim.sources.source_options import SourceOptions, check_split
 from brim.sources.table_spool import mapped_columns, spooled
 from brim.storage.listing import stat_object
-from brim.storage.location import ADDRESSES, Access, Location, is_bucket_address, parse_bucket_address
-
-
-class Base:
-    """Where a table's relative paths start. A bucket is listed when that is needed, once."""
-
-    def __init__(self, place: str | Location) -> None:
-        self.place = place
-        self._tree: Tree | None = None
-
-    @property
-    def tree(self) -> Tree:
-        if self._tree is None:
-            local = isinstance(self.place, str)
-            self._tree = LocalTree(str(self.place)) if local else ObjectTree.listed(self.place)  # type: ignore[arg-type]
-        return self._tree
-
-
-def base_of(root: str, access: Access) -> Base:
-    """The base that --root names."""
-    if is_bucket_address(root):
-        return Base(parse_bucket_address(root, access))
-    return Base(os.path.abspath(root))
-
-
-def table_at(address: Location) -> tuple[str, ObjectTree]:
-    """The name of a table that is an object, and a tree of its folder that holds nothing else."""
-    found = stat_object(address)
-    if found is None:
-        raise SourceError(f"{address} does not exist.", hint="Check the bucket and the prefix.", path=str(address))
-    folder, _, name = address.prefix.rpartition("/")
-    return name, ObjectTree.of(replace(address, prefix=folder), [(name, found)])
-
-
-def in_one_tree(
-    rows: pa.Table, columns: Iterable[str], base: Base, fixed: bool, access: Access
-) -> tuple[pa.Table, Tree]:
-    """The rows and the tree that the paths of their file columns are relative to.
-
-    Local paths stay as they are. For objects it is the base, or what all have in common if some lie elsewhere; `fixed`
-    says that the user named the base.
-    """
-    names = list(columns)
-    home = base.place if isinstance(base.place, Location) else None
-    if home is None and not any(_holds_addresses(rows.column(name)) for name in names):
-        return rows, base.tree
-    paths = {path: None for name in names for path in _distinct(rows.column(name))}
-    addresses = [path for path in paths if is_bucket_address(path)]
-    if home is None and len(addresses) < len(paths):
-        other = next(path for path in paths if not is_bucket_address(path))
-        raise SourceError(
-            f"The table names objects, such as {addresses[0]!r}, and files of this machine, such as {other!r}.",
-            hint="Copy them to one location, or make two tables.",
-        )
-    bucket = home
-    keys: dict[str, str] = {}
-    for path in paths:
-        if is_bucket_address(path):
-            there = parse_bucket_address(path, access)
-            bucket = bucket or there
-            if (there.scheme, there.bucket) != (bucket.scheme, bucket.bucket):
-                raise SourceError(
-                    f"The table names objects of several buckets: {bucket.bucket!r} and {there.bucket!r}.",
-                    hint="Make a table for each bucket.",
-                )
-            keys[path] = there.prefix
-        elif home is not None and not path.startswith("/") and "://" not in path:
-            key = posixpath.normpath(home.key(path))
-            if not key.startswith("../"):
-                keys[path] = key
-    assert bucket is not None
-    root = home.prefix if home is not None else None
-    if root is None or not all(_is_below(key, root) for key in keys.values()):
-        if fixed:
-            outside = next(path for path, key in keys.items() if root is None or not _is_below(key, root))
-            raise SourceError(f"{outside!r} is outside --root.", hint="Use a folder above it.")
-        root = posixpath.commonpath([posixpath.dirname(key) for key in keys.values()])
-    tree = base.tree if home is not None and root == home.prefix else ObjectTree.listed(replace(bucket, prefix=root))
-    inside = {path: posixpath.relpath(key, root or ".") for path, key in keys.items()}
-    return _replaced(rows, names, inside), tree
-
-
-def _is_below(key: str, root: str) -> bool:
-    return not root or key.startswith(f"{root}/")
-
-
-def _texts(array: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of paths as plain texts, out of their lists."""
-    return pc.list_flatten(array) if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) else array
-
-
-def _holds_addresses(column: pa.ChunkedArray) -> bool:
-    pattern = f"^({'|'.join(ADDRESSES)})"
-    texts = (_texts(pa.chunked_array([chunk])).cast(pa.large_string()) for chunk in column.chunks)
-    return any(pc.any(pc.match_substring_regex(some, pattern)).as_py() for some in texts)
-
-
-def _distinct(column: pa.ChunkedArray) -> list[str]:
-    found = pc.unique(_texts(column).cast(pa.large_string()))
-    return [path for path in found.to_pylist() if path]
-
-
-def _replaced(rows: pa.Table, names: list[str], inside: Mapping[str, str]) -> pa.Table:
-    for name in names:
-        field = rows.schema.field(name)
-        values = [
-            [inside.get(path, path) for path in cell] if isinstance(cell, list) else inside.get(cell, cell)
-            for cell in rows.column(name).to_pylist()
-        ]
-        is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
-        kind = pa.list_(pa.string()) if is_list else pa.string()
-        at = rows.column_names.index(name)
-        rows = rows.set_column(at, pa.field(name, kind, field.nullable), pa.array(values, kind))
-    return rows
-
+from brim.storage.location import is_bucket_address, parse_bucket_address
 
 _SAMPLE = 64
 _MOST_CLASSES = 100_000  # their names are written to every shard
@@ -161,17 +44,28 @@ _SPLIT_ORDER = ("train", "validation", "test")
 
 
 def table_source(source: Any, options: SourceOptions, features: Any = None) -> FileTable:
-    """Rows from a table on disk or in memory."""
+    """Make the file table of a table on disk, in a bucket or in memory."""
     rows, base = _read(source, options)
     if rows.num_rows == 0:
         raise SourceError("The table has no rows.", hint="There is nothing to build.")
-    base = base_of(str(options.root), options.access) if options.root else base
-    rows = _drop(rows, options.drop)
+    if options.root:
+        root = str(options.root)
+        base = Base(parse_bucket_address(root, options.access) if is_bucket_address(root) else os.path.abspath(root))
+    for name in options.drop:
+        _need_column(rows, name, "--drop")
+    rows = rows.drop_columns(list(options.drop)) if options.drop else rows
     renamed = options.renamed_columns(rows.column_names)
     named = {renamed.get(name, name): kind for name, kind in options.file_columns(rows.column_names).items()}
-    rows = _rename(rows, renamed)
+    for old, new in renamed.items():
+        _need_column(rows, old, "--files")
+        if new in rows.column_names:
+            raise SourceError(
+                f"--files {new}={old} cannot rename the column {old!r}: the table already has a column {new!r}.",
+                hint=f"Choose another name, or leave the other column out with --drop={new}.",
+            )
+    rows = rows.rename_columns([renamed.get(name, name) for name in rows.column_names]) if renamed else rows
     given = dict(as_feature_dict(features)) if features is not None else {}
-    columns = _file_columns(rows, base, named, given)
+    columns = _named_columns(rows, named, given) or _guess_columns(rows, base)
     for name, feature in given.items():
         if name not in columns:
             cast = cast_to_feature(rows.column(name), feature, name)
@@ -179,44 +73,47 @@ def table_source(source: Any, options: SourceOptions, features: Any = None) -> F
     if options.label_from:
         rows, given[options.label_from] = encode_labels(rows, options.label_from, [*columns, options.split_by])
     rows, tree = in_one_tree(rows, columns, base, options.root is not None, options.access)
-    made = make_file_table(rows, columns, tree, options, given)
-    return made.replace(can_drop=True, unmatched=None if options.limit else _unnamed(made, source, options))
+    table = make_file_table(rows, columns, tree, options, given)
+    return table.replace(can_drop=True, unmatched=None if options.limit else _unnamed_files(table, source, options))
 
 
-def _unnamed(table: FileTable, source: Any, options: SourceOptions) -> Unmatched | None:
-    """Files that no row names, in the folders that hold those which rows name: what else there is may be anything."""
+def _read(source: Any, options: SourceOptions) -> tuple[pa.Table, Base]:
+    """Return a table, and where its relative paths start."""
+    if not isinstance(source, str | os.PathLike):
+        return as_table(source), Base(os.getcwd())
+    text = os.fspath(source)
+    if not is_bucket_address(text):
+        path = os.path.abspath(text)
+        return read_table(path, memory=options.memory), Base(os.path.dirname(path))
+    address = parse_bucket_address(text, options.access)
+    found = stat_object(address)
+    if found is None:
+        raise SourceError(f"{address} does not exist.", hint="Check the bucket and the prefix.", path=str(address))
+    folder, _, name = address.prefix.rpartition("/")
+    place = replace(address, prefix=folder)
+    return read_table(name, ObjectTree.of(place, [(name, found)]), options.memory), Base(place)
+
+
+def _unnamed_files(table: FileTable, source: Any, options: SourceOptions) -> Unmatched | None:
+    """Return the files that no row names, next to those that rows name. Other folders may have anything."""
     files = table.files
     if files.bucket is not None:
-        return None  # of a bucket, only the objects that are named were asked for
+        return None  # only the objects that are named were listed
     named = set(files.paths.to_pylist()) | {refused.path for refused in table.refused}
     own = os.path.abspath(os.fspath(source)) if isinstance(source, str | os.PathLike) else ""
-    folders = sorted({path.rpartition("/")[0] for path in named})
-    allowed = options.selects()
+    selected = options.selects()
 
-    def left() -> Iterator[str]:
-        for folder in folders:
+    def unnamed() -> Iterator[str]:
+        for folder in sorted({path.rpartition("/")[0] for path in named}):
             with contextlib.suppress(OSError), os.scandir(os.path.join(files.root, folder)) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     path = f"{folder}/{entry.name}" if folder else entry.name
                     if path in named or passed_over(entry.name) or entry.path == own or entry.is_dir():
                         continue
-                    if allowed(path):
+                    if selected(path):
                         yield path
 
-    return collect_unmatched(left(), hint="Name them in the table, or leave them out with --exclude.")
-
-
-def _read(source: Any, options: SourceOptions) -> tuple[pa.Table, Base]:
-    """A table, and where its relative paths start."""
-    if not isinstance(source, str | os.PathLike):
-        return as_table(source), Base(os.getcwd())
-    text = os.fspath(source)
-    if is_bucket_address(text):
-        name, folder = table_at(parse_bucket_address(text, options.access))
-        assert folder.bucket is not None
-        return read_table(name, folder, options.memory), Base(folder.bucket)
-    path = os.path.abspath(text)
-    return read_table(path, memory=options.memory), Base(os.path.dirname(path))
+    return collect_unmatched(unnamed(), hint="Name them in the table, or leave them out with --exclude.")
 
 
 def make_file_table(
@@ -227,7 +124,7 @@ def make_file_table(
     given: Mapping[str, Any],
     warnings: tuple[str, ...] = (),
 ) -> FileTable:
-    """The file table of rows whose file columns hold paths relative to the top of `tree`."""
+    """Make the file table of rows whose file columns have paths relative to the top of `tree`."""
     if rows.num_rows == 0:
         raise SourceError("The table has no rows.", hint="There is nothing to build.")
     if options.split_by in columns:
@@ -236,13 +133,13 @@ def make_file_table(
     rows, splits = _split(rows, options)
     if options.limit is not None:
         rows, splits = limit_rows(rows, splits, options.limit)
-    rows, files, refused = _number_files(rows, columns, tree, fixed_root=options.root is not None)
-    described, unknown = describe(rows.schema, columns, given)
+    rows, files, refused = number_files(rows, columns, tree, fixed_root=options.root is not None)
+    features, unknown = describe(rows.schema, columns, given)
     return FileTable(
         rows=rows,
         columns=dict(columns),
         files=files,
-        features=described,
+        features=features,
         splits=splits,
         refused=refused,
         warnings=warnings + unknown,
@@ -254,7 +151,7 @@ def make_file_table(
 def describe(
     schema: pa.Schema, columns: Mapping[str, FileColumn], given: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """The features of all columns, or None and a warning where `datasets` knows no feature for one."""
+    """Return the features of all columns; or None and a warning if `datasets` has no feature for a type."""
     features: dict[str, Any] = {}
     for field in schema:
         if field.name in given:
@@ -275,27 +172,9 @@ def describe(
 
 
 def limit_rows(rows: pa.Table, splits: tuple[Split, ...], limit: int) -> tuple[pa.Table, tuple[Split, ...]]:
-    """The first `limit` rows, with the splits that are left."""
-    cut = tuple(Split(s.name, s.start, min(s.stop, limit)) for s in splits if s.start < limit)
-    return rows.slice(0, limit), cut
-
-
-def _drop(rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    for name in names:
-        _need_column(rows, name, "--drop")
-    return rows.drop_columns(list(names)) if names else rows
-
-
-def _rename(rows: pa.Table, names: Mapping[str, str]) -> pa.Table:
-    """Rename the columns of --files NAME=COLUMN."""
-    for old, new in names.items():
-        _need_column(rows, old, "--files")
-        if new in rows.column_names:
-            raise SourceError(
-                f"--files {new}={old} cannot rename the column {old!r}: the table already has a column {new!r}.",
-                hint=f"Choose another name, or leave the other column out with --drop={new}.",
-            )
-    return rows.rename_columns([names.get(name, name) for name in rows.column_names]) if names else rows
+    """Return the first `limit` rows, and the splits that they are in."""
+    remaining = tuple(Split(s.name, s.start, min(s.stop, limit)) for s in splits if s.start < limit)
+    return rows.slice(0, limit), remaining
 
 
 def encode_labels(rows: pa.Table, name: str, other_uses: Collection[str | None]) -> tuple[pa.Table, dict[str, Any]]:
@@ -305,7 +184,7 @@ def encode_labels(rows: pa.Table, name: str, other_uses: Collection[str | None])
     """
     _need_column(rows, name, "--label-from")
     column = rows.column(name)
-    if name in other_uses or not _holds_text(column.type):
+    if name in other_uses or not has_text(column.type):
         what = "files or splits" if name in other_uses else str(column.type)
         raise SourceError(
             f"--label-from names the column {name!r}, which holds {what}, not texts.",
@@ -331,115 +210,79 @@ def _need_column(rows: pa.Table, name: str, option: str) -> None:
         )
 
 
-def _holds_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return _holds_text(kind.value_type)
-    return str(kind) in ("string", "large_string", "string_view")
-
-
-def _is_text_list(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _holds_text(kind.value_type)
-    return False
-
-
-def _file_columns(
-    rows: pa.Table, base: Base, named: dict[str, str | None], given: Mapping[str, Any]
-) -> dict[str, FileColumn]:
-    columns: dict[str, FileColumn] = {}
-    for name, feature in given.items():
+def _named_columns(rows: pa.Table, named: Mapping[str, str | None], given: Mapping[str, Any]) -> dict[str, FileColumn]:
+    """Return the file columns that --files or features= name."""
+    for name in given:
         _need_column(rows, name, "features=")
-        media = kind_of_feature(feature)
-        if media is not None:
-            named[name] = media[0]
-    for name, kind in named.items():
+    media = {name: found for name, feature in given.items() if (found := kind_of_feature(feature)) is not None}
+    columns: dict[str, FileColumn] = {}
+    for name, kind in {**named, **{name: found[0] for name, found in media.items()}}.items():
         _need_column(rows, name, "--files")
         column_type = rows.schema.field(name).type
-        if not _holds_text(column_type) and not _is_text_list(column_type):
+        is_list = has_text_lists(column_type)
+        if not is_list and not has_text(column_type):
             raise SourceError(
                 f"The column {name!r} holds {column_type}, not paths of files.",
                 hint="Name a column of paths, or of lists of paths.",
             )
-        is_list = not _holds_text(column_type)
-        media = kind_of_feature(given[name]) if name in given else None
-        if media is not None and media[1] != is_list:
-            said, has = ("lists of files", "one per row") if media[1] else ("one file per row", "lists")
-            raise SourceError(f"features= has {said} for the column {name!r}, but the table has {has}.")
-        columns[name] = FileColumn(kind or _kind_of_sample(_sample(rows.column(name))), is_list)
-    if columns:
-        return columns
-    return _guess(rows, base)
+        if name in media and media[name][1] != is_list:
+            expected, actual = ("lists of files", "one per row") if media[name][1] else ("one file per row", "lists")
+            raise SourceError(f"features= has {expected} for the column {name!r}, but the table has {actual}.")
+        columns[name] = FileColumn(kind or _kind_of(_sample(rows.column(name))), is_list)
+    return columns
 
 
-def _guess(rows: pa.Table, base: Base) -> dict[str, FileColumn]:
+def _guess_columns(rows: pa.Table, base: Base) -> dict[str, FileColumn]:
+    """Return the columns of texts of which at least half name existing files."""
     columns: dict[str, FileColumn] = {}
-    absent: list[str] = []
+    absent: list[tuple[str, str]] = []
     for field in rows.schema:
-        if not _holds_text(field.type) and not _is_text_list(field.type):
+        if not has_text(field.type) and not has_text_lists(field.type):
             continue
         sample = _sample(rows.column(field.name))
-        here = [path for path in sample if is_bucket_address(path) or _is_there(base, path)]
-        if sample and 2 * len(here) >= len(sample):
-            columns[field.name] = FileColumn(_kind_of_sample(sample), not _holds_text(field.type), guessed=True)
+        existing = [path for path in sample if is_bucket_address(path) or base.has_file(path)]
+        if sample and 2 * len(existing) >= len(sample):
+            columns[field.name] = FileColumn(_kind_of(sample), has_text_lists(field.type), guessed=True)
         elif sample and all(kind_of(path) != "file" for path in sample):
-            absent.append(field.name)
-    if columns:
-        return columns
-    if absent:
+            absent.append((field.name, sample[0]))
+    if not columns and absent:
         raise SourceError(
-            f"The column {absent[0]!r} looks like file names, but the files do not exist, for example "
-            f"{_sample(rows.column(absent[0]))[0]!r}.",
+            f"The column {absent[0][0]!r} looks like file names, but the files do not exist, for example "
+            f"{absent[0][1]!r}.",
             hint="Paths are relative to the table; --root=DIR sets another folder.",
         )
-    raise SourceError(
-        f"No column of the table names files. Its columns are: {', '.join(rows.column_names)}.",
-        hint="Name the column with --files=COLUMN[:TYPE].",
-    )
-
-
-def _is_there(base: Base, path: str) -> bool:
-    try:
-        return base.tree.is_there(path) and not base.tree.is_folder(path)
-    except ValueError:  # a zero byte in the text
-        return False
+    if not columns:
+        raise SourceError(
+            f"No column of the table names files. Its columns are: {', '.join(rows.column_names)}.",
+            hint="Name the column with --files=COLUMN[:TYPE].",
+        )
+    return columns
 
 
 def _sample(column: pa.ChunkedArray) -> list[str]:
-    """Some of the non-empty texts, spread over the column."""
+    """Return some of the texts that are not empty, from all over the column."""
     flat: list[str] = []
     for row in range(0, len(column), max(1, len(column) // _SAMPLE)):
-        value = column[row].as_py()  # `take` would copy the whole column
+        value = column[row].as_py()  # `take` would copy the column
         flat.extend(value if isinstance(value, list) else [value])
     return [text for text in flat if text][:_SAMPLE]
 
 
-def _kind_of_sample(paths: list[str]) -> str:
+def _kind_of(paths: list[str]) -> str:
     kinds = Counter(kind_of(path) for path in paths)
     return next(iter(kinds)) if len(kinds) == 1 else "file"
 
 
-def _paths(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array | None]:
-    """The flat paths of a column (empty text is null), and the lists they come in if it is one of lists."""
-    array = one_array(column)
-    lists = None
-    if _is_text_list(array.type):
-        lists = array.cast(pa.list_(array.type.value_type))
-        array = lists.flatten()
-    array = array.cast(pa.large_string())
-    return pc.if_else(pc.equal(array, ""), pa.scalar(None, pa.large_string()), array), lists
-
-
 def _select(rows: pa.Table, columns: Mapping[str, FileColumn], options: SourceOptions, base: str) -> pa.Table:
-    """The rows with a file that `include` matches (if given) and none that `exclude` matches."""
+    """Return the rows with a file that `include` matches (if given) and none that `exclude` matches."""
     if not options.include and not options.exclude:
         return rows
     included = SourceOptions(include=options.include).selects()
     allowed = SourceOptions(exclude=options.exclude).selects()
-    cells = [rows.column(name).to_pylist() for name in columns]
     keep = []
-    for row in zip(*cells, strict=True):
-        cells_paths = [p for cell in row for p in (cell if isinstance(cell, list) else [cell]) if p]
-        paths = [p.removeprefix(base + "/") for p in cells_paths]
+    for row in zip(*(rows.column(name).to_pylist() for name in columns), strict=True):
+        cells = [cell if isinstance(cell, list) else [cell] for cell in row]
+        paths = [path.removeprefix(f"{base}/") for cell in cells for path in cell if path]
         keep.append(all(map(allowed, paths)) and (not options.include or any(map(included, paths))))
     mask = pa.array(keep, pa.bool_())
     rows = spooled(rows, lambda columns: columns.filter(mask))
@@ -458,122 +301,10 @@ def _split(rows: pa.Table, options: SourceOptions) -> tuple[pa.Table, tuple[Spli
     names = sorted(set(values), key=lambda n: (_SPLIT_ORDER.index(n) if n in _SPLIT_ORDER else 3, str(n)))
     rank = {name: number for number, name in enumerate(names)}
     ranks = np.array([rank[value] for value in values])
-    order = np.argsort(ranks, kind="stable")
     ends = np.cumsum(np.bincount(ranks, minlength=len(names))).tolist()
     splits = []
     for name, start, stop in zip(names, [0, *ends], ends, strict=False):
         check_split(str(name))
         splits.append(Split(str(name), start, stop))
-    indices = pa.array(order)
-    return spooled(rows.drop_columns([options.split_by]), lambda columns: columns.take(indices)), tuple(splits)
-
-
-def _number_files(
-    rows: pa.Table, columns: Mapping[str, FileColumn], tree: Tree, fixed_root: bool
-) -> tuple[pa.Table, FileSet, tuple[Refused, ...]]:
-    """Replace paths by file numbers; each distinct path is looked at once."""
-    found: dict[str, Stat] = {}
-    walk = Walk.through(tree, keys=True)
-    encoded = {}
-    for name in columns:
-        flat, lists = _paths(rows.column(name))
-        encoded[name] = (flat.dictionary_encode(), lists)
-        for path in encoded[name][0].dictionary.to_pylist():
-            if path not in found:
-                stat_result = _look(walk, path)
-                if stat_result is not None:
-                    found[path] = stat_result
-    places = {path: tree.place(path) for path in found}
-    root = tree.root if tree.bucket is not None else _root(tree.root, list(places.values()), fixed_root)
-    builder = FileSetBuilder(root, tree.bucket)
-    number: dict[str, int] = {}
-    by_place: dict[str, int] = {}  # two spellings of a path are one file
-    for path, place in places.items():
-        relative = place if tree.bucket is not None else os.path.relpath(place, root)
-        if relative not in by_place:
-            by_place[relative] = builder.add(relative, found[path])
-        number[path] = by_place[relative]
-    for name, (flat, lists) in encoded.items():
-        numbers = pa.array([number.get(path) for path in flat.dictionary.to_pylist()], pa.int64())
-        cells = numbers.take(flat.indices)
-        if lists is not None:
-            cells = pa.ListArray.from_arrays(
-                pc.cast(_compact_offsets(lists), pa.int32()),
-                cells,
-                mask=lists.is_null() if lists.null_count else None,
-            )
-        at = rows.column_names.index(name)
-        nullable = rows.schema.field(name).nullable or cells.null_count > 0
-        field = pa.field(name, cells.type, nullable=nullable)
-        rows = rows.set_column(at, field, cells)
-    return rows, builder.finish(), tuple(walk.refused)
-
-
-def _compact_offsets(lists: pa.Array) -> pa.Array:
-    """Offsets into the flattened values: null lists count as empty, whatever lies behind them."""
-    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-    return pa.array(cuts.running(lengths))
-
-
-def _look(walk: Walk, path: str) -> Stat | None:
-    if "://" in path:
-        walk.refused.append(Refused("url", path))
-        return None
-    if "\0" in path:
-        walk.refused.append(Refused("missing", path.replace("\0", "\\0")))
-        return None
-    found = walk.look(path, path)
-    if isinstance(found, Folder):
-        walk.refused.append(Refused("folder", path))
-        return None
-    if found is None and path in walk.loops:
-        walk.refused.append(Refused("missing", path))
-    return found
-
-
-def _root(base: str, full: list[str], fixed: bool) -> str:
-    """The folder that published paths start from: the table's, or what all files have in common.
-
-    Without --root, no such folder is taken above a home folder: the name of a user would be published.
-    """
-    if all(path.startswith(base.rstrip("/") + "/") for path in full):
-        if not fixed:
-            _refuse_home_folders(base, full)
-        return base
-    if fixed:
-        outside = next(path for path in full if not path.startswith(base + os.sep))
-        raise SourceError(f"{os.path.basename(outside)!r} is outside --root.", hint="Use a folder above it.")
-    root = os.path.commonpath([os.path.dirname(path) for path in full])
-    _refuse_home_folders(root, full)
-    if root == "/":
-        raise SourceError(
-            f"The files of the table have only {root!r} in common, so their published paths would reveal "
-            "folders of this machine.",
-            hint="Put them below one folder (links are enough) and name it with --root=DIR.",
-        )
-    return root
-
-
-_HOME = re.compile(r"(?:/[^/]+)?/(?:home|homes|Users)/[^/]+(?=/)")  # /home/alice, /Users/alice, /var/home/alice
-
-
-def _refuse_home_folders(root: str, full: list[str]) -> None:
-    """SourceError if paths relative to `root` would name a home folder, and with it a user of this machine."""
-    above, own = root.rstrip("/") + "/", os.path.expanduser("~").rstrip("/")
-    if above.count("/") > _HOME_DEPTH and not own.startswith(above):
-        return
-    beside = os.path.dirname(own) + "/"
-    for path in full:
-        match = _HOME.match(path)
-        found = match[0] if match else own if path.startswith(own + "/") else ""
-        if not found and above == beside != "/":
-            found = beside + path[len(beside) :].partition("/")[0]
-        if found.startswith(above):
-            raise SourceError(
-                f"Relative to {root!r}, the paths of the table's files would name the home folder {found!r}, and be "
-                "published.",
-                hint="Put the files below one folder (links are enough) and name it with --root=DIR.",
-            )
-
-
-_HOME_DEPTH = 3  # slashes of the longest folder that can hold home folders, as in /var/home/
+    order = pa.array(np.argsort(ranks, kind="stable"))
+    return spooled(rows.drop_columns([options.split_by]), lambda columns: columns.take(order)), tuple(splits)

@@ -1,16 +1,13 @@
-"""Where the chosen values of a dataset's shards lie: in the shards, in a spool, or in a copy of what is far away.
+"""Locate the chosen values of a dataset's shards: in the shards, in a spool, or in a copy of what was fetched.
 
-A spool holds values that had to be decoded or fetched, on disk until the table that names them is forgotten. What only
-pyarrow can decode is written to one a few rows at a time.
+`ChunkLocator` answers where the values of a column chunk are: by the listing in a manifest, else by the pages of the
+chunk, else by decoding it to a spool. `ShardValues` makes columns of numbers of values from that, for some rows.
+`fetch_chosen` fetches the pages of remote shards beforehand, those of several shards together.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import tempfile
-import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,165 +16,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from brim import partition as cuts
-from brim.errors import BrimError, DestinationUnavailableError
-from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, Pieces, RangeSetBuilder
-from brim.formats.file_views import FileView
-from brim.formats.nested_values import assemble_leaf, map_leaves
+from brim.errors import BrimError
+from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, RangeSetBuilder
+from brim.formats.nested_values import assemble_leaf
 from brim.formats.parquet_footer import Leaf
-from brim.formats.parquet_levels import levels_of
-from brim.formats.parquet_values import ChunkReader, FoundValues, NotLocated, PageSpan, Spooling
+from brim.formats.parquet_values import ChunkReader, FoundValues, NotLocated
 from brim.formats.range_readers import Readable
 from brim.formats.shard_listing import ListedValues, locate_listed
 from brim.records import dataclass
 from brim.sources.dataset_files import RemoteShard, fetch_together, fetched
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
-from brim.sources.file_table import FileTable, contents_of, one_array
+from brim.sources.file_table import one_array
 from brim.sources.remote_values import ChunkShape, FarChunk, FarCopy, fetched_ranges, in_pieces
-from brim.state.scratch import scratch_folder
+from brim.sources.value_spool import ValueSpool, decode_chunk
 
-_HERE = "/proc/self/fd"
-
-
-class ValueSpool:
-    """A file without a name where the system can open such a one by its number: then a kill leaves nothing behind."""
-
-    name = "the spool"
-
-    def __init__(self, folder: str | None = None) -> None:
-        self.descriptor, path = tempfile.mkstemp(prefix="brim-spool-", dir=folder or scratch_folder())
-        nameless = os.path.isdir(_HERE)
-        self.path = f"{_HERE}/{self.descriptor}" if nameless else path
-        self._finalizer = weakref.finalize(self, _remove, self.descriptor, None if nameless else path)
-        if nameless:
-            os.unlink(path)
-        self.size = 0
-
-    def append(self, data: Any) -> int:
-        """Where the data begins."""
-        start = self.size
-        self.write_at(start, data)
-        return start
-
-    def write_at(self, offset: int, data: Any) -> None:
-        view = memoryview(data).cast("B")
-        self.size = max(self.size, offset + len(view))
-        with _failures():
-            while view:
-                step = os.pwrite(self.descriptor, view, offset)
-                view, offset = view[step:], offset + step
-
-    def extend(self, size: int) -> None:
-        """Make the file at least this large; what is not written takes no disk."""
-        with _failures():
-            os.ftruncate(self.descriptor, max(size, self.size))
-        self.size = max(size, self.size)
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        return os.pread(self.descriptor, size, offset)
-
-    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
-        raise NotImplementedError  # values of a spool go into splices
-
-    def stat(self, mtime_ns: int) -> os.stat_result:
-        """What the spool is, with the date of what was spooled: a job that is run again knows it by that."""
-        os.utime(self.descriptor, ns=(mtime_ns, mtime_ns))
-        return os.fstat(self.descriptor)
-
-    def close(self) -> None:
-        self._finalizer()
+FETCHED_BYTES = 256_000_000  # at most, of the chosen pages of a remote shard
+COPIED_BYTES = 4_000_000_000  # at most, of those of all shards
+_THREADS = 32  # pages in which lengths are followed at a time
 
 
-def _remove(descriptor: int, path: str | None) -> None:
-    os.close(descriptor)
-    if path is not None:
-        os.unlink(path)
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DestinationUnavailableError(
-            f"{scratch_folder()!r}, the folder for temporary files, cannot be written to: {error.strerror}.",
-            hint="Free disk space there, or set TMPDIR to another folder.",
-        ) from error
-
-
-_ROWS = 16
-
-
-def decode_chunk(file: Readable, group: int, leaf: Leaf, spool: Spooling) -> FoundValues:
-    """All values of one column chunk, as ranges of the spool."""
-    rows, repetition, definition, starts, sizes = [], [], [], [], []
-    before = 0
-    with pq.ParquetFile(FileView(file), pre_buffer=False, buffer_size=1 << 20) as parquet:
-        for batch in parquet.reader.iter_batches(_ROWS, [group], [leaf.number], use_threads=False):
-            field, array = batch.schema.field(0), batch.column(0)
-            levels = levels_of(array, field.nullable)
-            rows.append(before + np.cumsum(levels.repetition == 0) - 1)
-            repetition.append(levels.repetition.astype(np.uint8))
-            definition.append(levels.definition.astype(np.uint8))
-            before += len(array)
-            for value in _values(array).drop_null():
-                data = value.as_buffer()
-                starts.append(spool.append(data) if data is not None else 0)
-                sizes.append(0 if data is None else data.size)
-    none = np.zeros(0, np.int64)
-    pieces = Pieces(np.zeros(1, np.int64), none, none)
-    return FoundValues(
-        np.concatenate([none, *rows]), np.concatenate([none.astype(np.uint8), *repetition]),
-        np.concatenate([none.astype(np.uint8), *definition]),
-        np.ones(len(sizes), bool), np.array(starts, np.int64), np.array(sizes, np.int64), pieces,
-    )  # fmt: skip
-
-
-def _values(array: Any) -> Any:
-    """The bytes inside of a column, without what is null around them."""
-    while not (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
-        array = array.drop_null()
-        array = array.field(0) if pa.types.is_struct(array.type) else array.flatten()
-    return array
-
-
-FETCHED_BYTES = 256_000_000  # of the chosen pages of a shard that is far away: so many are fetched and kept on disk
-COPIED_BYTES = 4_000_000_000  # of all of them
-_BATCH_BYTES, _BATCH_ROWS = 16_000_000, 1024
-_LOOKING = 32  # pages in which lengths are followed at a time
-
-
-def with_content(table: FileTable, names: Collection[str]) -> FileTable:
-    """The table with the bytes of some nested columns in them: on disk, for a source that has no numbers there."""
-    kinds = {name: table.nested[name] for name in names}
-    spool, schema = ValueSpool(), pa.schema([pa.field(name, kind) for name, kind in kinds.items()])
-    sizes = sum((table.cell_bytes(name, table.files.sizes) for name in kinds), np.zeros(len(table), np.int64))
-
-    def filled(cells: Any, kind: pa.DataType) -> pa.Array:
-        return pa.array(contents_of(table.files, cells), kind)
-
-    with open(spool.descriptor, "wb", closefd=False) as sink, pa.ipc.new_stream(sink, schema) as writer:
-        for start, stop in itertools.pairwise(cuts.fill(sizes, _BATCH_BYTES, _BATCH_ROWS).tolist()):
-            rows = table.rows.slice(start, stop - start)
-            arrays = [map_leaves(one_array(rows.column(name)), kind, kind, filled) for name, kind in kinds.items()]
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
-    spool.size = os.fstat(spool.descriptor).st_size
-    read, rows = pa.ipc.open_stream(pa.memory_map(spool.path)).read_all(), table.rows
-    for name, kind in kinds.items():
-        at = rows.column_names.index(name)
-        rows = rows.set_column(at, rows.schema.field(name).with_type(kind), read.column(name))
-    nested = {name: kind for name, kind in table.nested.items() if name not in kinds}
-    return table.replace(rows=rows, nested=nested, held=(*table.held, spool))
-
-
-def numbers_type(kind: pa.DataType) -> pa.DataType:
-    return pa.large_list(pa.int64()) if pa.types.is_large_list(kind) else pa.list_(pa.int64())
-
-
-class ValuePlaces:
-    """Where values lie: in shards, in a spool of what was decoded, in a copy of what was far away."""
+class ValueStores:
+    """The files that hold values: shards, a spool of decoded values, and a copy of the fetched parts of shards."""
 
     def __init__(self) -> None:
         self.ranges = RangeSetBuilder()
@@ -186,6 +46,7 @@ class ValuePlaces:
         self.newest_ns = 0
 
     def finish(self, held: list[object]) -> FileSet:
+        """Return the values; `held` gets the spools that must exist as long as they do."""
         for spool, promise in ((self.spool, self.in_spool), (self.copy, self.in_copy)):
             if spool.size:
                 self.ranges.keep(promise, spool.path, spool.stat(self.newest_ns))
@@ -195,137 +56,209 @@ class ValuePlaces:
         return self.ranges.finish()
 
 
-class Finder:
-    """Finds the values of one shard, of all rows or of some (`rows`, in order)."""
+class ChunkLocator:
+    """Locates the values of column chunks of one shard, in the cheapest way."""
 
     def __init__(
-        self, open_shard: Callable[[], Readable], note: Callable[[str], None], shard: DatasetShard, places: ValuePlaces,
-        rows: Ints | None, names: Iterable[str],
+        self, open_shard: Callable[[], Readable], note: Callable[[str], None], shard: DatasetShard, stores: ValueStores,
+        names: Iterable[str],
     ) -> None:  # fmt: skip
-        self._open, self._note = open_shard, note
-        self._shard, self._places, self._rows = shard, places, rows
-        self._names = set(names)
-        self._opened = open_shard()
-        self._spool = places.spool
-        self._copy: FarCopy | None = None
-        self._looked: dict[tuple[int, int], Future[FoundValues]] = {}
-        self._holder: int | None = None
-        places.newest_ns = max(places.newest_ns, shard.file.stat.st_mtime_ns)
-        listing = shard.file.listing
+        self._open, self._note, self._stores = open_shard, note, stores
+        self.shard, self.names = shard, set(names)
+        self.opened = open_shard()
+        self.copy: FarCopy | None = None  # of the fetched parts, if the shard is remote
+        self._started: dict[tuple[int, int], Future[FoundValues]] = {}
         self._listed: dict[int, ListedValues | None] = {}  # by the number of the leaf
-        for name in self._names:
+        listing = shard.file.listing
+        for name in self.names:
             if listing is None:
                 break
             if name in shard.leaf_of:
                 self._listed[shard.leaf_of[name].number] = listing.values(shard.leaf_of[name])
-            for number, of in enumerate(shard.nested.get(name, ())):
-                self._listed[of.leaf.number] = listing.values(of.leaf, number)
+            for number, nested in enumerate(shard.nested.get(name, ())):
+                self._listed[nested.leaf.number] = listing.values(nested.leaf, number)
 
     @property
-    def told(self) -> bool:
-        """Whether values are found without a look at their pages."""
-        return bool(self._listed) and None not in self._listed.values()
-
-    @property
-    def remote(self) -> RemoteShard | None:
-        return self._opened if isinstance(self._opened, RemoteShard) else None
-
-    def index_ranges(self) -> list[tuple[int, int]]:
-        return self._shard.index_ranges([leaf.number for leaf in self._shard.content_leaves(self._names)])
-
-    def needed(self) -> list[tuple[int, int]]:
-        """Of a shard far away, the pages with chosen values: their lengths are in there."""
-        found: list[tuple[int, int]] = []
-        for group in range(len(self._shard.groups)):
-            rows = self._in_group(group)
-            if rows is not None and not len(rows):
-                continue
-            for leaf in self._unlisted():
-                found += fetched_ranges(self._shape(group, leaf.number), rows)
-        return found
-
-    def _unlisted(self) -> list[Leaf]:
-        """The leaves of which no manifest tells the sizes."""
-        leaves = self._shard.content_leaves(self._names)
+    def unlisted_leaves(self) -> list[Leaf]:
+        """The leaves whose values no manifest lists."""
+        leaves = self.shard.content_leaves(self.names)
         return [leaf for leaf in leaves if self._listed.get(leaf.number) is None]
 
-    def _told(self, group: int, leaf: Leaf) -> FoundValues | None:
-        """The values of a row group as a manifest and the page index tell, without a look at the pages."""
-        listed = self._listed.get(leaf.number)
-        meta = self._shard.meta(group, leaf.number)
-        if listed is None or meta[4][1] != 0 or 11 in meta:
-            return None
-        pages = self._shard.pages(self._opened, group, leaf.number)
-        first, last = self._shard.edges[group : group + 2].tolist()
-        return None if pages is None else locate_listed(listed, leaf.max_definition, pages, first, last)
-
-    def copied(self, copy: FarCopy) -> None:
-        """What was needed of the shard is in the copy now."""
-        self._copy = copy
-
-    def look(self, pool: ThreadPoolExecutor) -> None:
-        """Begin to look for values in the chunks in which that takes requests."""
-        for group, rows, _ in self._groups():
-            for leaf in self._unlisted():
-                if rows is not None and self._shape(group, leaf.number).follows:
-                    self._looked[group, leaf.number] = pool.submit(self._located, group, leaf, rows)
-
-    def _shape(self, group: int, leaf: int) -> ChunkShape:
-        meta = self._shard.meta(group, leaf)
+    def shape(self, group: int, leaf: int) -> ChunkShape:
+        meta = self.shard.meta(group, leaf)
         start = min(int(meta[n][1]) for n in (9, 11) if n in meta and meta[n][1])
-        pages = self._shard.pages(self._opened, group, leaf)
-        rows, slots = int(self._shard.groups[group][3][1]), int(meta[5][1])
+        pages = self.shard.pages(self.opened, group, leaf)
+        rows, slots = int(self.shard.groups[group][3][1]), int(meta[5][1])
         return ChunkShape(start, start + int(meta[7][1]), rows, slots, int(meta[4][1]) == 0, pages)
 
-    def _in_group(self, group: int) -> Ints | None:
-        """The chosen rows of a row group, counted in it; None for all."""
-        if self._rows is None:
+    def start(self, pool: ThreadPoolExecutor, group: int, leaf: Leaf, rows: Ints) -> None:
+        """Begin to locate values in another thread, because it takes many requests."""
+        self._started[group, leaf.number] = pool.submit(self._in_pages, group, leaf, rows)
+
+    def locate(self, group: int, leaf: Leaf, rows: Ints | None, levels: tuple[int, ...] | None = None) -> FoundValues:
+        """Return the values of a chunk, or at least those of some rows. `levels` are the expected ones."""
+        found = self._in_manifest(group, leaf)
+        if found is not None:
+            return found
+        spool, size = self._stores.spool, self._stores.spool.size
+        try:
+            if levels not in (None, leaf.levels):
+                raise NotLocated("its lists")
+            started = self._started.get((group, leaf.number))
+            found = self._in_pages(group, leaf, rows) if started is None else started.result()
+        except NotLocated as error:
+            self._note(f"values of {leaf.path[0]!r} are decoded to disk: {error} needs it")
+            source = self._open()
+            try:
+                return decode_chunk(source, group, leaf, spool)
+            finally:
+                if self.shard.file.remote is None:
+                    source.close()
+        if spool.size > size:
+            self._note(f"compressed values of {leaf.path[0]!r} are decoded to disk")
+        return found
+
+    def _in_manifest(self, group: int, leaf: Leaf) -> FoundValues | None:
+        """Locate values by their sizes in a manifest and the page index, without reading pages."""
+        listed, meta = self._listed.get(leaf.number), self.shard.meta(group, leaf.number)
+        if listed is None or meta[4][1] != 0 or 11 in meta:
             return None
-        start, stop = self._shard.edges[group : group + 2]
-        low, high = np.searchsorted(self._rows, [start, stop])
-        rows: Ints = self._rows[low:high] - start
-        return rows
+        pages = self.shard.pages(self.opened, group, leaf.number)
+        first, last = self.shard.edges[group : group + 2].tolist()
+        return None if pages is None else locate_listed(listed, leaf.max_definition, pages, first, last)
+
+    def _in_pages(self, group: int, leaf: Leaf, rows: Ints | None) -> FoundValues:
+        meta, total = self.shard.meta(group, leaf.number), int(self.shard.groups[group][3][1])
+        pages = None if rows is None else self.shard.pages(self.opened, group, leaf.number)
+        if self.copy is None:
+            reader = ChunkReader(self.opened, meta, leaf, total, self._stores.spool)
+        else:
+            chunk = FarChunk(self.copy, self._stores.copy)
+            reader = ChunkReader(chunk, meta, leaf, total, self._stores.spool, chunk.has)
+        if pages is None or rows is None:
+            return reader.find(rows=rows)
+        firsts = np.array([page.first for page in pages], np.int64)
+        with_rows = np.unique(np.searchsorted(firsts, rows, side="right") - 1)
+        chosen = [pages[number] for number in with_rows.tolist() if number >= 0]
+        return reader.find(chosen, min((page.offset for page in pages), default=0), rows)
+
+
+class ShardValues:
+    """The values of one shard, of all rows or of some (`rows`, in order), as columns of numbers."""
+
+    def __init__(self, chunks: ChunkLocator, stores: ValueStores, rows: Ints | None) -> None:
+        self.chunks, self._stores, self._rows = chunks, stores, rows
+        self._shard = chunks.shard
+        self._own_holder: int | None = None
+        stores.newest_ns = max(stores.newest_ns, self._shard.file.stat.st_mtime_ns)
+
+    def groups(self) -> Iterator[tuple[int, Ints | None, int]]:
+        """Yield the row groups with a chosen row: number, the rows in it (None for all), and how many."""
+        for group in range(len(self._shard.groups)):
+            rows, count = None, int(self._shard.groups[group][3][1])
+            if self._rows is not None:
+                start, stop = self._shard.edges[group : group + 2]
+                low, high = np.searchsorted(self._rows, [start, stop])
+                rows, count = self._rows[low:high] - start, int(high - low)
+            if count:
+                yield group, rows, count
+
+    def needed_ranges(self) -> list[tuple[int, int]]:
+        """Return the pages with chosen values of a remote shard: the lengths of the values are in them."""
+        chunks = self.chunks
+        leaves = chunks.unlisted_leaves
+        shapes = ((chunks.shape(g, leaf.number), rows) for g, rows, _ in self.groups() for leaf in leaves)
+        return [found for shape, rows in shapes for found in fetched_ranges(shape, rows)]
 
     def column(self, column: ContentColumn, paths: pa.ChunkedArray | None) -> pa.Array:
-        """The numbers of a column's values."""
-        leaf = self._shard.leaf_of[column.name]
-        names = None
+        """Return the numbers of a column's values. `paths` are those of all its rows, if it has files."""
+        leaf, names, parts = self._shard.leaf_of[column.name], None, []
         if paths is not None:
-            names = one_array(paths if self._rows is None else paths.take(pa.array(self._rows)))
-            names = names.flatten() if column.is_list else names
-            names = pc.struct_field(names, "path")
-        parts, before = [], 0
+            cells = one_array(paths if self._rows is None else paths.take(pa.array(self._rows)))
+            names = pc.struct_field(cells.flatten() if column.is_list else cells, "path")
         with self._failures():
-            for group, rows, count in self._groups():
-                slots = _chosen_slots(self._chunk(group, leaf, rows), leaf.max_definition, rows, count)
-                part, used = self._cells(slots, leaf, column, names, before)
-                parts.append(part)
-                before += used
+            for slots in self._slots(leaf, leaf.max_definition):
+                definition = slots.definition
+                is_element = definition >= leaf.repeated  # an element of a list, or the row itself
+                inside = definition[is_element]
+                is_value = inside == leaf.max_definition
+                exists = is_value if column.bare else inside >= leaf.max_definition - leaf.optional
+                own_names = None
+                if names is not None:
+                    if len(inside) > len(names):
+                        raise ValueError("a column has fewer paths than values")
+                    own_names, names = names.slice(0, len(inside)), names.slice(len(inside))
+                    own_names = own_names.filter(pa.array(exists))
+                values = slots.value_of[is_element][is_value]
+                numbers = np.zeros(len(inside), np.int64)
+                numbers[exists] = self._add(slots.found, values, is_value[exists], own_names)
+                array = pa.array(numbers, mask=~exists)
+                if column.is_list:
+                    starts = np.flatnonzero(np.diff(slots.rows, prepend=-1))
+                    lengths = np.add.reduceat(is_element.astype(np.int64), starts)
+                    is_null = definition[starts] < leaf.repeated - 1
+                    is_large = pa.types.is_large_list(column.kind)
+                    edges = np.concatenate([[0], np.cumsum(lengths)])
+                    offsets = pa.array(edges, pa.int64() if is_large else pa.int32())
+                    mask = pa.array(is_null) if is_null.any() else None
+                    array = (pa.LargeListArray if is_large else pa.ListArray).from_arrays(offsets, array, mask=mask)
+                parts.append(array)
         kind = numbers_type(column.kind) if column.is_list else pa.int64()
         return pa.concat_arrays([pa.array([], kind), *parts])
 
-    def nested(self, of: NestedLeaf, field: pa.Field) -> pa.Array:
-        """The numbers of the values of one leaf inside of a column, in the shape that it has there."""
+    def nested(self, leaf: NestedLeaf, field: pa.Field) -> pa.Array:
+        """Return the numbers of the values of a leaf inside of a column, in the shape that it has there."""
         none = np.zeros(0, np.int64)
-        parts = [assemble_leaf(field, of.path, none, none, pa.array(none))]
+        parts = [assemble_leaf(field, leaf.path, none, none, pa.array(none))]
         with self._failures():
-            for group, rows, count in self._groups():
-                slots = _chosen_slots(self._chunk(group, of.leaf, rows, of.levels), len(of.levels), rows, count)
-                full = slots.definition == len(of.levels)
-                every = np.ones(int(full.sum()), bool)
-                numbers = np.zeros(len(full), np.int64)
-                numbers[full] = self._numbers(slots.found, slots.value_of[full], every, every, None, 0)
-                cells = pa.array(numbers, mask=~full)
-                parts.append(assemble_leaf(field, of.path, slots.repetition, slots.definition, cells))
+            for slots in self._slots(leaf.leaf, len(leaf.levels), leaf.levels):
+                is_value = slots.definition == len(leaf.levels)
+                numbers = np.zeros(len(is_value), np.int64)
+                numbers[is_value] = self._add(
+                    slots.found, slots.value_of[is_value], np.ones(is_value.sum(), bool), None
+                )
+                cells = pa.array(numbers, mask=~is_value)
+                parts.append(assemble_leaf(field, leaf.path, slots.repetition, slots.definition, cells))
         return pa.concat_arrays(parts)
 
-    def _groups(self) -> Iterator[tuple[int, Ints | None, int]]:
-        """The row groups with a row that is wanted: number, rows, how many."""
-        for group in range(len(self._shard.groups)):
-            rows = self._in_group(group)
-            count = int(self._shard.groups[group][3][1]) if rows is None else len(rows)
-            if count:
-                yield group, rows, count
+    def _slots(self, leaf: Leaf, max_definition: int, levels: tuple[int, ...] | None = None) -> Iterator[_Slots]:
+        """Yield the slots of the chosen rows of each row group."""
+        for group, rows, count in self.groups():
+            found = self.chunks.locate(group, leaf, rows, levels)
+            value_of = np.cumsum(found.definition == max_definition) - 1
+            kept: Any = slice(None) if rows is None else np.isin(found.rows, rows)
+            slots = _Slots(found, found.rows[kept], found.repetition[kept], found.definition[kept], value_of[kept])
+            if np.count_nonzero(np.diff(slots.rows, prepend=-1)) != count:
+                raise ValueError("a column has other rows than its row group")
+            yield slots
+
+    def _add(self, found: FoundValues, values: Ints, has_bytes: Bools, names: Any) -> Ints:
+        """Add files to the set of values, and return their numbers.
+
+        `has_bytes` has an entry for each file, and `values` the number in `found` of each that has bytes.
+        """
+        total, stores, copy = len(has_bytes), self._stores, self.chunks.copy
+        holders = np.full(total, NO_CONTENT, np.int64)
+        starts, sizes = np.zeros(total, np.int64), np.zeros(total, np.int64)
+        starts[has_bytes], sizes[has_bytes] = found.starts[values], found.sizes[values]
+        pieces, starts = found.pieces.take(starts) if (starts < 0).any() else (None, starts)
+        in_spool, files = found.spooled[values], np.flatnonzero(has_bytes)
+        holders[files[in_spool]] = stores.in_spool
+        own = files[~in_spool]
+        if copy is not None and len(own):
+            # All pieces of a value were fetched with its page.
+            is_copied = (starts[own] < 0) | copy.holds(starts[own], starts[own] + sizes[own])
+            copied, own = own[is_copied], own[~is_copied]
+            holders[copied] = stores.in_copy
+            starts[copied] = np.where(starts[copied] < 0, starts[copied], starts[copied] + copy.base)
+            pieces = None if pieces is None else replace(pieces, starts=pieces.starts + copy.base)
+        if len(own):
+            if self._own_holder is None:
+                file = self._shard.file
+                self._own_holder = stores.ranges.container(file.path, file.stat, file.remote)
+            holders[own] = self._own_holder
+        paths = pa.nulls(total, pa.large_string()) if names is None else names
+        return stores.ranges.add(paths, holders, starts, sizes, pieces)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -336,142 +269,14 @@ class Finder:
         except BROKEN as error:
             raise broken(self._shard.file, error) from error
 
-    def _chunk(self, group: int, leaf: Leaf, rows: Ints | None, levels: tuple[int, ...] | None = None) -> FoundValues:
-        """All values of a column chunk, or of the pages with some rows. `levels` is what the leaf should have."""
-        told = self._told(group, leaf)
-        if told is not None:
-            return told
-        spooled = self._spool.size
-        try:
-            if levels not in (None, leaf.levels):
-                raise NotLocated("its lists")
-            looked = self._looked.get((group, leaf.number))
-            found = self._located(group, leaf, rows) if looked is None else looked.result()
-        except NotLocated as error:
-            self._note(f"values of {leaf.path[0]!r} are decoded to disk: {error} needs it")
-            return self._decoded(group, leaf)
-        if self._spool.size > spooled:
-            self._note(f"compressed values of {leaf.path[0]!r} are decoded to disk")
-        return found
-
-    def _located(self, group: int, leaf: Leaf, rows: Ints | None) -> FoundValues:
-        meta, total = self._shard.meta(group, leaf.number), int(self._shard.groups[group][3][1])
-        pages = None if rows is None else self._shard.pages(self._opened, group, leaf.number)
-        if self._copy is None:
-            reader = ChunkReader(self._opened, meta, leaf, total, self._spool)
-        else:
-            chunk = FarChunk(self._copy, self._places.copy)
-            reader = ChunkReader(chunk, meta, leaf, total, self._spool, chunk.has)
-        if pages is None or rows is None:
-            return reader.find(rows=rows)
-        return reader.find(_with_rows(pages, rows), min((page.offset for page in pages), default=0), rows)
-
-    def _decoded(self, group: int, leaf: Leaf) -> FoundValues:
-        """By pyarrow, a few rows at a time."""
-
-        source = self._open()
-        try:
-            return decode_chunk(source, group, leaf, self._spool)
-        finally:
-            if self._shard.file.remote is None:
-                source.close()
-
-    def _cells(self, slots: _Slots, leaf: Leaf, column: ContentColumn, names: Any, before: int) -> tuple[pa.Array, int]:
-        """The numbers of the values of a row group, and how many names they took."""
-        definition, slot_rows = slots.definition, slots.rows
-        element = definition >= leaf.repeated  # a place in a list, or the row itself
-        inside = definition[element]
-        full = inside == leaf.max_definition
-        exists = full if column.bare else inside >= leaf.max_definition - leaf.optional
-        numbers = self._numbers(slots.found, slots.value_of[element][full], full[exists], exists, names, before)
-        values = np.zeros(len(inside), np.int64)
-        values[exists] = numbers
-        cells = pa.array(values, mask=~exists)
-        used = len(inside)
-        if not column.is_list:
-            return cells, used
-        starts = np.flatnonzero(np.diff(slot_rows, prepend=-1))
-        lengths = np.add.reduceat(element.astype(np.int64), starts)
-        there = definition[starts] >= leaf.repeated - 1
-        large = pa.types.is_large_list(column.kind)
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64() if large else pa.int32())
-        absent = pa.array(~there) if not there.all() else None
-        return (pa.LargeListArray if large else pa.ListArray).from_arrays(offsets, cells, mask=absent), used
-
-    def _numbers(self, found: FoundValues, values: Ints, full: Bools, exists: Bools, names: Any, before: int) -> Ints:
-        total = int(exists.sum())
-        holders, starts, sizes = (
-            np.full(total, NO_CONTENT, np.int64),
-            np.zeros(total, np.int64),
-            np.zeros(total, np.int64),
-        )
-        spooled = found.spooled[values]
-        starts[full], sizes[full] = found.starts[values], found.sizes[values]
-        pieces, starts = found.pieces.take(starts) if (starts < 0).any() else (None, starts)
-        own = np.flatnonzero(full)[~spooled]
-        holders[np.flatnonzero(full)[spooled]] = self._places.in_spool
-        if self._copy is not None and len(own):
-            # What is in pieces was fetched as a whole.
-            here = (starts[own] < 0) | self._copy.holds(starts[own], starts[own] + sizes[own])
-            copied, own = own[here], own[~here]
-            holders[copied] = self._places.in_copy
-            starts[copied] = np.where(starts[copied] < 0, starts[copied], starts[copied] + self._copy.base)
-            pieces = None if pieces is None else replace(pieces, starts=pieces.starts + self._copy.base)
-        if len(own):
-            holders[own] = self._own_holder()
-        if names is None:
-            paths = pa.nulls(total, pa.large_string())
-        else:
-            if before + len(exists) > len(names):
-                raise ValueError("a column has fewer paths than values")
-            paths = names.slice(before, len(exists)).filter(pa.array(exists))
-        return self._places.ranges.add(paths, holders, starts, sizes, pieces)
-
-    def _own_holder(self) -> int:
-        if self._holder is None:
-            file = self._shard.file
-            self._holder = self._places.ranges.container(file.path, file.stat, file.remote)
-        return self._holder
-
     def close(self) -> None:
         if self._shard.file.remote is None:
-            self._opened.close()
-
-
-def fetch_chosen(finders: Sequence[Finder], places: ValuePlaces) -> None:
-    """Of shards far away of which no manifest tells where values lie, these are found by a look at their pages: few
-    are fetched at once, several shards together, and kept on disk."""
-    far = [(finder, remote) for finder in finders if (remote := finder.remote) is not None]
-    fetch_together([(remote, finder.index_ranges()) for finder, remote in far])
-    copy, left = places.copy, COPIED_BYTES
-    wanted: list[tuple[RemoteShard, list[tuple[int, int]]]] = []
-    copies: dict[int, FarCopy] = {}
-    looking = []
-    for finder, remote in far:
-        if finder.told:
-            continue
-        needed = finder.needed()
-        size = sum(stop - start for start, stop in needed)
-        left -= size
-        if left < 0 or size > FETCHED_BYTES:
-            continue  # it is read where it is
-        copies[id(remote)] = FarCopy(remote, copy.size, needed)
-        copy.extend(copy.size + remote.size)
-        for start, data in remote.kept():
-            copy.write_at(copies[id(remote)].base + start, data)
-        looking.append((finder, copies[id(remote)]))
-        wanted.append((remote, in_pieces(needed)))
-    for remote, start, data in fetched(wanted):
-        copy.write_at(copies[id(remote)].base + start, data)
-    with ThreadPoolExecutor(_LOOKING, "brim-look") as pool:
-        for finder, of in looking:
-            finder.copied(of)
-            finder.look(pool)
+            self.chunks.opened.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Slots:
-    """The slots of the chosen rows of a row group, and for those that are values which of the values found."""
+    """The slots of some rows of a row group, and for each slot the number of its value, or of the one before."""
 
     found: FoundValues
     rows: Ints
@@ -480,16 +285,43 @@ class _Slots:
     value_of: Ints
 
 
-def _chosen_slots(found: FoundValues, full: int, rows: Ints | None, count: int) -> _Slots:
-    value_of = np.cumsum(found.definition == full) - 1
-    kept: Any = slice(None) if rows is None else np.isin(found.rows, rows)
-    slots = _Slots(found, found.rows[kept], found.repetition[kept], found.definition[kept], value_of[kept])
-    if np.count_nonzero(np.diff(slots.rows, prepend=-1)) != count:
-        raise ValueError("a column has other rows than its row group")
-    return slots
+def numbers_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a column of lists with numbers in place of files."""
+    return pa.large_list(pa.int64()) if pa.types.is_large_list(kind) else pa.list_(pa.int64())
 
 
-def _with_rows(pages: list[PageSpan], rows: Ints) -> list[PageSpan]:
-    firsts = np.array([page.first for page in pages], np.int64)
-    chosen = np.unique(np.searchsorted(firsts, rows, side="right") - 1)
-    return [pages[number] for number in chosen.tolist() if number >= 0]
+def fetch_chosen(shards: Sequence[ShardValues], stores: ValueStores) -> None:
+    """Fetch the pages with chosen values of remote shards, and begin to follow lengths in their other pages.
+
+    If a manifest lists the values of a shard, or a shard needs too much, nothing is fetched here.
+    """
+    remotes = [(s, s.chunks.opened) for s in shards if isinstance(s.chunks.opened, RemoteShard)]
+    indexed = [
+        (opened, s.chunks.shard.index_ranges(s.chunks.shard.content_leaves(s.chunks.names))) for s, opened in remotes
+    ]
+    fetch_together(indexed)
+    left = COPIED_BYTES
+    wanted: list[tuple[RemoteShard, list[tuple[int, int]]]] = []
+    bases: dict[RemoteShard, int] = {}
+    for values, remote in remotes:
+        if not values.chunks.unlisted_leaves:
+            continue
+        needed = values.needed_ranges()
+        size = sum(stop - start for start, stop in needed)
+        left -= size
+        if left < 0 or size > FETCHED_BYTES:
+            continue  # it is read where it is
+        copy = values.chunks.copy = FarCopy(remote, stores.copy.size, needed)
+        stores.copy.extend(stores.copy.size + remote.size)
+        for start, data in remote.kept():
+            stores.copy.write_at(copy.base + start, data)
+        bases[remote] = copy.base
+        wanted.append((remote, in_pieces(needed)))
+    for remote, start, data in fetched(wanted):
+        stores.copy.write_at(bases[remote] + start, data)
+    with ThreadPoolExecutor(_THREADS, "brim-look") as pool:
+        for values, remote in remotes:
+            for group, rows, _ in values.groups() if remote in bases else ():
+                for leaf in values.chunks.unlisted_leaves:
+                    if rows is not None and values.chunks.shape(group, leaf.number).follows:
+                        values.chunks.start(pool, group, leaf, rows)

@@ -36,8 +36,8 @@ from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.features import kind_of_feature
 from brim.sources.open_dataset import is_dataset
-from brim.sources.open_source import columns_beside, find_recipe, recipe_text
-from brim.sources.recipe import VALUE_TYPES, Counted, EntityColumn, Recipe, expectation_findings
+from brim.sources.open_source import aligned_columns, find_recipe, recipe_text
+from brim.sources.recipe import VALUE_TYPES, BidsColumn, Counted, EntityColumn, Recipe, expectation_findings
 from brim.storage.listing import list_objects, read_small
 from brim.storage.location import Access, is_bucket_address, parse_bucket_address
 from brim.verification.check_files import Check, CheckReport, finding_check
@@ -177,7 +177,7 @@ class _DatasetCheck:
             rows_of[name] = places > 0
         if self.recipe is None:
             return
-        for column in self.recipe.of_files:
+        for column in self.recipe.file_columns:
             if column.split:
                 some = [rows_of[n] for n in rows_of if n.startswith(f"{column.name}_")]
                 any_of = int(np.logical_or.reduce(some).sum()) if some else 0
@@ -189,11 +189,11 @@ class _DatasetCheck:
     def _pairs(self, columns: ParquetColumns) -> dict[str, str]:
         """Lists that go together: as the recipe says, or the one that it was built with."""
         if self.recipe is not None:
-            return self.recipe.besides()
+            return self.recipe.aligned_columns()
         pairs: dict[str, str] = {}
         for job in self.published.told.jobs:
             if "recipe" in job.facts:
-                pairs |= columns_beside(job.facts["recipe"].get("recipe_text"), columns.schema.names)
+                pairs |= aligned_columns(job.facts["recipe"].get("recipe_text"), columns.schema.names)
         names = columns.schema.names
         return {n: of for n, of in pairs.items() if of in names and is_list_type(columns.schema.field(of).type)}
 
@@ -227,7 +227,7 @@ class _DatasetCheck:
             return []
         wanted = recipe_types(self.recipe)
         found = next(iter(self._good.values()), _Look()).types
-        known = {c.name for c in self.recipe.of_files if c.split and not c.values}
+        known = {c.name for c in self.recipe.file_columns if c.split and not c.values}
         extra = {n: t for n, t in found.items() if any(n.startswith(f"{name}_") for name in known)}
         difference = _difference(wanted | extra, found)
         if not difference and [n for n in found if n in wanted] != list(wanted):
@@ -282,9 +282,9 @@ class _DatasetCheck:
     def _aligned(self) -> Check:
         crooked = [f"{name}, {line}" for name, look in self._good.items() for line in look.crooked]
         types = next(iter(self._good.values()), _Look()).types
-        pairs = self.recipe.besides() if self.recipe is not None else {}
+        pairs = self.recipe.aligned_columns() if self.recipe is not None else {}
         known = bool(self.published.told.jobs) or self.recipe is not None
-        detail = "; ".join(crooked[:3]) or ", ".join(f"{n} beside {of}" for n, of in pairs.items() if n in types)
+        detail = "; ".join(crooked[:3]) or ", ".join(f"{n} aligned with {of}" for n, of in pairs.items() if n in types)
         if not known:
             detail = "not looked at: no recipe says which lists belong together; --recipe NAME does"
         rows = sum(look.rows for look in self._good.values())
@@ -405,6 +405,7 @@ def recipe_types(recipe: Recipe) -> dict[str, str]:
     """The columns that a recipe makes, with their types in words. Those of a split without values are not known."""
     types: dict[str, str] = dict.fromkeys(recipe.key, "string")
     for column in recipe.columns:
+        assert not isinstance(column, BidsColumn)  # find_recipe returns none of these
         kind = "string" if isinstance(column, EntityColumn) or column.type == "text" else column.type
         words = f"list of {kind}" if column.is_list else kind
         if isinstance(column, EntityColumn) or not column.split:

@@ -171,9 +171,11 @@ def _rows_are_whole(table: FileTable) -> list[Check]:
         faults = {fault.path: fault.what for fault in table.faults if fault.check == kind}
         told = [what.removeprefix(f"{path} ") for path, what in faults.items()]
         checks.append(Check(kind, False, len(table.files), list(faults), faults=told))
-    if table.beside:
+    if table.aligned_with:
         crooked = table.misaligned()
-        detail = "; ".join(crooked[:3]) or ", ".join(f"{name} beside {of}" for name, of in table.beside.items())
+        detail = "; ".join(crooked[:3]) or ", ".join(
+            f"{name} aligned with {of}" for name, of in table.aligned_with.items()
+        )
         checks.append(Check("lists go together", not crooked, len(table), detail=detail))
     return checks
 

@@ -42,7 +42,7 @@ from brim.records import dataclass
 from brim.sizes import format_size, plural
 from brim.sources.features import as_yaml
 from brim.sources.file_table import FileTable, flat_numbers
-from brim.sources.open_source import columns_beside, read_source
+from brim.sources.open_source import aligned_columns, read_source
 from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord, job_versions
@@ -365,7 +365,7 @@ class _Verification:
             pairs: dict[str, str] = {}
             for job in self.told.jobs:
                 if not is_computed(job) and not is_foreign(job):
-                    pairs |= columns_beside(job.facts["recipe"].get("recipe_text"), columns.schema.names)
+                    pairs |= aligned_columns(job.facts["recipe"].get("recipe_text"), columns.schema.names)
             lists = {one: of for one, of in pairs.items() if _holds_list(columns, of)}
             return columns.rows, hollow_in(columns.file), list(columns.unequal_lists(lists))
 

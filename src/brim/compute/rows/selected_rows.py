@@ -16,7 +16,8 @@ from brim import partition as cuts
 from brim.errors import InputError
 from brim.file_set import FILE_TYPE
 from brim.formats.nested_values import map_leaves
-from brim.sources.file_table import FileTable, contents_of, is_list, one_array
+from brim.formats.parquet_levels import is_list_type
+from brim.sources.file_table import FileTable, contents_of, one_array
 
 _BATCH_BYTES, _BATCH_ROWS = 16_000_000, 1024
 
@@ -78,7 +79,7 @@ class SelectedRows:
 
     def _files(self, cells: Any, kind: pa.DataType) -> Any:
         absent = cells.is_null() if cells.null_count else None
-        if is_list(cells.type):
+        if is_list_type(cells.type):
             lengths = pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False)
             made = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
             offsets = pa.array(cuts.running(lengths), pa.int64() if pa.types.is_large_list(kind) else pa.int32())
@@ -96,4 +97,4 @@ class SelectedRows:
 def _stored(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_large_list(kind):
         return pa.large_list(FILE_TYPE)
-    return pa.list_(FILE_TYPE) if is_list(kind) else FILE_TYPE
+    return pa.list_(FILE_TYPE) if is_list_type(kind) else FILE_TYPE

@@ -1,0 +1,184 @@
+"""Read the small columns of Parquet shards: everything except bytes; of files, their paths.
+
+Of remote shards only the needed row groups are fetched. Columns that are large in sum are kept on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brim.errors import SourceError
+from brim.file_set import Bools, Ints
+from brim.sources.dataset_shard import plain_schema
+from brim.sources.hive_partitions import partition_array
+from brim.sources.parquet_shards import ParquetShards
+from brim.sources.table_spool import TableSpool
+from brim.sources.where import may_choose
+
+HELD_BYTES = 64_000_000  # of small columns; more is kept on disk
+_BATCH_ROWS = 1024
+
+
+class SmallColumns:
+    """The small columns of some shards. Each column of a shard, or of a row group, is read once."""
+
+    def __init__(self, shards: ParquetShards, note: Callable[[str], None]) -> None:
+        self._shards, self._note = shards, note
+        self._read: dict[str, pa.ChunkedArray] = {}  # columns of all rows
+        self._groups: dict[tuple[str, int, int], pa.ChunkedArray] = {}  # by column, shard and row group
+        first = shards.first
+        bytes_only = {name for name in shards.partial if not first.small_leaves([name])}
+        self.names = [name for name in shards.schema.names if name not in bytes_only]
+
+    def read(self, names: Iterable[str], rows: Ints | None = None) -> pa.Table:
+        """Return columns of all rows. If only `rows` are needed, other rows may be null."""
+        asked = set(names)
+        names = [name for name in self.names if name in asked]
+        for name in names:
+            if name in self._shards.partitions and name not in self._read:
+                self._read[name] = self._partition(self._shards.partitions[name])
+        missing = [name for name in names if name not in self._read]
+        found: Mapping[str, pa.ChunkedArray] = {}
+        if missing and rows is not None and self._shards.has_remote_groups:
+            found = self._read_groups(missing, rows)
+        if missing and not found:
+            table = self._read_all(missing)
+            self._read |= {name: table.column(name) for name in missing}
+        if not names:
+            total = len(self._shards)
+            return (pa.table({"": pa.nulls(total)}) if total else pa.table({})).select([])
+        return pa.table({name: found[name] if name in found else self._read[name] for name in names})
+
+    def possible_rows(self, condition: str) -> Bools | None:
+        """Return which rows a condition can choose, by the statistics of remote row groups; None for all rows."""
+        if not self._shards.has_remote_groups:
+            return None
+        bounds: list[Mapping[str, tuple[Any, Any]]] = []
+        counts: list[int] = []
+        for number, shard in enumerate(self._shards.shards()):
+            values = self._shards.partition_values(number)
+            known = {name: (value, value) for name, value in values.items() if value is not None}
+            with self._shards.reading(number) as opened:
+                bounds += [{**group, **known} for group in shard.bounds(opened)]
+            counts += np.diff(shard.edges).tolist()
+        mask = np.repeat(may_choose(condition, self._shards.schema, bounds), counts)
+        return None if mask.all() else mask
+
+    def _partition(self, field: pa.Field) -> pa.ChunkedArray:
+        """Return a column whose values are in the names of folders."""
+        counts = np.diff(self._shards.edges).tolist()
+        files = zip(self._shards.files, counts, strict=True)
+        return pa.chunked_array([partition_array(file.shown, field, rows) for file, rows in files], field.type)
+
+    def _read_groups(self, names: list[str], rows: Ints) -> dict[str, pa.ChunkedArray]:
+        """Return columns with the values of those row groups that have some rows; nothing if that is too much."""
+        all_shards = self._shards.shards()
+        groups = [(number, group) for number, shard in enumerate(all_shards) for group in range(len(shard.groups))]
+        ends = [self._shards.edges[number] + shard.edges[1:] for number, shard in enumerate(all_shards)]
+        used = np.unique(np.searchsorted(np.concatenate(ends), rows, side="right")).tolist()
+        wanted: dict[int, list[int]] = {}
+        for number, group in (groups[index] for index in used):
+            if any((name, number, group) not in self._groups for name in names):
+                wanted.setdefault(number, []).append(group)
+        leaves = {number: all_shards[number].small_leaves(names) for number in {0, *wanted}}
+        if sum(all_shards[n].plain_bytes(leaves[n], of) for n, of in wanted.items()) > HELD_BYTES:
+            return {}
+        self._shards.fetch(
+            wanted, lambda n: all_shards[n].ranges_of(all_shards[n].near(leaves[n], wanted[n]), wanted[n])
+        )
+        (nothing,) = self._tables(0, leaves[0], [])
+        for number, own in wanted.items():
+            for group, table in zip(own, self._tables(number, leaves[number], own), strict=True):
+                self._groups |= {(name, number, group): table.column(name) for name in names}
+        found = {}
+        for name in names:
+            kind, chunks = nothing.schema.field(name).type, list[pa.Array]()
+            for number, group in groups:
+                column = self._groups.get((name, number, group))
+                nulls = int(all_shards[number].groups[group][3][1]) if column is None else 0
+                chunks += [pa.nulls(nulls, kind)] if column is None else column.chunks
+            found[name] = pa.chunked_array(chunks, kind)
+        return found
+
+    def _read_all(self, names: list[str]) -> pa.Table:
+        listings = [file.listing.small for file in self._shards.files if file.listing is not None]
+        if self._shards.is_listed and all(name in listings[0].column_names for name in names):
+            return pa.concat_tables([table.select(names) for table in listings])
+        shards = self._shards.shards()
+        leaves = [shard.small_leaves(names) for shard in shards]
+        is_large = sum(shard.plain_bytes(own) for shard, own in zip(shards, leaves, strict=True)) > HELD_BYTES
+
+        def ranges_of(number: int) -> Sequence[tuple[int, int]]:
+            shard, own = shards[number], leaves[number]
+            return shard.ranges_of(own if is_large else shard.near(own, range(len(shard.groups))))
+
+        self._shards.fetch(range(len(shards)), ranges_of)
+        tables = (t.select(names) for n, own in enumerate(leaves) for t in self._tables(n, own, in_batches=is_large))
+        if not is_large:
+            return pa.concat_tables(list(tables))
+        self._note("large columns of text are kept on disk while rows are chosen")
+        first = next(tables)
+        spool = TableSpool()
+        spool.write(first.schema, (batch for table in chain([first], tables) for batch in table.to_batches()))
+        return spool.tables()[0]
+
+    def _tables(
+        self, number: int, leaves: list[int], groups: list[int] | None = None, in_batches: bool = False
+    ) -> Iterator[pa.Table]:
+        """Yield some leaves of a shard: all rows at once, or in batches, or each row group alone (of none: no rows)."""
+        shard = self._shards.shard(number)
+        with self._shards.parquet(number) as reader:
+            if in_batches:
+                every = list(range(len(shard.groups)))
+                for batch in reader.iter_batches(_BATCH_ROWS, every, leaves, use_threads=False):
+                    yield self._widened(plain_table(pa.Table.from_batches([batch])), number)
+                return
+            for some in [None] if groups is None else [[group] for group in groups] or [[]]:
+                if some is None:
+                    rows, table = shard.rows, reader.read_all(column_indices=leaves, use_threads=False)
+                else:
+                    rows = sum(int(shard.groups[group][3][1]) for group in some)
+                    table = reader.read_row_groups(some, column_indices=leaves, use_threads=False)
+                if table.num_rows != rows:
+                    raise ValueError("its columns do not have the number of rows that it declares")
+                yield self._widened(plain_table(table), number)
+
+    def _widened(self, table: pa.Table, number: int) -> pa.Table:
+        """Return columns in the types that hold the values of all shards."""
+        for at, field in enumerate(table.schema):
+            wide = self._shards.schema.field(field.name)
+            if field.name in self._shards.partial or field.type == wide.type:
+                continue
+            try:
+                table = table.set_column(at, field.name, table.column(at).cast(wide.type))
+            except pa.ArrowInvalid as error:
+                name = self._shards.files[number].shown
+                raise SourceError(
+                    f"The column {field.name!r} is {field.type} in {name}, and its values would change if stored as "
+                    f"{wide.type}, which the files need together: {str(error)[:200]}.",
+                    hint="Use one type for the column in all files.",
+                    path=name,
+                ) from error
+        return table
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """Return a table without metadata and without views. Any column may be null in another shard."""
+    schema = plain_schema(pa.schema([field.with_nullable(True) for field in table.schema], table.schema.metadata))
+    return (table if schema == table.schema else table.cast(schema)).replace_schema_metadata(None)
+
+
+def take_rows(column: pa.ChunkedArray, rows: Ints) -> pa.ChunkedArray:
+    """Return rows of a column; of a large one on disk."""
+    if column.nbytes <= HELD_BYTES:
+        return column.take(pa.array(rows))
+    spool, schema = TableSpool(), pa.schema([pa.field("", column.type)])
+    starts: Sequence[int] = range(0, len(rows), _BATCH_ROWS)
+    parts = (column.take(pa.array(rows[start : start + _BATCH_ROWS])) for start in starts)
+    spool.write(schema, (batch for part in parts for batch in pa.table([part], schema=schema).to_batches()))
+    return spool.tables()[0].column(0)
