@@ -46,7 +46,7 @@ from brim.errors import SourceError as SourceError
 from brim.errors import StoppedError as StoppedError
 from brim.errors import UserFunctionError as UserFunctionError
 from brim.errors import VerificationError as VerificationError
-from brim.execution.run_units import UnitStats as UnitStats
+from brim.execution.unit_receipts import UnitStats as UnitStats
 from brim.jobs.build_job import BuildPlan as BuildPlan
 from brim.jobs.caches import CacheEntry as CacheEntry
 from brim.jobs.job import BuildResult as BuildResult

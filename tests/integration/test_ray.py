@@ -82,10 +82,9 @@ def make(device):
 # brim with less patience.
 HASTY = """
 from brim.cli import main
-from brim.execution import ray_cluster
-from brim.execution import ray_monitors as ray_gauges
+from brim.execution import ray_cluster, ray_monitors
 
-ray_cluster._HEAD_S = ray_gauges._LATE_S = 1.0
+ray_cluster._HEAD_S = ray_monitors._LATE_S = 1.0
 main()
 """
 HOG = """
@@ -298,7 +297,7 @@ def test_a_node_a_worker_and_the_driver_are_lost(
     done = again.end()
     assert 0 < done["computed"] < done["units"]
     if verb == "tokenize":  # vectors are joined in a moment, which may have been missed
-        assert any("put the units together was lost" in note for note in again.notes)
+        assert any("finished the units was lost" in note for note in again.notes)
     brim(name, "many.jsonl", tmp_path / "local" / target, *words, "--unit-size", UNIT, "--quiet", cwd=work)
     local = FolderPlace(tmp_path / "local").content()
     made = FolderPlace(tmp_path).content() if shared else there.content()
@@ -405,7 +404,7 @@ def test_memory_monitor(many_files: Callable[..., Path], tmp_path: Path) -> None
     with cluster_of(1, memory_usage_threshold=0.001, memory_monitor_refresh_ms=100) as full:
         done = run("build", many_files(2), tmp_path / "out", *full.options, cwd=tmp_path, code=4)
     assert any("trying it with a node to itself" in note for note in done.notes)
-    assert "stopped by Ray for want of memory, with a node to itself" in done.events[-1]["message"]
+    assert "was stopped by Ray because its memory was full, with a node to itself" in done.events[-1]["message"]
 
 
 def test_nodes_that_cannot_work(

@@ -1,11 +1,11 @@
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from brim.errors import DestinationError
-from brim.memory.meter import boot_id
+from brim.state.atomic_files import record_line
 from brim.state.ledger import LEDGER, JobRecord, Ledger, PackedReceipts, Receipt, finished_ledger
 
 JOB = JobRecord("f" * 64, {"rows": 3}, {"brim": "0"})
@@ -346,48 +346,41 @@ def test_what_is_gone_is_known_as_former(tmp_path: Path) -> None:
         assert each.former == {"key-a": ONE}
 
 
-def test_a_receipt_of_another_boot_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its own it does, and once its file is on disk in all of them; one that was forgotten meanwhile stays so."""
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "this")
-    one, two = replace(ONE, boot="this"), replace(TWO, boot="this")
+def with_boot(ledger: Path, *receipts: Receipt, finished: bool = False) -> None:
+    """Append receipts of version 0.1, which counted in one boot alone."""
+    records = [{"type": "shard", **asdict(receipt), "boot": "this"} for receipt in receipts]
+    records += [{"type": "done for now", "boot": "this"}] if finished else []
+    with ledger.open("ab") as file:
+        file.write(b"".join(map(record_line, records)))
+
+
+def test_receipts_with_a_boot_count_once_they_are_written_again(tmp_path: Path) -> None:
+    """Their files were not synced: whoever checks the files writes receipts without it."""
     ledger = Ledger(tmp_path)
     ledger.begin(JOB)
-    ledger.add_all([one, two], lasts=False)
-    ledger.finish_for_now([one, two], "this")
+    ledger.close()
+    with_boot(tmp_path / LEDGER, ONE, TWO, finished=True)
     again = Ledger(tmp_path)
-    assert (again.done, again.for_now, again.unsynced) == (True, True, [one, two])
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "that")
-    other = Ledger(tmp_path)
-    assert (other.done, other.for_now, dict(other.receipts)) == (False, False, {})
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "this")
-    ledger.forget(TWO.name)
-    ledger.synced([one, two])
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "that")
-    assert dict(Ledger(tmp_path).receipts) == {ONE.name: ONE}
-    ledger.finish([ONE])
+    assert (again.done, again.finished_unsynced, dict(again.receipts)) == (False, True, {})
+    assert again.unsynced == {ONE.name: ONE, TWO.name: TWO}
+    again.forget(TWO.name)
+    again.add_all([ONE])
+    assert not again.unsynced
+    kept = Ledger(tmp_path)
+    assert (dict(kept.receipts), kept.unsynced) == ({ONE.name: ONE}, {})
+    kept.finish([ONE])
     assert b"boot" not in (tmp_path / LEDGER).read_bytes()
-    assert (ledger.done, ledger.for_now) == (True, False)
-    finished = Ledger(tmp_path)
-    assert (finished.done, finished.for_now) == (True, False)
+    assert Ledger(tmp_path).done
 
 
-def test_a_file_that_became_another_in_another_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was there before under its name is gone too: its file is not that one any more."""
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "this")
-    ledger = written(tmp_path)
-    ledger.add_all([replace(ONE, boot="this", key="another")], lasts=False)
-    assert set(Ledger(tmp_path).receipts) == {ONE.name, TWO.name}
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "that")
-    assert set(Ledger(tmp_path).receipts) == {TWO.name}
-
-
-def test_a_job_that_is_done_for_now_has_its_own_receipts_alone(tmp_path: Path) -> None:
-    """Those of a job before it are gone, also for whoever reads it next."""
-    ledger = written(tmp_path)
-    ledger.finish_for_now([TWO], str(boot_id()))
-    assert (ledger.done, set(ledger.receipts)) == (True, {TWO.name})
+def test_a_receipt_with_a_boot_replaces_an_earlier_one(tmp_path: Path) -> None:
+    """The file of the earlier one is not the same any more."""
+    written(tmp_path)
+    with_boot(tmp_path / LEDGER, replace(ONE, key="another"))
     again = Ledger(tmp_path)
-    assert (again.done, again.for_now, set(again.receipts)) == (True, True, {TWO.name})
+    assert set(again.receipts) == {TWO.name}
+    assert again.unsynced[ONE.name].key == "another"
+    assert not again.finished_unsynced
 
 
 def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> None:
@@ -397,9 +390,6 @@ def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> 
     torn = data.replace(b"key-a", b"key-x")
     (tmp_path / LEDGER).write_bytes(torn)
     assert Ledger(tmp_path).broken == 0
-    (tmp_path / LEDGER).write_bytes(torn)
-    Ledger(tmp_path).finish_for_now([TWO], str(boot_id()))
-    assert (Ledger(tmp_path).done, Ledger(tmp_path).broken) == (True, 0)
     (tmp_path / LEDGER).write_bytes(data)
     ledger.finish([ONE, TWO])
     (tmp_path / LEDGER).write_bytes((tmp_path / LEDGER).read_bytes().replace(b"key-a", b"key-x"))
@@ -409,7 +399,7 @@ def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> 
 def test_where_there_is_no_ledger(tmp_path: Path) -> None:
     """It is as if nothing had been done; the file that will be there has the name that every version knows."""
     ledger = Ledger(tmp_path / "none")
-    assert (ledger.job, ledger.done, ledger.for_now, dict(ledger.receipts)) == (None, False, False, {})
+    assert (ledger.job, ledger.done, dict(ledger.receipts)) == (None, False, {})
     written(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.jsonl"]
 
@@ -429,16 +419,3 @@ def test_a_job_whose_receipt_is_gone_is_not_done(tmp_path: Path) -> None:
     ledger.finish([ONE, TWO])
     Ledger(tmp_path).forget(ONE.name)
     assert not Ledger(tmp_path).done
-
-
-def test_what_counts_in_this_boot_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notes and receipts that need not last are there without a sync, and with the next record that lasts, for good."""
-    ledger, synced = written(tmp_path), []
-    monkeypatch.setattr(os, "fsync", synced.append)
-    ledger.remember_all({"a": 1}, lasts=False)
-    ledger.add_all([replace(ONE, boot=str(boot_id()))], lasts=False)
-    ledger.finish_for_now(list(ledger.receipts.values()), str(boot_id()))
-    assert not synced
-    assert Ledger(tmp_path).recall("a") == 1
-    ledger.remember("b", 2)
-    assert len(synced) == 1

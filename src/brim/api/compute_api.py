@@ -41,8 +41,8 @@ from brim.compute.steps.step_process import make_step
 from brim.compute.steps.tokenize_step import TokenizeStep, TokenizeStepOptions, settle_dtype
 from brim.compute.steps.tokenizers import LoadedTokenizer, TokenizerFile, find_tokenizer
 from brim.errors import InputError
-from brim.execution.failures import users_own
-from brim.execution.worker_process import caller_bytes, kept_workers, start_spare
+from brim.execution.failures import raising_user_errors
+from brim.execution.worker_process import caller_bytes, keeping_worker, start_warm_worker
 from brim.extras import need_extra
 from brim.jobs.caches import cache_home, cache_key, open_cache, open_dataset, trim_caches
 from brim.jobs.file_layout import FileLayout
@@ -361,12 +361,12 @@ def _run_embed(options: EmbedToDestinationOptions | EmbedToCacheOptions) -> tupl
 def start_worker(step: type[Step], engine: str, workers: int | None) -> None:
     """Start a worker early, so that it imports its modules while the source is opened or before the next call."""
     if engine == "local":
-        start_spare(step.__module__, workers or (1 if step is EmbedStep else None))
+        start_warm_worker(step.__module__, workers or (1 if step is EmbedStep else None))
 
 
 def run_job(job: Job, progress: Progress, report: PathLike | None) -> MapResult:
     """Run a job; if it used workers, start one for the next call."""
-    with kept_workers(), recorded_run(progress, report, job.limit) as watched, users_own():
+    with keeping_worker(), recorded_run(progress, report, job.limit) as watched, raising_user_errors():
         computed = job.run(watched)
     assert isinstance(computed, MapResult)
     if computed.stats.workers and job.spec.step is not None:

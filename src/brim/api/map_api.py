@@ -253,9 +253,6 @@ class _Call(Generic[_Options]):
         cached = run_job(job, watched, self.options.report).cached
         assert cached is not None
         result = open_result(part, cached, self.options.new_fingerprint)
-        step, function = job.spec.step, self.options.function
-        if isinstance(step, MapStep) and callable(function) and not step.give_back(function):
-            self.progress.note("the function changed its state in several workers, which is lost (num_proc=1 keeps it)")
         if result is part:  # called for its side effects: the next call must repeat them, so nothing stays cached
             remove_folder(job.spec.layout.state)
         trim_caches(cache_home(self.options.cache_dir))

@@ -12,10 +12,10 @@ from brim.options.groups import SavedPlanOptions
 
 def start_worker(step: str, options: Any, workers: int | None = None) -> None:
     """Start the first worker early, so that it imports its modules while this process opens the source."""
-    from brim.execution.worker_process import start_spare
+    from brim.execution.worker_process import start_warm_worker
 
     if getattr(options, "engine", "local") == "local":
-        start_spare(step, options.workers or workers)
+        start_warm_worker(step, options.workers or workers)
 
 
 def run_saved(command: str, options: SavedPlanOptions) -> None:

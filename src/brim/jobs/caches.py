@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import functools
 import hashlib
 import json
 import os
@@ -11,7 +9,6 @@ import secrets
 import shutil
 import stat
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
@@ -21,24 +18,21 @@ from typing import Any
 import pyarrow as pa
 
 from brim.compute.outputs.output import MadeShard
-from brim.compute.outputs.rows_file import read_schema
+from brim.compute.outputs.rows_file import read_rows, read_schema
 from brim.compute.steps.row_features import as_schema, features_of, import_datasets
 from brim.errors import DestinationError, InputError, VerificationError
-from brim.execution.run_units import clear_scratch, has_scratch
+from brim.execution.unit_receipts import clear_scratch, scratch_files
 from brim.jobs.spec import WriteBadRows
 from brim.plans.fingerprint import digest_json
 from brim.records import dataclass
 from brim.sizes import parse_size
-from brim.state.atomic_files import reason, rename, sync_file, sync_folder, write_whole
-from brim.state.deferred_sync import later, sync_rest
+from brim.state.atomic_files import reason, rename, sha256_of, sync_file, sync_folder, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
-from brim.state.lock import lock_in_turn, locked
+from brim.state.lock import locked
 from brim.stores.destination import UNITS, Destination, Footprints
 from brim.stores.store import PutWatcher
 
 _ABOUT = "about.json"
-_AT_ONCE_BYTES = 64 << 20  # so little is synced before the call returns: the disk has it in no time
-_PATIENCE_S = 10.0  # for a lock that a job may hold for hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +144,7 @@ def _adopt(home: Path, name: str) -> None:
 def sweep_caches(home: Path) -> None:
     """Take away what killed processes left in any cache, apart from the units that they finished."""
     for folder in home.iterdir() if home.is_dir() else ():
-        if (folder / _ABOUT).is_file() and has_scratch(folder / "units"):
+        if (folder / _ABOUT).is_file() and next(scratch_files(folder / "units"), None) is not None:
             with suppress(DestinationError, FileNotFoundError), locked(folder):  # somebody is using it, or removed it
                 clear_scratch(folder / "units")
 
@@ -293,69 +287,26 @@ class CacheLayout:
     def clear(self) -> None:
         shutil.rmtree(self.units / "made", ignore_errors=True)
 
-    def afterwards(self) -> None:
-        later(functools.partial(make_last, self.state))
 
-
-def make_last(folder: Path) -> None:
-    """Sync the files of a cache whose job is done for now, and write down that it is done for good.
-
-    Without the cache's lock until all is on disk; what others have changed by then is theirs to sync. Whatever is in
-    the way, it stays done for now, and whoever opens it next tries again.
-    """
-    units = folder / UNITS
-    with suppress(OSError, DestinationError, _InUse):
-        ledger = Ledger(units)
-        if not ledger.done or not ledger.for_now:
-            return
+def check_unsynced(folder: Path, ledger: Ledger) -> None:
+    """Read files that version 0.1 did not sync, once: those that are complete are synced and keep their receipts."""
+    complete = []
+    for receipt in list(ledger.unsynced.values()):
+        path = folder / receipt.name
         try:
-            marks = {receipt.name: _mark(sync_file(units / receipt.name)) for receipt in ledger.unsynced}
-            sync_folder(units)
-        except OSError as error:
-            _give_up(folder, error)
-            return
-        with lock_in_turn(folder, _is_gone, _patient(_PATIENCE_S)):
-            ledger = Ledger(units)
-            if ledger.for_now and all(
-                marks.get(receipt.name) == _mark(os.stat(units / receipt.name)) for receipt in ledger.unsynced
-            ):
-                ledger.finish([ledger.receipts[name] for name in sorted(ledger.receipts)])
-
-
-def _give_up(folder: Path, error: OSError) -> None:
-    """The disk has lost what it was given, and says so once: nobody may rely on these files."""
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EMFILE, errno.ENFILE):
-        return  # removed, or not opened: nothing was asked of the disk
-    (folder / UNITS / LEDGER).unlink(missing_ok=True)
-    warnings.warn(
-        f"The cache {str(folder)!r} could not be written to disk: {reason(error)}. It is computed again the next time; "
-        "do not rely on the dataset that was made of it.",
-        RuntimeWarning,
-        stacklevel=1,
-    )
-
-
-def _mark(found: os.stat_result) -> tuple[int, int, int]:
-    """What tells a file from another one of its name."""
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-class _InUse(Exception):
-    """A job has the lock for longer than is waited for."""
-
-
-def _is_gone() -> None:
-    raise FileNotFoundError
-
-
-def _patient(seconds: float) -> Callable[[], None]:
-    until = time.monotonic() + seconds
-
-    def wait() -> None:
-        if time.monotonic() > until:
-            raise _InUse
-
-    return wait
+            if path.stat().st_size != receipt.size or receipt.sha256 not in ("", sha256_of(path, lambda _: None)):
+                continue
+            if sum(table.num_rows for table in read_rows(path, "arrow")) == receipt.rows:
+                sync_file(path)
+                complete.append(receipt)
+        except (OSError, pa.ArrowException):
+            continue  # it is computed again
+    if complete:
+        sync_folder(folder)
+        is_finished = ledger.finished_unsynced and len(complete) == len(ledger.unsynced)
+        ledger.add_all(complete)
+        if is_finished:
+            ledger.finish([ledger.receipts[name] for name in sorted(ledger.receipts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,18 +339,10 @@ def keep_in_place(folder: Path, receipts: Sequence[Receipt], made: Iterable[Made
         if one is not None:
             units.forget(receipt.name)  # before its file becomes another one
             rename(one.path, folder / receipt.name)
-            receipt = replace(receipt, rows=one.rows, size=one.size, sha256=one.sha256, boot="")
+            receipt = replace(receipt, rows=one.rows, size=one.size, sha256=one.sha256)
             units.add(receipt)
         kept.append(receipt.name)
-    unsynced = units.unsynced
-    if sum(receipt.size for receipt in unsynced) <= _AT_ONCE_BYTES:
-        sync_rest(units, folder)
-        unsynced = []
-    finished = [units.receipts[name] for name in kept]
-    if unsynced:
-        units.finish_for_now(finished, unsynced[0].boot)
-    else:
-        units.finish(finished)
+    units.finish([units.receipts[name] for name in kept])
 
 
 def open_dataset(

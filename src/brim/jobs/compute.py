@@ -20,8 +20,8 @@ from brim.compute.outputs.output import CachedRows, Finished, Units, write_bad_r
 from brim.compute.rows.unit import RowSource
 from brim.errors import PlanMismatchError, VerificationError
 from brim.execution.process_backend import ProcessBackend
-from brim.execution.run_units import ComputeOptions, UnitShare, UnitStats, UnitWork, compute
-from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
+from brim.execution.unit_receipts import UnitFiles, UnitJob, UnitStats, compute_units
+from brim.jobs.caches import CacheLayout, Kept, check_unsynced, keep_in_place, read_kept
 from brim.jobs.content import ComputedContent, computed_changes, rows_of, without_function
 from brim.jobs.job import ALONE, BuildResult, Job, MapResult, built_of
 from brim.jobs.open_store import Books, published, reachable
@@ -35,24 +35,21 @@ from brim.jobs.source_changes import (
     unit_number,
     unit_record,
 )
-from brim.jobs.upload_shards import Share, refuse_strangers
-from brim.memory.limit import cgroups
+from brim.jobs.upload_shards import MakeBackend, Share, refuse_strangers
 from brim.memory.meter import process_bytes
 from brim.options.check_options import VerifyOptions
 from brim.plans.describe_plan import WORKER_BYTES, sending_bytes
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
 from brim.records import dataclass
-from brim.state.deferred_sync import boot_here, sync_rest
-from brim.state.ledger import JobRecord, Ledger, SourceRecord, job_versions
+from brim.state.ledger import JobRecord, Ledger, Receipt, SourceRecord, job_versions
 from brim.state.stop import Stop
 from brim.storage.listing import list_objects
 from brim.storage.location import HubAddress, Location, parse_bucket_address
-from brim.stores.bucket_store import clear_units, fetch_unit, units_there
+from brim.stores.bucket_store import clear_units, fetch_unit
 from brim.stores.store import Carrier, PublishedThere
 
 if TYPE_CHECKING:
-    from brim.execution.ray_backend import RayBringing
     from brim.execution.ray_cluster import Cluster
 
 
@@ -151,19 +148,21 @@ class Computing:
     def _wanted(self) -> Wanted:
         return Wanted(self.spec.fingerprint, self.spec.facts, self.how.fresh, self.how.keep_done)
 
-    def part(self, folder: Path, share: UnitShare, types: str) -> UnitStats:
-        """Do a share of the units, in a folder of its own; nothing is put together and nothing is brought."""
-        units = open_units(folder, self._wanted, self.books.ledger, self._is_removed())
+    def part(self, files: UnitFiles, part: int, part_count: int, types: str) -> UnitStats:
+        """Compute a part of the units, in a separate folder; nothing is joined and nothing is uploaded."""
+        units = open_units(files.folder, self._wanted, self.books.ledger, self._is_removed())
         try:
             if types and units.recall("types") is None:
                 units.remember("types", types)
             self._drop_changed(units, everything=False)
-            return self._make(units, None, folder, share)
+            return self._make(units, None, files, part, part_count)
         finally:
             units.close()
 
     def run(self, share: Share = ALONE) -> MapResult:
         wanted = self._wanted
+        if isinstance(self.layout, CacheLayout):
+            check_unsynced(self.layout.units, self.books.ledger)
         if self._is_done(wanted):
             self.layout.clear()  # of a run that was killed at its very end
             ledger = self.books.ledger
@@ -176,15 +175,16 @@ class Computing:
             if share.units is not None:
                 share.units(units)
             self._drop_changed(units, everything=share.units is None)
-            outcome = self._make(units, carrier, self.layout.units, self._share(share))
+            files = (
+                UnitFiles(self.layout.units)
+                if self._units_at is None
+                else _ObjectUnits(self.layout.units, self._units_at)
+            )
+            outcome = self._make(units, carrier, files)
             finished = self._finish(outcome, work)
             for note in finished.notes:
                 self.books.progress.note(note)
             done = self._deliver(units, outcome, finished, executor)
-        except BaseException:
-            with suppress(OSError):  # what is lost by that is computed again
-                sync_rest(units, self.layout.units)
-            raise
         finally:
             units.close()
         self.layout.clear()
@@ -201,10 +201,6 @@ class Computing:
         root = place if said is None else parse_bucket_address(said, self.how.access)
         assert isinstance(root, Location)
         return root.below(f".brim/units/{self.spec.fingerprint[:16]}")
-
-    def _share(self, share: Share) -> UnitShare:
-        there = None if self._units_at is None else units_there(self._units_at)
-        return UnitShare(there=there)
 
     def _fetch(self, at: Location, names: Iterable[str]) -> None:
         """Files that lie in a bucket, to where they are put together or sent from."""
@@ -295,7 +291,7 @@ class Computing:
             return False
         return True
 
-    def _way_there(self) -> tuple[RayBringing | None, Carrier | None]:
+    def _way_there(self) -> tuple[MakeBackend | None, Carrier | None]:
         """Whether shards can be brought, and within the limit: before hours of work too.
 
         From here alone, there is nothing for other machines to try.
@@ -305,36 +301,40 @@ class Computing:
         shared = self.cluster is not None and self._units_at is None
         if shared and self.cluster is not None and not isinstance(to, Path) and not self.layout.apart:
             shard_bytes = WORKER_BYTES + (sending_bytes(0) if isinstance(to, Location) else 0)
-            from brim.execution.ray_cluster import Sight  # of use where there is a cluster, as below
+            from brim.execution.ray_cluster import NodeRequirements
 
-            sight = Sight(paths=(str(self.layout.units.absolute()),))
-            executor = self.job.on_cluster(self.cluster, sight, shard_bytes)
+            requirements = NodeRequirements(paths=(str(self.layout.units.absolute()),))
+            executor = self.job.on_cluster(self.cluster, requirements, shard_bytes)
         carrier = reachable(self.layout.place, how.hub, self.books)
         return executor, None if self.layout.apart else carrier
 
-    def _make(self, units: Ledger, carrier: Carrier | None, folder: Path, share: UnitShare) -> UnitStats:
+    def _make(
+        self, units: Ledger, carrier: Carrier | None, files: UnitFiles, part: int = 0, part_count: int = 1
+    ) -> UnitStats:
         """A model takes all cores of a machine by itself."""
         model = self.spec.verb == "embed"
-        options = ComputeOptions(
-            self.spec.limit.bytes,
-            self.how.workers or (1 if model and self.how.engine == "local" else None),
-            self.how.on_error,
-            self.step.batch_rows or 1,
+        job = UnitJob(
             self.spec.label or self.spec.verb,
-            whole_node=model,
+            self.source,
+            self.step,
+            self.output.writing,
+            units,
+            files,
+            self.spec.limit.bytes,
+            self.books.progress,
+            self.books.stop,
+            workers=self.how.workers or (1 if model and self.how.engine == "local" else None),
+            on_error=self.how.on_error,
+            uses_whole_node=model,
             held_bytes=self.how.held_bytes,
+            part=part,
+            part_count=part_count,
         )
-        progress, stop = self.books.progress, self.books.stop
-        work = UnitWork(self.source, self.step, self.output.writing, units, folder, options, progress, stop, share)
         if self.cluster is None:
-            if isinstance(self.layout, CacheLayout) and (boot := boot_here(folder)):
-                # In a cgroup with a limit dirty pages count, and must not pile up.
-                flows = next(cgroups(), None) is not None
-                work = replace(work, writing=replace(work.writing, flows=flows), boot=boot)
-            return compute(work, ProcessBackend)
+            return compute_units(job, ProcessBackend)
         from brim.execution.ray_backend import RayUnits
 
-        return compute(work, functools.partial(RayUnits, self.cluster, carrier, self._units_at))
+        return compute_units(job, functools.partial(RayUnits, self.cluster, carrier, self._units_at))
 
     def _finish(self, outcome: UnitStats, work: Path) -> Finished:
         limit_bytes, receipts, at = self.spec.limit.bytes, outcome.receipts, self._units_at
@@ -354,11 +354,12 @@ class Computing:
     def _finish_there(self, cluster: Cluster, outcome: UnitStats, units: Units) -> Finished:
         """Joined, packed and cut by a task on a node. Without a shared disk, what it made is fetched."""
         from brim.execution.ray_backend import finish_on_cluster
-        from brim.execution.ray_worker import Ending
+        from brim.execution.ray_worker import FinishOrder
 
         at, folder = self._units_at, self.layout.units.absolute()
-        ending = Ending(self.output, replace(units, folder=folder, work=units.work.absolute()), self.how.hub.folder, at)
-        finished, peak = finish_on_cluster(cluster, ending, self.books.progress, self.books.stop)
+        units = replace(units, folder=folder, work=units.work.absolute())
+        order = FinishOrder(self.output, units, self.how.hub.folder, at)
+        finished, peak = finish_on_cluster(cluster, order, self.books.progress, self.books.stop)
         if at is not None:
             shutil.rmtree(folder / "made", ignore_errors=True)  # of a run that was killed
             self._fetch(at, [str(one.path.relative_to(folder)) for one in finished.made.values()])
@@ -366,7 +367,7 @@ class Computing:
         return finished
 
     def _deliver(
-        self, units: Ledger, outcome: UnitStats, finished: Finished, executor: RayBringing | None
+        self, units: Ledger, outcome: UnitStats, finished: Finished, executor: MakeBackend | None
     ) -> MapResult:
         if isinstance(self.layout, CacheLayout):
             keep_in_place(self.layout.units, outcome.receipts, finished.made.values(), units)
@@ -400,6 +401,17 @@ class Computing:
         if not isinstance(self.output, CachedRows):
             return None
         return read_kept(self.layout.units, ledger, self.output.empty)
+
+
+class _ObjectUnits(UnitFiles):
+    """Unit files that the nodes of a cluster store in a bucket."""
+
+    def __init__(self, folder: Path, location: Location) -> None:
+        super().__init__(folder)
+        self._sizes = {name: stat.st_size for name, stat in list_objects(location, reading=False)}
+
+    def has(self, receipt: Receipt) -> bool:
+        return self._sizes.get(receipt.name) == receipt.size
 
 
 class _Watched:

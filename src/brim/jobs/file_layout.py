@@ -126,9 +126,6 @@ class FileLayout:
             with suppress(OSError):
                 self._hidden.rmdir()  # the books are elsewhere
 
-    def afterwards(self) -> None:
-        """Nothing: it is on disk."""
-
 
 def file_layout(
     destination: str | os.PathLike[str], state: str | os.PathLike[str] | None, access: Access

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import DestinationUnavailableError
-from brim.execution.run_units import UnitStats
+from brim.execution.unit_receipts import UnitStats
 from brim.formats.card import write_waiting_card
 from brim.jobs.append import AppendBase, AppendedContent, appended_content
 from brim.jobs.content import Content, PlanContent
 from brim.jobs.next_steps import next_steps
 from brim.jobs.open_store import Books, carrying_bytes, dataset_there, open_books, open_store
 from brim.jobs.spec import Spec, check_hub_limits, limits_of, preflight, stop_files
-from brim.jobs.upload_shards import DeliveryOptions, Run, Share
+from brim.jobs.upload_shards import DeliveryOptions, MakeBackend, Run, Share
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
 from brim.options.declare import warn_deprecated
@@ -42,8 +42,8 @@ from brim.verification.repair import refuse_append_to_damaged
 from brim.wording import Result
 
 if TYPE_CHECKING:
-    from brim.execution.ray_backend import RayBringing
-    from brim.execution.ray_cluster import Cluster, Sight
+    from brim.execution.ray_cluster import Cluster, NodeRequirements
+    from brim.execution.scheduler import Task
     from brim.jobs.caches import Kept
 
 _LOOKS = 5  # at a destination that others append to
@@ -247,10 +247,9 @@ class Job:
             executor = self._brought_by(cluster)
             with open_books(spec.layout, spec.how, progress, share) as books:
                 done = self._run(books, share, cluster, executor)
-        spec.layout.afterwards()
         return done
 
-    def _run(self, books: Books, share: Share, cluster: Cluster | None, executor: RayBringing | None) -> BuildResult:
+    def _run(self, books: Books, share: Share, cluster: Cluster | None, executor: MakeBackend | None) -> BuildResult:
         spec = self.spec
         if isinstance(spec.source, PlanContent) and spec.how.append:
             return self._append(spec.source, books, executor)
@@ -262,7 +261,7 @@ class Job:
 
         return Computing(self, spec.source, cluster, books).run(share)
 
-    def _append(self, new: PlanContent, books: Books, executor: RayBringing | None) -> BuildResult:
+    def _append(self, new: PlanContent, books: Books, executor: MakeBackend | None) -> BuildResult:
         """Bring new rows behind those that are there. What changes meanwhile is looked at again."""
         layout, hub = self.spec.layout, self.spec.how.hub
         refuse_append_to_damaged(books.ledger, str(layout.destination))
@@ -303,29 +302,44 @@ class Job:
         note(f"{plural(known, 'row')} of {len(plan.table):,} already in the dataset: skipped")
         return planned_again(plan, table) if len(table) else None
 
-    def _brought_by(self, cluster: Cluster | None) -> RayBringing | None:
+    def _brought_by(self, cluster: Cluster | None) -> MakeBackend | None:
         """What brings the shards of a build, if that is not this process."""
         source, forecast = self.spec.source, self.spec.forecast
         if cluster is None or forecast is None or not isinstance(source, PlanContent):
             return None
-        from brim.execution.ray_cluster import Sight, sample_of
+        from brim.execution.ray_cluster import NodeRequirements, sample_of
 
-        return self.on_cluster(cluster, Sight(files=sample_of(source.plan.table.files)), forecast.worker)
+        return self.on_cluster(cluster, NodeRequirements(files=sample_of(source.plan.table.files)), forecast.worker)
 
-    def on_cluster(self, cluster: Cluster, sight: Sight, shard_bytes: int) -> RayBringing:
-        """What brings shards from the nodes of a cluster. Each takes `shard_bytes`, and what sending it takes."""
-        from brim.execution.ray_backend import INTERPRETER_BYTES, RayBringing  # of use where there is a cluster
+    def on_cluster(self, cluster: Cluster, requirements: NodeRequirements, shard_bytes: int) -> MakeBackend:
+        """Return what uploads shards from the nodes of a cluster. Each needs `shard_bytes`, and memory to send it."""
+        from brim.execution.ray_backend import INTERPRETER_BYTES, RayBackend, check_memory
+        from brim.execution.ray_worker import UploadOrder
 
-        spec = self.spec
+        spec, limit_bytes = self.spec, self.limit.bytes
         need = INTERPRETER_BYTES + shard_bytes + carrying_bytes(spec.layout.destination, spec.how.hub)
-        return RayBringing(cluster, sight, need, self.limit.bytes, spec.how.workers)
+        check_memory(need, limit_bytes)
+
+        def make_backend(run: Run) -> Any:
+            carrier = run.sink.carrier()
+
+            def order(task: Task) -> UploadOrder:
+                slice = run.content.slice(task.work)
+                return UploadOrder(task.name, slice, carrier, run.known_sha256(task.work))
+
+            checked = replace(requirements, carrier=carrier)
+            return RayBackend(
+                cluster, checked, need, limit_bytes, run, run.progress, make_order=order, workers=spec.how.workers
+            )
+
+        return make_backend
 
     def bring(
         self,
         content: Content,
         books: Books,
         share: Share,
-        executor: RayBringing | None,
+        executor: MakeBackend | None,
         *,
         fresh: bool | None = None,
         source: SourceRecord | None = None,

@@ -19,12 +19,22 @@ from typing import Any
 
 from brim.compute.steps.step import Settles
 from brim.errors import InputError, UserFunctionError
-from brim.execution.run_units import UnitShare, UnitStats
+from brim.execution.unit_receipts import UnitFiles, UnitStats
 from brim.jobs.compute import Computing
 from brim.jobs.content import PlanContent, computed_changes
 from brim.jobs.job import Job, MapResult, workplace
 from brim.jobs.open_store import Books
-from brim.jobs.plan_storage import JOB_PLAN, Part, PlanPlace, check_plan_place, listed, open_place, parse_part, save_to
+from brim.jobs.plan_storage import (
+    JOB_PLAN,
+    Part,
+    PartReceipts,
+    PlanPlace,
+    check_plan_place,
+    listed,
+    open_place,
+    parse_part,
+    save_to,
+)
 from brim.jobs.saved_build import PartResult, PlanStatus
 from brim.jobs.spec import called_with
 from brim.jobs.upload_shards import Share
@@ -83,7 +93,7 @@ def _settled(job: Job, progress: Progress) -> str:
         units = Path(folder) / "units"
         # Units go to the parts in turn: with so many parts, the first has one unit.
         with _computing(job, Path(folder), progress) as computing:
-            computing.part(units, UnitShare(1, 1 << 62), "")
+            computing.part(UnitFiles(units), 0, 1 << 62, "")
         return str(Ledger(units).recall("types") or "")
 
 
@@ -122,6 +132,21 @@ def load_job_plan(place: PlanPlace) -> JobPlan:
             f"{place.shown!r} is not a plan that this version of brim can read.",
             hint="Save it again with this version.",
         ) from error
+
+
+class _PartFiles(UnitFiles):
+    """Unit files of a part, stored where every machine finds them."""
+
+    def __init__(self, receipts: PartReceipts, part: Part, folder: Path) -> None:
+        super().__init__(folder)
+        self._receipts, self._part = receipts, part
+        self._holder = receipts.holder(part, folder)
+
+    def has(self, receipt: Receipt) -> bool:
+        return super().has(receipt) if self._holder is None else self._holder(receipt)
+
+    def store(self, name: str) -> None:
+        self._receipts.keep(self._part, self.folder, name)
 
 
 # A plan names its function by what is in it, so another one is another plan.
@@ -171,15 +196,10 @@ class SavedComputation:
         part, job = parse_part(part) if isinstance(part, str) else part, self._called()
         with self.receipts.part(part) as folder:
             self.receipts.check(part, Ledger(folder), self.plan.fingerprint)
-            share = UnitShare(
-                part.number,
-                part.count,
-                kept=lambda name: self.receipts.keep(part, folder, name),
-                there=self.receipts.holder(part, folder),
-            )
             try:
                 with _computing(job, folder, progress or Progress()) as computing:
-                    outcome = computing.part(folder, share, self.plan.types)
+                    files = _PartFiles(self.receipts, part, folder)
+                    outcome = computing.part(files, part.number - 1, part.count, self.plan.types)
             except UserFunctionError as failed:
                 failed.with_hint(_MEND)
                 raise

@@ -353,9 +353,6 @@ class Layout(Protocol):
     def clear(self) -> None:
         """Take away what a finished job needs no more."""
 
-    def afterwards(self) -> None:
-        """What is left to do once others may have the lock; nobody waits for it."""
-
 
 @dataclass(frozen=True, slots=True)
 class DatasetLayout:
@@ -421,9 +418,6 @@ class DatasetLayout:
 
     def clear(self) -> None:
         shutil.rmtree(self.units, ignore_errors=True)
-
-    def afterwards(self) -> None:
-        """Nothing: it is on disk, or where it was sent."""
 
 
 def dataset_layout(

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from brim.errors import DestinationError, DestinationUnavailableError, PlanMismatchError
-from brim.execution.scheduler import Bring, Listed, Retries, Task, TaskQueue, run
-from brim.execution.thread_backend import Dropped, ThreadBackend
+from brim.execution.scheduler import Retries, Task, TaskQueue, run_tasks
+from brim.execution.thread_backend import Cancelled, ThreadBackend
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
 from brim.formats.shard_listing import LISTING, MOST_LISTING_BYTES
 from brim.jobs.content import Content
@@ -42,10 +41,7 @@ from brim.state.ledger import (
 from brim.state.record_log import records_of
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop
-from brim.stores.store import Announcement, CardMaker, ObjectsGone, Publication, Put, Store
-
-if TYPE_CHECKING:  # of use where there is a cluster
-    from brim.execution.ray_backend import RayBringing
+from brim.stores.store import Announcement, CardMaker, ObjectsGone, Publication, Put, PutWatcher, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +58,10 @@ class Share:
     units: Callable[[Ledger], None] | None = None  # take over the units that parts of a computed job have done
 
 
+MakeBackend = Callable[["Run"], Any]
 STAGED_S = 12 * 3600  # how long a shard that was sent and not committed counts as there
 _ROUNDS = 3
-_RETRIES = Retries(4, alone="with a node to itself")  # on a cluster: a thread is never lost
+_RETRIES = Retries(4, alone_text="with a node to itself")  # on a cluster: a thread is never lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ class DeliveryOptions:
     manifest_name: Callable[[str], str] | None = None  # of a split, where a ledger is published with the shards
     manifests: Sequence[bytes] = ()  # that are there
     share: Share = field(default_factory=Share)
-    executor: RayBringing | None = None  # None: threads of this process
+    executor: MakeBackend | None = None  # None: threads of this process
     waiting_card: CardMaker | None = None  # while it goes on, instead of one that says that it is unfinished
     builds_on: Sequence[Piece] | None = None  # what must still be there when it is published
     source: SourceRecord | None = None  # what a computed job has read
@@ -285,7 +282,7 @@ class Run:
     def _hash(self, shard: Shard) -> str:
         def look() -> None:
             if self._abort.is_set():
-                raise Dropped
+                raise Cancelled
             self.stop.check()
 
         def sent(size: int) -> None:
@@ -327,15 +324,23 @@ class Run:
         if not todo:
             yield iter(())
             return
-        queue = TaskQueue(Listed(todo), self._task, self, self.progress, _RETRIES)
-        backend_of = self.options.executor or partial(ThreadBackend, self.options.workers)
-        backend = backend_of(self.sink, self, self.progress, self.stop)
-        with backend, closing(run(queue, backend, self.stop)) as finished:
+        queue = TaskQueue((Task(s.name, s.file_bytes, s) for s in todo), self, self.progress, _RETRIES)
+        if self.options.executor is not None:
+            backend: Any = self.options.executor(self)
+        else:
+            backend = ThreadBackend(self.options.workers, self._upload, self.progress, self.stop)
+        with backend, closing(run_tasks(queue, backend, self.stop)) as finished:
             yield finished
 
-    def _task(self, shard: Shard) -> Task:
-        known = self._known.get(shard.name) or self.content.sha256(shard)
-        return Task(shard.name, shard.file_bytes, Bring(shard, self.content.slice, known))
+    def known_sha256(self, shard: Shard) -> str | None:
+        return self._known.get(shard.name) or self.content.sha256(shard)
+
+    def _upload(self, task: Task, watcher: PutWatcher) -> tuple[Receipt, Put]:
+        shard: Shard = task.work
+        with self.content.slice(shard).splice() as splice:
+            put = self.sink.put(shard.name, splice, self.known_sha256(shard), watcher)
+            size = splice.size
+        return self.record_done(task, (size, put))
 
     def _checkpoint(self) -> None:
         """Tell the sink what is there only for some hours."""
@@ -347,17 +352,16 @@ class Run:
 
     # The receipts, as a scheduler sees them
 
-    def skip(self, task: Task) -> bool:
+    def is_done(self, task: Task) -> bool:
         return False  # what is there was never put on the list
 
     def begin(self, task: Task) -> None:
         if task.name in self.ledger.receipts:
             self.ledger.forget(task.name)  # before its file becomes another one
 
-    def done(self, task: Task, result: tuple[int, Put]) -> tuple[Receipt, Put]:
-        assert isinstance(task.work, Bring)
+    def record_done(self, task: Task, result: tuple[int, Put]) -> tuple[Receipt, Put]:
         size, put = result
-        receipt = replace(self._receipt(task.work.shard, size, put.sha256), etag=put.etag)
+        receipt = replace(self._receipt(task.work, size, put.sha256), etag=put.etag)
         self.ledger.add(receipt)
         return receipt, put
 

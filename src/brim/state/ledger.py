@@ -4,8 +4,7 @@ A `RecordLog` (record_log.py): a shard whose line is torn or damaged is done aga
 rewritten in order, so that it depends on what was built and not on what was interrupted. It holds no path of this
 machine and no secret: it may travel with the folder it describes.
 
-A receipt with a `boot` is of a file that was written and not synced: it counts until the machine that wrote it stops,
-and in another boot it is as if it had not been written. Nothing but a cache has such receipts.
+Version 0.1 wrote receipts of cache files before it synced them (`unsynced`): the files must be checked once.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from brim.errors import DestinationError
-from brim.memory.meter import boot_id
 from brim.records import dataclass
 from brim.safe_names import is_file_name, stays_below
 from brim.state.atomic_files import reason, record_line, write_whole
@@ -53,7 +51,6 @@ class Receipt:
     job: str
     staged_at: int = 0  # when it was sent to where it is safe only for some hours; 0: it is where it belongs
     etag: str = ""  # what a bucket calls its content
-    boot: str = ""  # the boot in which its file was written, if it was not synced since
     source: str = ""  # of a unit: SHA-256 of the source bytes that it read
 
     @property
@@ -131,8 +128,6 @@ class PackedReceipts(MutableMapping[str, Receipt]):
 
     def _pack(self, receipt: Receipt) -> bytes | Receipt:
         """A receipt with other texts than hashes stays what it is."""
-        if receipt.boot:
-            return receipt
         texts = (receipt.sha256, receipt.key, receipt.mtimes, receipt.source)
         try:
             hashes = [bytes.fromhex(text) for text in texts]
@@ -212,10 +207,10 @@ class SourceRecord:
 
 
 class Ledger:
-    """The receipts of one destination. `job` is the last one begun, `done` whether it was finished, `for_now` whether
-    that holds until the machine stops; `broken` is the number of a line that is damaged, where none can be (a finished
-    ledger is written anew). `damaged` are the files that `verify` found damaged, each with the SHA-256 that it should
-    have: the next build writes them again.
+    """The receipts of one destination. `job` is the last one begun, `done` whether it was finished; `broken` is the
+    number of a line that is damaged, where none can be (a finished ledger is rewritten). `damaged` are the files that
+    `verify` found damaged, each with the SHA-256 that it should have: the next build writes them again. `unsynced` are
+    receipts of version 0.1 that do not count yet, `finished_unsynced` whether that version had finished the job.
 
     Threads may add to it at the same time.
     """
@@ -227,7 +222,7 @@ class Ledger:
         self.broken = 0
         try:
             self._read(self._log.replay())
-            self.broken = self._log.broken if self.done and not self.for_now else 0
+            self.broken = self._log.broken if self.done else 0
         except (FileNotFoundError, NotADirectoryError):
             return  # there is none yet
         except OSError as error:  # it belongs to somebody else, or is a folder
@@ -246,7 +241,8 @@ class Ledger:
 
     def _read(self, records: Iterable[dict[str, Any]]) -> None:
         self.job: JobRecord | None = None
-        self.done = self.for_now = False
+        self.done = self.finished_unsynced = False
+        self.unsynced: dict[str, Receipt] = {}
         self.source: SourceRecord | None = None  # of a computed job
         self.receipts = PackedReceipts()
         self.former: dict[str, Receipt] = {}  # by key: shards that were written here and have no receipt any more
@@ -303,40 +299,45 @@ class Ledger:
             job = JobRecord(**{**record, "left_out": tuple(record.get("left_out", ()))})
             _check_job(job)
             self.job = job
-            self.done = self.for_now = False
+            self.done = False
             self._notes, self.source = {}, None
         elif kind == "source":
             key_dates_hash = [(str(key), str(dates), str(content)) for key, dates, content in record["units"]]
             self.source = SourceRecord(str(record["stamp"]), tuple(key_dates_hash))
         elif kind == "shard":
+            is_synced = not record.pop("boot", "")
             receipt = Receipt(**record)
             if not _stays_inside(receipt) or not _has_its_types(receipt):
                 raise ValueError(receipt.name)
             before = self.receipts.get(receipt.name)
             if before is not None:
                 self.former[before.key] = before
-            if receipt.boot and receipt.boot != boot_id():
+            self.unsynced.pop(receipt.name, None)
+            if not is_synced:
                 self.receipts.pop(receipt.name, None)
+                self.unsynced[receipt.name] = receipt
                 return
             self.receipts[receipt.name] = receipt
             self.former.pop(receipt.key, None)
             self.damaged.pop(receipt.name, None)
         elif kind == "damaged":
             self.damaged[str(record["name"])] = str(record["sha256"])
+        elif kind == "gone" and record["name"] in self.unsynced:
+            del self.unsynced[record["name"]]
         elif kind == "gone" and record["name"] in self.receipts:
             self.damaged.pop(record["name"], None)
             receipt = self.receipts.pop(record["name"])
             self.former[receipt.key] = receipt
             self._former_names.add(receipt.name)
-            self.done = self.for_now = False
+            self.done = False
         elif kind == "note":
             self._notes[record["name"]] = record["value"]
             if record["name"] == _PLANNED:
                 self._planned |= set(record["value"])
         elif kind == "done":
-            self.done, self.for_now = True, False
-        elif kind == "done for now":  # a kind of its own: an older brim, which reads no such receipts, must not take it
-            self.done = self.for_now = record["boot"] == boot_id()
+            self.done = True
+        elif kind == "done for now":
+            self.finished_unsynced = True
 
     def begin(self, job: JobRecord, planned: Iterable[str] = ()) -> None:
         """Record a job, and in the same write the names of the shards that it plans."""
@@ -348,25 +349,12 @@ class Ledger:
     def add(self, receipt: Receipt) -> None:
         self._append(_record_of(receipt))
 
-    def add_all(self, receipts: Iterable[Receipt], lasts: bool = True) -> None:
-        """Many at once: all are on disk when this returns, without a wait for each; not `lasts`, once others are."""
+    def add_all(self, receipts: Iterable[Receipt]) -> None:
+        """Add many receipts with one sync for all."""
         lines = [_record_of(receipt) for receipt in receipts]
         for start in range(0, len(lines), _TOGETHER):
             with self._lock:
-                self._write(*lines[start : start + _TOGETHER], lasts=lasts)
-
-    @property
-    def unsynced(self) -> list[Receipt]:
-        """Those that count until the machine stops."""
-        with self._lock:
-            return [receipt for receipt in self.receipts.values() if receipt.boot]
-
-    def synced(self, receipts: Iterable[Receipt]) -> None:
-        """The files of these are on disk since; one that was forgotten meanwhile stays so."""
-        with self._lock:
-            known = [receipt for receipt in receipts if self.receipts.get(receipt.name) == receipt]
-            if known:
-                self._write(*(_record_of(replace(receipt, boot="")) for receipt in known))
+                self._write(*lines[start : start + _TOGETHER])
 
     def record_damage(self, damaged: Mapping[str, str]) -> None:
         """Note files that are damaged, each with the SHA-256 that it should have."""
@@ -386,13 +374,13 @@ class Ledger:
         """Something else that the job needs after a crash."""
         self.remember_all({name: value})
 
-    def remember_all(self, notes: Mapping[str, Any], lasts: bool = True) -> None:
-        """Several things, with one wait for all; not `lasts`, without."""
+    def remember_all(self, notes: Mapping[str, Any]) -> None:
+        """Remember several values with one sync for all."""
         with self._lock:
             new = {name: value for name, value in notes.items() if self._notes.get(name) != value}
             if new:
                 lines = [{"type": "note", "name": name, "value": value} for name, value in new.items()]
-                self._write(*lines, lasts=lasts)
+                self._write(*lines)
 
     def recall(self, name: str) -> Any:
         return self._notes.get(name)
@@ -411,21 +399,14 @@ class Ledger:
         write_whole(
             self.path, finished_lines(self.job, receipts, [] if self.source is None else [source_line(self.source)])
         )
-        self.done, self.for_now, self.damaged = True, False, {}
-
-    def finish_for_now(self, receipts: Iterable[Receipt], boot: str) -> None:
-        """The job is done with these receipts, which count until the machine stops: `finish` comes after their sync."""
-        kept = {receipt.name for receipt in receipts}
-        with self._lock:
-            gone = [{"type": "gone", "name": name} for name in self.receipts if name not in kept]
-            self._write(*gone, {"type": "done for now", "boot": boot}, lasts=False)
+        self.done, self.damaged = True, {}
 
     def _append(self, record: dict[str, Any]) -> None:
         with self._lock:
             self._write(record)
 
-    def _write(self, *records: dict[str, Any], lasts: bool = True) -> None:
-        self._log.append(*map(_written, records), lasts=lasts)
+    def _write(self, *records: dict[str, Any]) -> None:
+        self._log.append(*map(_written, records))
         for record in records:
             self._take(json.loads(json.dumps(record)))
 
@@ -480,7 +461,7 @@ def finished_ledger(job: JobRecord, receipts: Iterable[Receipt], more: Iterable[
 def finished_lines(job: JobRecord, receipts: Iterable[Receipt], more: Iterable[dict[str, Any]] = ()) -> Iterator[bytes]:
     yield _encode({"type": "job", **asdict(job)})
     for receipt in receipts:
-        yield _encode({**_record_of(receipt), "staged_at": 0, "boot": ""})
+        yield _encode({**_record_of(receipt), "staged_at": 0})
     yield from map(_encode, more)
     yield _encode({"type": "done"})
 
@@ -495,9 +476,7 @@ def _record_of(receipt: Receipt) -> dict[str, Any]:
 
 def _written(record: dict[str, Any]) -> dict[str, Any]:
     """What most receipts have nothing to say of is left out."""
-    return {
-        name: value for name, value in record.items() if name not in ("staged_at", "etag", "boot", "source") or value
-    }
+    return {name: value for name, value in record.items() if name not in ("staged_at", "etag", "source") or value}
 
 
 def _encode(record: dict[str, Any]) -> bytes:

@@ -44,9 +44,9 @@ class RecordLog:
             elsewhere="Write to another disk.",
         )
 
-    def append(self, *records: dict[str, Any], lasts: bool = True) -> None:
-        """All on disk when this returns, or an error and none of them. Not `lasts`: once a later record is."""
-        append_line(self._opened(), b"".join(map(record_line, records)), lasts)
+    def append(self, *records: dict[str, Any]) -> None:
+        """All on disk when this returns, or an error and none of them."""
+        append_line(self._opened(), b"".join(map(record_line, records)))
 
     def clear(self) -> None:
         """As if nothing had been written."""

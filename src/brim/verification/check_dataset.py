@@ -11,7 +11,6 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import field, replace
 from pathlib import Path
@@ -26,12 +25,12 @@ from brim.formats.file_headers import header_kind, probe_gzip, probe_header
 from brim.formats.parquet_columns import ParquetColumns, is_file_type
 from brim.formats.parquet_levels import is_list_type
 from brim.formats.range_readers import Readable
-from brim.memory.limit import effective_limit, usable_cores
+from brim.memory.limit import effective_limit
 from brim.options.build_options import ReadFilesOptions
 from brim.options.check_options import CheckOptions
 from brim.options.groups import CheckFileOptions
 from brim.plans.shard_bytes import hollow_in
-from brim.progress import Progress
+from brim.progress import Advance, Progress
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.features import kind_of_feature
@@ -43,8 +42,8 @@ from brim.storage.location import Access, is_bucket_address, parse_bucket_addres
 from brim.verification.check_files import Check, CheckReport, finding_check
 from brim.verification.dataset_info import incomplete, type_words, values_of
 from brim.verification.published import SHARD_NAME, Published, opened, shards_below
+from brim.verification.walk import walk_shards
 
-_REQUESTS = 8  # at a time, to the Hub or a bucket
 # Limits of the Hub's dataset viewer: "Scan size limit exceeded: ..., limit is 300000000 bytes" (TooBigContentError).
 _VIEWER_BYTES, _VIEWER_ROWS, _VIEWER_COLUMNS = 300_000_000, 100, 1_000
 _SHOWN = 100  # findings of one kind that are kept
@@ -125,16 +124,14 @@ class _DatasetCheck:
         self.published, self.recipe, self.progress = published, recipe, progress
         self.names = sorted(published.sizes)
         self.parquet = [name for name in self.names if name.endswith(".parquet")]
-        self.threads = _REQUESTS if published.remote else usable_cores()
         self.looks: dict[str, _Look] = {}
 
     def checks(self, tolerance: float | None) -> list[Check]:
         self.progress.start("check", 0, len(self.parquet), effective_limit().bytes)
         try:
-            with ThreadPoolExecutor(self.threads) as pool:
-                for name, look in zip(self.parquet, pool.map(self._look, self.parquet), strict=True):
-                    self.looks[name] = look
-                    self.progress.shard(name, 0, "", "looked at")
+            for name, look in walk_shards(self.parquet, self._look, is_remote=self.published.remote):
+                self.looks[name] = look
+                self.progress.shard(name, 0, "", "inspected")
         finally:
             self.progress.finish()
         checks = [self._shards(), self._readable()]
@@ -151,7 +148,7 @@ class _DatasetCheck:
                 checks.append(Check("required files", True, 0, detail=detail, skipped=True))
         return checks
 
-    def _look(self, name: str) -> _Look:
+    def _look(self, name: str, advance: Advance) -> _Look:
         look = _Look()
         try:
             with closing(self.published.open(name)) as shard, ParquetColumns(shard) as columns:

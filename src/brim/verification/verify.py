@@ -6,7 +6,6 @@ import os
 import shlex
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.errors import BrimError, DestinationError, InputError, SourceChangedError, StoppedError, VerificationError
+from brim.errors import BrimError, DestinationError, InputError, SourceChangedError, VerificationError
 from brim.file_set import Ints
 from brim.formats.card import (
     CARD,
@@ -31,13 +30,13 @@ from brim.formats.card_configs import card_entries, config_faults, fits, names_n
 from brim.formats.parquet_columns import ParquetColumns, features_of_arrow
 from brim.formats.parquet_levels import is_list_type
 from brim.formats.range_readers import Readable
-from brim.memory.limit import effective_limit, usable_cores
+from brim.memory.limit import effective_limit
 from brim.options.check_options import VerifyOptions
 from brim.plans.cut_shards import shard_name
 from brim.plans.known_rows import holds_bytes_of, with_known_classes
 from brim.plans.plan import Plan
 from brim.plans.shard_bytes import count_rows, hollow_in, locate, splice_of
-from brim.progress import Progress
+from brim.progress import Advance, Progress
 from brim.records import dataclass
 from brim.sizes import format_size, plural
 from brim.sources.features import as_yaml
@@ -46,7 +45,6 @@ from brim.sources.open_source import columns_beside, read_source
 from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord, job_versions
-from brim.state.retry import interrupted_by
 from brim.storage.location import Access, bucket_of, is_bucket_address
 from brim.stores.destination import parse_destination
 from brim.verification.published import (
@@ -61,13 +59,12 @@ from brim.verification.published import (
     parts_of,
 )
 from brim.verification.repair import plan_like, record_damage, repair_shards
+from brim.verification.walk import walk_shards
 from brim.wording import Result
 
 _LISTED = (".parquet", ".arrow", ".tar")  # what a card lists under `configs`
 _FOREIGN_FILE = ": is not part of the dataset"
-_REQUESTS = 8  # at a time, to the Hub
 _SHOWN_DIFFERENCES = 10
-_STREAMS = 4  # at a time, from the Hub or a bucket: some 20 MB each
 
 
 @dataclass(repr=False)
@@ -179,7 +176,6 @@ class _Verification:
         self.tables: dict[str, FileTable] = {}  # the source as it was read for a job, by its fingerprint
         self._own = 0  # how many findings are of the dataset itself
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
 
     def found(self, what: str, damaged: str = "") -> None:
         """Something is wrong; `damaged` is the file that has to be written again."""
@@ -264,23 +260,15 @@ class _Verification:
         self.result.unproved += [] if self.deep else self.published.unproved
         total = sum(here[name] for name in names if name in here) if reads else 0
         self.progress.start("verify", total, len(names), effective_limit().bytes)
-        with ThreadPoolExecutor(self._threads(reads)) as pool:
-            try:
-                for name, result in zip(names, pool.map(self._shard, names), strict=True):
-                    if result is not None:
-                        self.rows_of[name], size = result
-                        self.result.rows += self.rows_of[name]
-                        self.result.bytes += size
-                    else:
-                        self.progress.shard(name, 0, "", "damaged")
-            finally:
-                self._stopped.set()  # Ctrl-C: the other threads need not go on
+        is_remote, advance = self.published.remote, self.progress.advance
+        for name, result in walk_shards(names, self._shard, is_remote=is_remote, reads_content=reads, advance=advance):
+            if result is not None:
+                self.rows_of[name], size = result
+                self.result.rows += self.rows_of[name]
+                self.result.bytes += size
+            else:
+                self.progress.shard(name, 0, "", "damaged")
         self.result.shards = len(names)
-
-    def _threads(self, reads: bool) -> int:
-        if not reads:
-            return _REQUESTS
-        return min(usable_cores(), _STREAMS) if self.published.remote else usable_cores()
 
     def _complete_by_name(self, names: Sequence[str]) -> None:
         """Without a ledger, the names still say how many shards there should be."""
@@ -302,7 +290,7 @@ class _Verification:
             if SHARD_NAME.fullmatch(name) is None and not loaded:
                 self.found(f"{name}{_FOREIGN_FILE}")
 
-    def _shard(self, name: str) -> tuple[int, int] | None:
+    def _shard(self, name: str, advance: Advance) -> tuple[int, int] | None:
         """(rows, size) of a shard that is as its receipt says; None after noting what is wrong."""
         receipt = self.told.receipts.get(name)
         size = self.published.sizes.get(name)
@@ -317,13 +305,12 @@ class _Verification:
             return None
         self.progress.begin(name, size)
         try:
-            with interrupted_by(self._look):
-                digest = self.published.sha256(name, self.deep, self._advance)
+            digest = self.published.sha256(name, self.deep, advance)
             if receipt is not None and receipt.sha256 and digest != receipt.sha256:
                 was, now = receipt.sha256[:12], "is not listed" if digest is None else f"{digest[:12]}…"
                 self.found(f"{name}: its content changed (SHA-256 {now} instead of {was}…)", name)
                 return None
-            with interrupted_by(self._look), closing(self.published.open(name)) as shard:
+            with closing(self.published.open(name)) as shard:
                 rows, hollow, crooked = self._read(name, shard)
         except pa.ArrowException as error:
             self.found(f"{name}: cannot be read as {Path(name).suffix[1:]} ({str(error).splitlines()[0]})", name)
@@ -363,14 +350,6 @@ class _Verification:
                     pairs |= columns_beside(job.facts["recipe"].get("recipe_text"), columns.schema.names)
             lists = {one: of for one, of in pairs.items() if _holds_list(columns, of)}
             return columns.rows, hollow_in(columns.file), list(columns.unequal_lists(lists))
-
-    def _look(self) -> None:
-        if self._stopped.is_set():
-            raise StoppedError("Stopped.")
-
-    def _advance(self, size: int) -> None:
-        self._look()
-        self.progress.advance(size)
 
     def card(self) -> None:
         """The card loads what the shards hold."""

@@ -1,4 +1,4 @@
-"""Workers that wait for the next call of a program: used for the same, never for another's, and not for long."""
+"""The worker that waits for the next call of a program: only for the same function, and for a minute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 import brim
 from brim.execution import worker_process
-from brim.execution.worker_process import caller_bytes, end_spares, start_spare, take_spares
+from brim.execution.worker_process import caller_bytes, end_warm_worker, start_warm_worker, take_warm_worker
 from brim.memory.meter import tree_bytes
 
 pytest.importorskip("datasets")
@@ -24,9 +24,9 @@ MAP = "brim.compute.steps.map_step"
 
 @pytest.fixture(autouse=True)
 def none_left() -> Iterator[None]:
-    end_spares()
+    end_warm_worker()
     yield
-    end_spares()
+    end_warm_worker()
 
 
 def whose(row: dict[str, Any]) -> dict[str, Any]:
@@ -47,6 +47,11 @@ def run(tmp_path: Path, function: Any) -> tuple[int, bool]:
     made = brim.map(rows, function, cache_dir=tmp_path / str(time.monotonic_ns()), memory="1GB")
     (pid,) = set(made["pid"])
     return pid, made["seen"][0]
+
+
+def warm() -> worker_process.WorkerProcess:
+    assert worker_process._WARM.worker is not None
+    return worker_process._WARM.worker
 
 
 def alive(pid: int) -> bool:
@@ -99,31 +104,32 @@ def test_what_a_function_wants_done_at_the_end(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("BRIM_TEST_ENDED", str(tmp_path / "ended"))
     run(tmp_path, registered)
     assert not (tmp_path / "ended").exists()
-    end_spares()
+    end_warm_worker()
     assert (tmp_path / "ended").exists()
 
 
 def test_not_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "KEPT_S", 0.05)
+    """It ends itself: after a call, and if there never was one."""
+    monkeypatch.setattr(worker_process, "WAIT_S", 0.05)
     pid, _ = run(tmp_path, another)
-    assert gone(pid)
-    deadline = time.monotonic() + 20
-    while worker_process._KEPT.workers and time.monotonic() < deadline:  # another one may have been kept later
-        time.sleep(0.02)
-    assert not take_spares(MAP, 1, None)
+    assert gone_or_zombie(pid)
+    end_warm_worker()
+    start_warm_worker(MAP)
+    worker = warm()
+    assert gone_or_zombie(worker.pid)
+    assert take_warm_worker(MAP, 1, None) is None
 
 
 def test_one_that_died_is_not_missed(tmp_path: Path) -> None:
     """Killed between two calls, or while it loads: the next call starts its own."""
     pid, _ = run(tmp_path, another)
-    for worker, _ in worker_process._KEPT.workers:
-        os.kill(worker.pid, signal.SIGKILL)
+    os.kill(warm().pid, signal.SIGKILL)
     assert gone_or_zombie(pid)
     again, _ = run(tmp_path, another)
     assert again != pid
-    end_spares()
-    start_spare(MAP)
-    os.kill(worker_process._KEPT.workers[0][0].pid, signal.SIGKILL)
+    end_warm_worker()
+    start_warm_worker(MAP)
+    os.kill(warm().pid, signal.SIGKILL)
     run(tmp_path, another)
 
 
@@ -148,17 +154,15 @@ def test_it_ends_with_the_program(tmp_path: Path) -> None:
         "rows = datasets.Dataset.from_dict({'n': [1]})\n"
         f"brim.map(rows, lambda row: {{'m': 1}}, cache_dir={str(tmp_path / 'cache')!r}, memory='1GB')\n"
         "if os.fork() == 0:\n"
-        "    assert not worker_process._KEPT.workers\n"
+        "    assert worker_process._WARM.worker is None\n"
         "    sys.exit(0)\n"
         "assert os.wait()[1] == 0\n"
-        "assert not any(worker.ended for worker, _ in worker_process._KEPT.workers)\n"
-        "print(*(worker.pid for worker, _ in worker_process._KEPT.workers))\n"
+        "assert not worker_process._WARM.worker.has_exited\n"
+        "print(worker_process._WARM.worker.pid)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    pids = [int(word) for word in done.stdout.split()]
-    assert len(pids) == 2  # one that has run the function, and one that has run none
-    assert all(gone(pid) for pid in pids)
+    assert gone(int(done.stdout))
 
 
 def test_it_counts_in_the_limit(tmp_path: Path) -> None:
@@ -167,46 +171,18 @@ def test_it_counts_in_the_limit(tmp_path: Path) -> None:
 
     from brim.memory.meter import tree
 
-    start_spare(MAP)
-    spare = worker_process._KEPT.workers[0][0].pid
+    start_warm_worker(MAP)
+    spare = warm().pid
     rows = datasets.Dataset.from_dict({"n": list(range(4))})
     made = brim.map(rows, another, cache_dir=tmp_path / "cache", memory="1GB", workers=None)
     assert set(made["pid"]) == {spare}
     assert spare in tree([os.getpid()])
 
 
-def test_a_small_rest_is_left_to_those_who_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4.2 MB and 0.4 MB: the second process would have loaded its libraries when all is done. Not for long, though."""
-    from types import SimpleNamespace
-
-    from brim.execution import process_backend as processes
-
-    now = 10.0
-    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now))
-    backend: Any = object.__new__(processes.ProcessBackend)
-    backend._work = SimpleNamespace(source=SimpleNamespace(total_bytes=4_600_000))
-    backend._largest_bytes, backend._began, backend._spares, backend._workers = 0, now, (), ("first",)
-    queue: Any = SimpleNamespace(first=SimpleNamespace(unit=SimpleNamespace(bytes=4_200_000)), ahead=2)
-    assert backend._is_small_rest(queue, starting=1)
-    for change, value in (("_spares", ("there",)), ("_workers", ())):
-        with monkeypatch.context() as changed:
-            changed.setattr(backend, change, value)
-            assert not backend._is_small_rest(queue, starting=1)
-    with monkeypatch.context() as changed:
-        changed.setattr(queue, "ahead", 3)
-        assert not backend._is_small_rest(queue, starting=1)
-    for total in (None, 6_000_000):
-        with monkeypatch.context() as changed:
-            changed.setattr(backend._work.source, "total_bytes", total)
-            assert not backend._is_small_rest(queue, starting=1)
-    now = 12.0
-    assert not backend._is_small_rest(queue, starting=1)
-
-
 def test_spares_are_not_the_callers() -> None:
     """What waits for a job is counted by the job; what else the program has started is the caller's."""
-    start_spare(MAP)
-    (spare,) = (worker for worker, _ in worker_process._KEPT.workers)
+    start_warm_worker(MAP)
+    spare = warm()
     until = time.monotonic() + 60
     while spare.held_bytes() < 20 << 20 and time.monotonic() < until:
         time.sleep(0.02)
