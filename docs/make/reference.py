@@ -14,7 +14,7 @@ from brim.options.declare import declared_options, options_table
 from brim.options.monitor_options import FORECASTS
 
 ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "docs" / "reference"
+DOCS = ROOT / "docs"
 FUNCTIONS = {
     "Sources": ["files", "table", "bids", "dataset", "recipes"],
     "Package and publish": ["plan", "build", "select", "open_plan", "push_to_hub", "verify", "unpack", "check", "info"],
@@ -99,15 +99,14 @@ def decisions() -> str:
 
 
 def main() -> None:
-    PAGES.mkdir(exist_ok=True)
     made = {
-        "commands.md": commands(),
-        "python.md": functions(),
-        "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
-        "decisions.md": decisions(),
+        "reference/commands.md": commands(),
+        "reference/python.md": functions(),
+        "reference/changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+        "contributing/decisions.md": decisions(),
     }
     for name, text in made.items():
-        (PAGES / name).write_text(text)
+        (DOCS / name).write_text(text)
 
 
 if __name__ == "__main__":

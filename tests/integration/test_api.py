@@ -1,4 +1,4 @@
-"""Every verb in Python: the words of the command line, results, stopping, and the examples of docs/python.md."""
+"""Every verb in Python: the words of the command line, results, stopping, and the examples of docs/how-to/python.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from brim.options.groups import ShowOptions
 from tests.conftest import write_files
 from tests.integration.embed_models import hashing
 
-DOCS = Path(__file__).parents[2] / "docs" / "python.md"
+DOCS = Path(__file__).parents[2] / "docs/how-to/python.md"
 
 
 def test_help_shows_the_words() -> None:
@@ -267,7 +267,7 @@ def test_a_host_hears_its_own_signals(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_documentation_run(tmp_path: Path) -> None:
-    """Every example of docs/python.md runs, one after the other, in an empty folder."""
+    """Every example of docs/how-to/python.md runs, one after the other, in an empty folder."""
     code = "\n".join(re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL))
     tokenizer_file(tmp_path)
     environment = {**os.environ, "BRIM_CACHE": str(tmp_path / "cache")}

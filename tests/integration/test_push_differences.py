@@ -1,4 +1,4 @@
-"""What brim.push_to_hub and the original do differently: the table of docs/publish.md, each test named by its line."""
+"""Differences between brim.push_to_hub and the original: a test for each line of a table in docs/how-to/publish.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import brim
 from tests.hub import TestHub
 from tests.publishing import Machine
 
-PAGE = Path(__file__).parents[2] / "docs" / "publish.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/publish.md"
 PUSHED = r"""
 import json, os, sys
 import datasets, brim

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from brim.state.ledger import Piece
-from brim.storage import hub_commits, hub_private
+from brim.storage import hub_private
 from brim.storage.hub_client import HubEntry, Snapshot
+from brim.stores import hub_commits
 from brim.stores.hub_commits import Commits, pointers, texts
 from brim.stores.store import ObjectsGone
 

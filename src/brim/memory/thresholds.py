@@ -5,7 +5,7 @@ processes or clocks: `Guard.observe(now, used)` gets both and returns the alarms
 on them. `brim run`, `brim watch` and the workers of map and tokenize use the same guard.
 
 The constants are a compromise between stop requests that come in time and false alarms. `make bench-stop` measures
-both for each shape of growth; docs/run.md has the results.
+both for each shape of growth; docs/how-to/run-under-a-limit.md has the results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What sources do with a folder, wherever it is: list it, look at a name, read a small file.
 
-`LocalTree` is a folder on disk, `ObjectTree` (object_tree.py) what lies below a place in a bucket. Paths are relative
+`LocalTree` is a folder on disk, `ObjectTree` (remote_tree.py) what lies below a place in a bucket. Paths are relative
 to the top of the tree, with / between names. Errors are those of the operating system: a missing file is a
 FileNotFoundError in a bucket too.
 """

@@ -247,7 +247,7 @@ class _Evaluation:
             return self._call(node)
         if isinstance(node, ast.Constant) and not isinstance(node.value, complex | type(...)):
             return _scalar(node.value)
-        raise self._wrong("has a part that is not supported", node, "docs/select.md lists what is supported.")
+        raise self._wrong("has a part that is not supported", node, "docs/reference/where.md lists the syntax.")
 
     def _logic(self, node: ast.BoolOp) -> Any:
         join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene

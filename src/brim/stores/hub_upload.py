@@ -1,4 +1,4 @@
-"""Two ways for a shard to get to a repository: LFS, and Xet (buckets/xet.py).
+"""Two ways for a shard to get to a repository: LFS, and Xet (storage/xet.py).
 
 Xet works in lanes, a shard and a block of 64 MB each, as many as fit the memory that a user has set; without such a
 word, or with little of it, it sends shards in pieces.
