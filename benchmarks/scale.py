@@ -51,8 +51,8 @@ from brim.plans.describe_plan import forecast_build, plan_facts
 from brim.plans.plan import Plan, make_plan
 from brim.progress import Progress
 from brim.sources.file_table import FileColumn, FileTable, Split
-from brim.state.atomic_files import record_line
 from brim.state.ledger import JobRecord, Ledger, Receipt
+from brim.state.record_log import record_line
 from brim.state.stop import stoppable
 from brim.stores.folder_store import FolderStore
 

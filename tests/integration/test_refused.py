@@ -219,11 +219,11 @@ def test_a_waiting_stop_file_is_refused_before_a_source_is_read(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     for call in calls:
-        with pytest.raises(InputError, match=r"The stop file .*asked.* is there already"):
+        with pytest.raises(InputError, match=r"The stop file .*asked.* already exists"):
             call("new", stop_file=asked)
-        with pytest.raises(InputError, match=r"The stop file .*out.*stop.* is there already"):
+        with pytest.raises(InputError, match=r"The stop file .*out.*stop.* already exists"):
             call("out")
-    with pytest.raises(InputError, match=r"The stop file .*v\.npy\.brim.* is there already"):
+    with pytest.raises(InputError, match=r"The stop file .*v\.npy\.brim.* already exists"):
         calls[-1]("v.npy")
     with pytest.raises(InputError, match="asked"):
         brim.open_plan("none.plan", stop_file=asked)

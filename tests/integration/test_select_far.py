@@ -26,8 +26,7 @@ import brim as library
 from brim.errors import SourceChangedError
 from brim.memory.meter import tree_bytes
 from brim.sources import remote_values as far_values
-from brim.state.atomic_files import record_line
-from brim.state.record_log import records_of
+from brim.state.record_log import record_line, records_of
 from brim.storage.http_files import HttpStorage
 from brim.storage.location import Location
 from brim.storage.storage import ObjectStat

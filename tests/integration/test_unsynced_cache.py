@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import brim
-from brim.state.atomic_files import record_line
 from brim.state.ledger import LEDGER, Ledger
-from brim.state.record_log import records_of
+from brim.state.record_log import record_line, records_of
 
 pytest.importorskip("datasets")
 

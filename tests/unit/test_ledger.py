@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from brim.errors import DestinationError
-from brim.state.atomic_files import record_line
 from brim.state.ledger import LEDGER, JobRecord, Ledger, PackedReceipts, Receipt, finished_ledger
+from brim.state.record_log import record_line
 
 JOB = JobRecord("f" * 64, {"rows": 3}, {"brim": "0"})
 ONE = Receipt("data/a", "train", 1, 10, "aa", "key-a", "m", "job")
@@ -126,11 +126,15 @@ def test_what_was_here_once_is_known(tmp_path: Path) -> None:
     ledger.add(replace(TWO, key="key-new", job="next"))
     ledger.close()
     for known in (ledger, Ledger(tmp_path)):
-        assert known.known() == {"key-a": ONE, "key-b": TWO, "key-new": replace(TWO, key="key-new", job="next")}
+        assert known.receipts_by_key() == {
+            "key-a": ONE,
+            "key-b": TWO,
+            "key-new": replace(TWO, key="key-new", job="next"),
+        }
         assert known.names == {"data/a", "data/b"}
-        assert not known.all_of("next")
+        assert not known.has_only("next")
     ledger.add(replace(ONE, name="data/z", job="next"))
-    assert ledger.known()["key-a"].name == "data/z"
+    assert ledger.receipts_by_key()["key-a"].name == "data/z"
 
 
 @pytest.fixture
@@ -172,8 +176,8 @@ def test_a_receipt_is_on_disk_when_it_is_written(tmp_path: Path, synced: list[st
 def test_many_receipts_are_written_in_parts(tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from brim.state import ledger as module
 
-    assert module._TOGETHER == 10_000
-    monkeypatch.setattr(module, "_TOGETHER", 2)
+    assert module._BATCH == 10_000
+    monkeypatch.setattr(module, "_BATCH", 2)
     ledger = Ledger(tmp_path)
     many = [replace(ONE, name=f"data/{n}", key=f"key-{n}") for n in range(5)]
     ledger.add_all(iter(many))
@@ -254,7 +258,7 @@ def test_a_published_ledger_that_is_empty(tmp_path: Path) -> None:
 
 def test_lines_of_another_version_are_passed_over(tmp_path: Path) -> None:
     """Kinds that are not known, fields that are not, and a job that lacks some."""
-    from brim.state.atomic_files import record_line
+    from brim.state.record_log import record_line
 
     lines = [
         {"type": "shard", "name": "data/x"},
@@ -271,22 +275,22 @@ def test_lines_of_another_version_are_passed_over(tmp_path: Path) -> None:
 
 def test_what_receipts_add_up_to() -> None:
     """By split; and lists of a million that are made when they are asked for."""
-    from brim.state.ledger import Lazy, Total, totals
+    from brim.state.ledger import LazySequence, SplitTotal, split_totals
 
     test = replace(ONE, split="test", size=5)
-    assert totals([ONE, TWO, test]) == {"train": Total(2, 20), "test": Total(1, 5)}
+    assert split_totals([ONE, TWO, test]) == {"train": SplitTotal(2, 20), "test": SplitTotal(1, 5)}
     made: list[str] = []
 
     def make(name: str) -> str:
         made.append(name)
         return name.upper()
 
-    lazy = Lazy(["a", "b", "c"], make)
+    lazy = LazySequence(["a", "b", "c"], make)
     assert (len(lazy), made) == (3, [])
     assert lazy[1] == "B"
     assert made == ["b"]
     part = lazy[1:]
-    assert isinstance(part, Lazy)
+    assert isinstance(part, LazySequence)
     assert list(part) == ["B", "C"]
     assert list(lazy) == ["A", "B", "C"]
 
@@ -325,13 +329,13 @@ def test_an_unreadable_ledger_says_where_another_may_be(tmp_path: Path) -> None:
 def test_all_of_one_job(tmp_path: Path) -> None:
     """Whether every shard that was ever here is of it: also those that have no receipt any more."""
     ledger = Ledger(tmp_path)
-    assert ledger.all_of("job")
+    assert ledger.has_only("job")
     ledger.add(ONE)
-    assert ledger.all_of("job")
-    assert not ledger.all_of("other")
+    assert ledger.has_only("job")
+    assert not ledger.has_only("other")
     ledger.forget("data/a")
-    assert not ledger.all_of("other")
-    ledger.know(["data/k"])
+    assert not ledger.has_only("other")
+    ledger.add_names(["data/k"])
     assert ledger.names == {"data/a", "data/k"}
     ledger.close()
 
@@ -343,7 +347,7 @@ def test_what_is_gone_is_known_as_former(tmp_path: Path) -> None:
     ledger.close()
     for each in (ledger, Ledger(tmp_path)):
         assert each.receipts == {"data/b": TWO}
-        assert each.former == {"key-a": ONE}
+        assert each.old_receipts == {"key-a": ONE}
 
 
 def with_boot(ledger: Path, *receipts: Receipt, finished: bool = False) -> None:
@@ -408,9 +412,9 @@ def test_a_shard_that_is_back_is_no_former_one(tmp_path: Path) -> None:
     """Under its name or another: it is found by what it is made of."""
     ledger = written(tmp_path)
     ledger.forget(ONE.name)
-    assert set(ledger.former) == {ONE.key}
+    assert set(ledger.old_receipts) == {ONE.key}
     ledger.add(replace(ONE, name="data/c"))
-    assert not ledger.former
+    assert not ledger.old_receipts
 
 
 def test_a_job_whose_receipt_is_gone_is_not_done(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from brim.cli.commands import help_page, version_line
 from brim.cli.print_output import Escaped, Printed, fail, missing_working_folder
 from brim.errors import BrimError, DestinationUnavailableError, StoppedError
 from brim.state.atomic_files import reason
-from brim.state.stop import hear_all_signals
+from brim.state.stop import handle_all_signals
 from brim.wording import speak_of_flags
 
 
@@ -117,7 +117,7 @@ def main() -> None:
     """Run the `brim` command."""
     gc.set_threshold(_OBJECTS)
     speak_of_flags()
-    hear_all_signals()
+    handle_all_signals()
     _replace_streams()
     do_without_pandas()
     arguments, command = _split(sys.argv[1:])

@@ -28,7 +28,7 @@ from brim.plans.known_rows import is_class_label, planned_again, with_known_clas
 from brim.plans.plan import EXTENSIONS, Plan
 from brim.plans.shard_bytes import PlanSlice, Slice
 from brim.records import dataclass
-from brim.state.ledger import Ledger, Receipt, Total, totals
+from brim.state.ledger import Ledger, Receipt, SplitTotal, split_totals
 from brim.verification.published import SHARD_NAME, Published, PublishedPart, Subset, parts_of, told_by, told_of
 
 
@@ -315,13 +315,13 @@ class AppendedContent:
         return None if found is None else {**found, "name": shard.name}
 
     def card(self, receipts: Iterable[Receipt]) -> CardFacts:
-        found = totals(receipts)
+        found = split_totals(receipts)
         rows: dict[str, int] = {}
         for shard in self.shards:
             rows[shard.split] = rows.get(shard.split, 0) + shard.rows
         splits = []
         for split, count in rows.items():
-            of = found.get(split, Total())
+            of = found.get(split, SplitTotal())
             splits.append(SplitFacts(split, count, of.bytes, of.shards))
         return replace(self.own.card(()), splits=splits, left_out=self.left_out, appended=True)
 

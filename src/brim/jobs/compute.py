@@ -109,7 +109,7 @@ def _adopt(units: Ledger, before: JobRecord, wanted: Wanted) -> None:
     notes, source = {name: units.recall(name) for name in names}, units.source
     units.begin(JobRecord(wanted.fingerprint, wanted.facts, job_versions()))
     if source is not None:
-        units.read_from(source)
+        units.record_source(source)
     for name, note in notes.items():
         if note is not None:
             units.remember(name, note)
@@ -240,7 +240,7 @@ class Computing:
         contents = ((number, key, content) for number, (key, _, content) in enumerate(recorded.units))
         units = tuple((key, short_dates(found.dates[number]), content) for number, key, content in contents)
         with suppress(OSError):  # a folder that cannot be written to is compared again the next time
-            ledger.read_from(SourceRecord(stamp, units))
+            ledger.record_source(SourceRecord(stamp, units))
         return True
 
     def _compare(self, known: Mapping[int, UnitRecord]) -> Comparison:
@@ -271,7 +271,7 @@ class Computing:
                 for number in sorted(found.changed):
                     units.forget(receipts[number].name)
                 units.add_all(receipt for receipt in kept if units.receipts[receipt.name] != receipt)
-        units.read_from(SourceRecord(stamp))
+        units.record_source(SourceRecord(stamp))
 
     def _is_removed(self) -> bool:
         """Whether somebody has removed all files of a finished result on this machine."""

@@ -16,7 +16,7 @@ from brim.plans.plan import EXTENSIONS, Plan
 from brim.plans.shard_bytes import FileSlice, Slice, slice_of
 from brim.records import dataclass
 from brim.sources.features import as_yaml
-from brim.state.ledger import Receipt, Total, totals
+from brim.state.ledger import Receipt, SplitTotal, split_totals
 
 _WORDS = {
     "kind": "it was made by another command",
@@ -200,9 +200,9 @@ MEMORY = "memory_bytes"  # of each split, as `datasets` weighs it: beside what e
 
 
 def card_facts(plan: Plan, receipts: Iterable[Receipt]) -> CardFacts:
-    splits, found = [], totals(receipts)
+    splits, found = [], split_totals(receipts)
     for split in plan.table.splits:
-        of = found.get(split.name, Total())
+        of = found.get(split.name, SplitTotal())
         held = plan.table.about.get(MEMORY, {}).get(split.name)
         splits.append(SplitFacts(split.name, split.stop - split.start, of.bytes, of.shards, held))
     columns = []
@@ -272,9 +272,9 @@ class ComputedContent:
         return None
 
     def card(self, receipts: Iterable[Receipt]) -> CardFacts:
-        splits, found = [], totals(receipts)
+        splits, found = [], split_totals(receipts)
         for split in self.splits:
-            of = found.get(split, Total())
+            of = found.get(split, SplitTotal())
             rows = sum(one.rows for one in self.made.values() if one.split == split)
             splits.append(SplitFacts(split, rows, of.bytes, of.shards))
         return replace(self.card_facts, splits=splits)

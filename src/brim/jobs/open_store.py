@@ -18,7 +18,7 @@ from brim.progress import Progress, told_if_slow
 from brim.records import dataclass
 from brim.state.atomic_files import failures, write_whole
 from brim.state.ledger import STATE, Ledger
-from brim.state.lock import lock_in_turn, locked, owner_of
+from brim.state.lock import locked, owner_of, wait_for_lock
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop, stoppable
 from brim.storage.hub_client import HubClient
@@ -85,7 +85,7 @@ def _locked(layout: Layout, how: JobSettings, progress: Progress) -> Iterator[No
     except DestinationError:
         footprints.sweep()
         raise
-    held = lock_in_turn(layout.state, layout.make, waiting) if layout.waits else locked(layout.state)
+    held = wait_for_lock(layout.state, layout.make, waiting) if layout.waits else locked(layout.state)
     with held, footprints.removed_if_refused():
         if claim:
             with failures(layout.state):
@@ -157,7 +157,7 @@ def open_store(
         elif share.only is not None and isinstance(layout.destination, Path):
             _respect(Ledger(layout.destination / STATE), content, books.ledger, _hint(layout.destination, how.update))
         if isinstance(content, AppendedContent):
-            books.ledger.know(content.base.names)
+            books.ledger.add_names(content.base.names)
         yield opened
     finally:
         opened.store.close()
@@ -199,7 +199,7 @@ def _hint(destination: Destination, update: bool) -> str:
 
 def _respect(published: Ledger, content: Content, ledger: Ledger, hint: str) -> None:
     """Another dataset at a shared destination is found before the first byte; with no `hint`, it may be replaced."""
-    ledger.know(published.names)
+    ledger.add_names(published.names)
     if published.job is not None and hint:
         refuse_another(content, published.job, hint)
 

@@ -263,7 +263,7 @@ class SavedComputation:
                 if not taken or sha256_of(here, lambda _: None) != receipt.sha256:
                     self._take(part, ledger, receipt, units, folder)
         if len(stamps) == 1 and units.source is None:  # with other dates here, the content is compared
-            units.read_from(SourceRecord(stamps.pop()))
+            units.record_source(SourceRecord(stamps.pop()))
 
     def _take(self, part: Part, ledger: Ledger, receipt: Receipt, units: Ledger, folder: Path) -> None:
         self.receipts.bring(part, receipt.name, folder, receipt.sha256)

@@ -43,7 +43,7 @@ from brim.plans.plan import Plan
 from brim.records import dataclass
 from brim.state.atomic_files import rename
 from brim.state.ledger import Ledger
-from brim.state.stop import heard_at_once, stop_file_lies
+from brim.state.stop import is_stale_stop_file, stopping_at_once
 from brim.storage.location import Access, HubAddress, Location
 from brim.stores.destination import (
     QUARANTINE,
@@ -82,7 +82,7 @@ class JobSettings(RunOptions, EngineOptions, FreshOptions, WriteOptions, ErrorOp
         if self.append and self.hub.commit_as_you_go:
             raise InputError("--commit-as-you-go cannot be used with --append, which is published in one step.")
         if self.stop_file:
-            stop_file_lies(Path(self.stop_file))
+            is_stale_stop_file(Path(self.stop_file))
 
 
 _Settings = TypeVar("_Settings", bound=JobSettings)
@@ -135,7 +135,7 @@ def heard_while_reading(
     there already is an InputError before anything is loaded. Without a destination, only the caller may ask."""
     layout: Layout
     if destination is None:
-        with heard_at_once(asked=how.stop):
+        with stopping_at_once(asked=how.stop):
             yield
         return
     if as_file:
@@ -146,8 +146,8 @@ def heard_while_reading(
         layout = dataset_layout(destination, how.state_dir, how.hub, how.access)
     files = stop_files(layout.state, how)
     for file in files:
-        stop_file_lies(file)
-    with heard_at_once(*files, asked=how.stop):
+        is_stale_stop_file(file)
+    with stopping_at_once(*files, asked=how.stop):
         yield
 
 

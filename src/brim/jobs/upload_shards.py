@@ -29,7 +29,7 @@ from brim.records import dataclass
 from brim.sizes import format_size
 from brim.state.ledger import (
     JobRecord,
-    Lazy,
+    LazySequence,
     Ledger,
     Piece,
     Receipt,
@@ -104,7 +104,7 @@ class Run:
 
     def run(self) -> Sequence[Receipt]:
         # A run that was killed between a shard and its receipt has left a file that is brim's own all the same.
-        self.ledger.know(self.ledger.planned(self.sink.shards()))
+        self.ledger.add_names(self.ledger.planned_names(self.sink.shards()))
         received = list(self.options.share.received(self.ledger))
         new = self.ledger.job is None or self.ledger.job.fingerprint != self.content.fingerprint
         strangers = self._check(new, received)
@@ -161,7 +161,9 @@ class Run:
             self._need_room(shards, freed)
             return
         kept = {receipt.key for receipt in received}
-        kept |= {key for key, receipt in self.ledger.known().items() if is_kept(receipt, self.sink, self.ledger)}
+        kept |= {
+            key for key, receipt in self.ledger.receipts_by_key().items() if is_kept(receipt, self.sink, self.ledger)
+        }
         self._need_room([shard for shard in shards if self.content.key(shard) not in kept])
 
     def _discard_previous(self) -> None:
@@ -169,7 +171,7 @@ class Run:
             return
         for name in sorted(self.ledger.receipts):
             self.ledger.forget(name)
-        self.ledger.former.clear()
+        self.ledger.old_receipts.clear()
         self.sink.discard(self.ledger.names)
 
     def _strangers(self) -> set[str]:
@@ -217,7 +219,7 @@ class Run:
 
     def _todo(self) -> list[Shard]:
         """The shards without a receipt that still holds; others are kept, moved or hashed again."""
-        if not self.ledger.all_of(self.job):
+        if not self.ledger.has_only(self.job):
             reuse(self.content, self.sink, self.ledger, self.job)
         todo = []
         doubtful = []
@@ -372,11 +374,11 @@ class Run:
 
     def _publish(self, strangers: set[str]) -> Sequence[Receipt]:
         names, known = [shard.name for shard in self.content.shards], self.ledger.receipts
-        receipts = Lazy(names, known.__getitem__)
+        receipts = LazySequence(names, known.__getitem__)
         facts = self._facts(receipts)
         self.proved = self.sink.publish(
             Publication(
-                Lazy(names, lambda name: known[name].piece),
+                LazySequence(names, lambda name: known[name].piece),
                 frozenset((self.ledger.names | strangers) - self._names),
                 lambda existing, names: write_card(facts, existing, names),
                 self._manifests(receipts),
@@ -469,7 +471,7 @@ def reuse(content: Content, sink: Store, ledger: Ledger, job: str) -> None:
     for shard in content.shards:
         wanted.setdefault(content.key(shard), []).append(shard)
     kept: list[tuple[Shard, Receipt]] = []
-    for receipt in ledger.known().values():
+    for receipt in ledger.receipts_by_key().values():
         places = wanted.get(receipt.key)
         if not places or ledger.is_damaged(receipt):
             continue

@@ -25,9 +25,8 @@ from brim.formats.card_configs import card_entries, fits, patterns_of
 from brim.formats.shard_listing import LISTING, ShardListing
 from brim.formats.source_reader import join_ranges
 from brim.records import dataclass
-from brim.state.atomic_files import record_line
 from brim.state.ledger import STATE, Ledger, Receipt
-from brim.state.record_log import records_of
+from brim.state.record_log import record_line, records_of
 from brim.storage.listing import list_objects, read_small, stat_object
 from brim.storage.location import Access, Location, is_remote, parse_location
 from brim.storage.reading import ObjectFile, ObjectPiece, ahead

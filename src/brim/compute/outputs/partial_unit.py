@@ -19,7 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.state.atomic_files import record_line, record_of, sync_file, sync_folder, write_whole
+from brim.state.atomic_files import sync_file, sync_folder, write_whole
+from brim.state.record_log import record_line, record_of
 
 _INTERVAL_S = 30.0
 
