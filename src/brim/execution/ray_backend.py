@@ -49,7 +49,8 @@ from brim.records import dataclass
 from brim.sizes import format_size
 from brim.state.stop import Stop
 from brim.storage.location import Access, Location
-from brim.stores.store import Carrier, Put, Store
+from brim.storage.storage import PutResult
+from brim.stores.store import Carrier, Store
 
 INTERPRETER_BYTES = 130_000_000  # a Ray worker with brim and pyarrow, before any work
 _LISTEN_S, _FIRST_S = 0.1, 0.01
@@ -300,7 +301,7 @@ class RayShards(RayBackend):
         options = {"num_cpus": cpus, "memory": memory}
         self._send(attempt, node, options, self._gauges.run, name, slice, self._carrier, work.sha256)
 
-    def _answered(self, attempt: Attempt, answer: tuple[int, Put] | BrimError) -> Event:
+    def _answered(self, attempt: Attempt, answer: tuple[int, PutResult] | BrimError) -> Event:
         return TaskFailed(answer) if isinstance(answer, BrimError) else self._done(attempt, answer, answer[0])
 
     def _lost(self, attempt: Attempt, loss: Loss) -> TaskLost:

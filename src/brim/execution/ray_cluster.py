@@ -34,8 +34,8 @@ from brim.extras import missing
 from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
 from brim.records import dataclass
-from brim.storage.listing import list_objects, stat_objects
-from brim.storage.location import Access, Location, is_bucket_address, parse_bucket_address
+from brim.storage.listing import list_files, stat_files
+from brim.storage.location import Access, Location, is_remote, parse_location
 from brim.stores.store import Carrier
 
 Loss = Literal["lost", "memory"]
@@ -240,8 +240,8 @@ class Sight:
         elif self.files is not None and self.files.bucket is not None:
             _see(self.files.bucket, [self.files.path(number) for number in range(len(self.files))])
         for path in self.paths:
-            if is_bucket_address(path):
-                _see(parse_bucket_address(path, self.access), [])
+            if is_remote(path):
+                _see(parse_location(path, self.access), [])
             elif not os.access(path, os.R_OK):
                 raise SourceError(
                     f"The source {path!r} is not there, or may not be read.",
@@ -253,7 +253,7 @@ class Sight:
                 hint="Choose a destination, or a --state-dir folder, on a disk that every node shares.",
             )
         if self.carrier is not None:
-            self.carrier.check()
+            self.carrier.check_access()
 
 
 def _open(files: FileSet, number: int) -> None:
@@ -267,10 +267,10 @@ def _open(files: FileSet, number: int) -> None:
 def _see(bucket: Location, names: list[str]) -> None:
     """Whether these objects can be read from here; without any, whether the place can be listed."""
     if not names:
-        next(list_objects(bucket), None)
-    for name, stat in zip(names, stat_objects(bucket, names), strict=True):
+        next(list_files(bucket), None)
+    for name, stat in zip(names, stat_files(bucket, names), strict=True):
         if stat is None:
-            raise SourceError(f"{bucket}/{name} is not there.", hint="Do all nodes reach the same store?")
+            raise SourceError(f"{bucket.child(name)} is not there.", hint="Do all nodes reach the same store?")
 
 
 def sample_of(files: FileSet) -> FileSet:

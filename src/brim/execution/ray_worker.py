@@ -28,11 +28,12 @@ from brim.memory.meter import oom_kills, process_bytes
 from brim.plans.shard_bytes import Slice
 from brim.records import dataclass
 from brim.storage.location import Location
+from brim.storage.storage import PutResult
 from brim.stores.bucket_store import fetch_unit, send_file, send_unit
-from brim.stores.store import Carrier, Put
+from brim.stores.store import Carrier
 
 
-def carry(run: str, name: str, slice: Slice, carrier: Carrier, sha256: str | None) -> tuple[int, Put] | BrimError:
+def carry(run: str, name: str, slice: Slice, carrier: Carrier, sha256: str | None) -> tuple[int, PutResult] | BrimError:
     """Make the shard's bytes and bring them there. An error of brim's is an answer: it arrives as what it is."""
     postpone_pandas()
     telling = Telling(run, name)

@@ -33,8 +33,9 @@ from brim.state.atomic_files import reason, rename, sync_file, sync_folder, writ
 from brim.state.deferred_sync import later, sync_rest
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import lock_in_turn, locked
-from brim.stores.destination import UNITS, Destination, Footprints
-from brim.stores.store import PutWatcher
+from brim.storage.location import Location, folder_location
+from brim.storage.upload_content import UploadWatcher
+from brim.stores.destination import UNITS, Footprints
 
 _ABOUT = "about.json"
 _AT_ONCE_BYTES = 64 << 20  # so little is synced before the call returns: the disk has it in no time
@@ -240,12 +241,12 @@ class CacheLayout:
     waits = True
 
     @property
-    def destination(self) -> Path:
-        return self.home
+    def destination(self) -> Location:
+        return folder_location(self.home)
 
     @property
-    def place(self) -> Path:
-        return self.units
+    def place(self) -> Location:
+        return folder_location(self.units)
 
     @property
     def state(self) -> Path:
@@ -264,8 +265,8 @@ class CacheLayout:
         return self.state
 
     @property
-    def taken(self) -> list[Destination]:
-        return [self.state]
+    def taken(self) -> list[Location]:
+        return [folder_location(self.state)]
 
     def footprints(self) -> Footprints:
         return Footprints(None, self.state)
@@ -287,7 +288,7 @@ class CacheLayout:
     def refuse_strangers(self, ledger: Ledger, fresh: bool) -> None:
         """Nobody else writes there."""
 
-    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: PutWatcher) -> None:
+    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: UploadWatcher) -> None:
         """They stay with their units."""
 
     def clear(self) -> None:

@@ -42,7 +42,8 @@ from brim.state.ledger import (
 from brim.state.record_log import records_of
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop
-from brim.stores.store import Announcement, CardMaker, ObjectsGone, Publication, Put, Store
+from brim.storage.storage import PutResult
+from brim.stores.store import Announcement, CardMaker, ObjectsGone, Publication, Store
 
 if TYPE_CHECKING:  # of use where there is a cluster
     from brim.execution.ray_backend import RayBringing
@@ -323,7 +324,7 @@ class Run:
                 self._checkpoint()
 
     @contextmanager
-    def _brought(self, todo: Sequence[Shard]) -> Iterator[Iterator[tuple[Receipt, Put]]]:
+    def _brought(self, todo: Sequence[Shard]) -> Iterator[Iterator[tuple[Receipt, PutResult]]]:
         if not todo:
             yield iter(())
             return
@@ -354,7 +355,7 @@ class Run:
         if task.name in self.ledger.receipts:
             self.ledger.forget(task.name)  # before its file becomes another one
 
-    def done(self, task: Task, result: tuple[int, Put]) -> tuple[Receipt, Put]:
+    def done(self, task: Task, result: tuple[int, PutResult]) -> tuple[Receipt, PutResult]:
         assert isinstance(task.work, Bring)
         size, put = result
         receipt = replace(self._receipt(task.work.shard, size, put.sha256), etag=put.etag)

@@ -114,7 +114,9 @@ def rename(source: Path, target: Path) -> None:
         sync_folder(folder)
 
 
-def write_whole(target: Path, data: bytes | Iterable[bytes], mark: str = "", private: bool = False) -> None:
+def write_whole(
+    target: Path, data: bytes | Iterable[bytes | memoryview], mark: str = "", private: bool = False
+) -> None:
     """A file that appears whole or not at all, from its bytes or from its lines.
 
     Where several write it at a time, each has a `mark` of its own. A `private` one is for its owner's eyes.
