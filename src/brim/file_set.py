@@ -21,7 +21,8 @@ import pyarrow as pa
 from brim.errors import SourceChangedError, SourceError
 from brim.records import dataclass
 from brim.storage.location import Location
-from brim.storage.storage import ObjectStat
+from brim.storage.reading import RemoteFile
+from brim.storage.storage import FileInfo
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -65,7 +66,7 @@ class AbsentStat:
     st_ino: int = 0
 
 
-Stat = os.stat_result | ObjectStat | AbsentStat
+Stat = os.stat_result | FileInfo | AbsentStat
 
 NO_CONTENT = -1  # the holder of a value that has a path perhaps, and no bytes: not the same as an empty one
 
@@ -95,7 +96,7 @@ class FileSet:
     bucket: Location | None = None
     etags: pa.Array | None = None
     holding: bool = False  # whether these are files that hold many values
-    remotes: Mapping[int, RemoteObject] = field(default_factory=dict)
+    remotes: Mapping[int, RemoteFile] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -108,7 +109,7 @@ class FileSet:
     def full_path(self, number: int) -> str:
         """Where the bytes are."""
         if self.bucket is not None:
-            return f"{self.bucket}/{self.path(number)}"
+            return str(self.bucket.child(self.path(number)))
         if self.ranges is None:
             return os.path.join(self.root, self.path(number))
         holder = int(self.ranges.holders[number])
@@ -205,15 +206,6 @@ class FileSet:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteObject:
-    """A file that holds values and is an object of a store: `key` in the bucket of `address`, as it was listed."""
-
-    address: Location
-    key: str
-    etag: str
-
-
-@dataclass(frozen=True, slots=True)
 class Pieces:
     """Values in several pieces: the n-th is pieces `edges[n]` to `edges[n + 1]`, each a range of the value's holder."""
 
@@ -303,7 +295,7 @@ class FileSetBuilder:
 
     def add(self, path: str, stat: Stat) -> int:
         """Add a file and return its number."""
-        etag = stat.etag if isinstance(stat, ObjectStat) else ""
+        etag = stat.etag if isinstance(stat, FileInfo) else ""
         return self._append(path, (stat.st_size, stat.st_mtime_ns, inode_of(stat)), etag)
 
     def _append(self, path: str, stat: tuple[int, int, int], etag: str = "") -> int:
@@ -346,7 +338,7 @@ class RangeSetBuilder:
 
     def __init__(self) -> None:
         self._containers = FileSetBuilder("")
-        self._remotes: dict[int, RemoteObject] = {}
+        self._remotes: dict[int, RemoteFile] = {}
         self._promised: list[int | None] = []
         self._paths: list[pa.Array] = []
         self._places: list[tuple[Ints, Ints, Ints]] = []
@@ -354,14 +346,14 @@ class RangeSetBuilder:
         self._pieced = 0
         self._count = 0
 
-    def container(self, path: str, stat: Stat, remote: RemoteObject | None = None) -> int:
+    def container(self, path: str, stat: Stat, remote: RemoteFile | None = None) -> int:
         """Add a file that holds values or is one, by its absolute path or its address."""
         number = self._containers.add(path, stat)
         if remote is not None:
             self._remotes[number] = remote
         return number
 
-    def add_container(self, path: str, files: FileSet, number: int, remote: RemoteObject | None) -> int:
+    def add_container(self, path: str, files: FileSet, number: int, remote: RemoteFile | None) -> int:
         """Add a container of another set."""
         stat = (int(files.sizes[number]), int(files.mtimes_ns[number]), int(files.inodes[number]))
         added = self._containers._append(path, stat)
@@ -420,7 +412,7 @@ def join_sets(sets: Sequence[FileSet]) -> FileSet:
             remote = kept.remotes.get(number)
             if kept.bucket is not None:
                 etag = "" if kept.etags is None else str(kept.etags[number].as_py())
-                remote = RemoteObject(kept.bucket, kept.bucket.key(kept.path(number)), etag)
+                remote = RemoteFile(kept.bucket, kept.path(number), int(kept.sizes[number]), etag)
             elif remote is None:
                 path = path if path.startswith("/") else os.path.abspath(path)
             numbers.append(builder.add_container(path, kept, number, remote))

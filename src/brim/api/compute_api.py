@@ -77,8 +77,8 @@ from brim.progress import Progress
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
-from brim.storage.listing import list_objects
-from brim.storage.location import Access, is_bucket_address, is_web_address, parse_bucket_address
+from brim.storage.listing import list_files
+from brim.storage.location import Access, folder_location, is_dataset_address, is_object_address, parse_location
 from brim.tensors.tensor_reader import ShardedTensor, open_tensors
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def tokenize_job(
         if options.destination is not None:
             return Job(dataset_spec("tokenize", rows, step, output, options.destination, settings))
         folder = _cache("tokenize", rows, step, output, settings, options.cache_dir, f"tokens of {options.column}")
-        layout = DatasetLayout(folder / _DATASET, folder, waits=True)
+        layout = DatasetLayout(folder_location(folder / _DATASET), folder, waits=True)
         return Job(computed_spec("tokenize", rows, step, output, layout, settings))
 
 
@@ -228,7 +228,7 @@ def embed_job(options: EmbedToDestinationOptions | EmbedToCacheOptions, *, held_
     the vectors go to a file in the cache.
     """
     to = None if options.destination is None else os.fspath(options.destination)
-    as_file = to is None or (not is_web_address(to) and Path(to).suffix in SUFFIXES)
+    as_file = to is None or (not is_dataset_address(to) and Path(to).suffix in SUFFIXES)
     if to is None:
         refuse_without_destination(options, "split")
     elif as_file and options.split != "train":
@@ -251,7 +251,7 @@ def embed_job(options: EmbedToDestinationOptions | EmbedToCacheOptions, *, held_
         if to is None:
             output = VectorOutput(_VECTORS, step.batch_rows or 1000)
             folder = _cache("embed", rows, step, output, settings, options.cache_dir, f"vectors by {model}")
-            layout = FileLayout(folder / _VECTORS, folder, waits=True)
+            layout = FileLayout(folder_location(folder / _VECTORS), folder, waits=True)
             return Job(computed_spec("embed", rows, step, output, layout, settings))
         if as_file:
             return Job(vector_file_spec(rows, step, to, settings))
@@ -344,8 +344,7 @@ def _embed_to_cache(options: EmbedToCacheOptions) -> Vectors:
     """
     job, result = _run_embed(options)
     assert isinstance(job.spec.layout, FileLayout)
-    assert isinstance(job.spec.layout.destination, Path)
-    return Vectors(job.spec.layout.destination, result)
+    return Vectors(job.spec.layout.destination.path, result)
 
 
 embed = with_optional_destination("embed", _embed, _embed_to_cache)
@@ -377,8 +376,7 @@ def run_job(job: Job, progress: Progress, report: PathLike | None) -> MapResult:
 def _open_cached(job: Job) -> Any:
     """Return the cached result of a job: a Dataset, or a DatasetDict for several splits."""
     assert isinstance(job.spec.output, TokenOutput)
-    assert isinstance(job.spec.layout.destination, Path)
-    data = job.spec.layout.destination / "data"
+    data = job.spec.layout.destination.path / "data"
 
     def open_split(split: str) -> Any:
         files = sorted(data.glob(f"{split}-*.arrow"))
@@ -396,7 +394,7 @@ _LOOK_NAMES = 10_000
 
 def _open_embedded(source: str, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
     """Return the rows and the root of relative image paths."""
-    if is_bucket_address(source):
+    if is_object_address(source):
         return _open_bucket(source, image, options)
     path = Path(source)
     if image is None or not path.is_dir() or _holds_rows(path):
@@ -407,15 +405,15 @@ def _open_embedded(source: str, image: str | None, options: RowOptions) -> tuple
 
 def _open_bucket(source: str, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
     """Return the rows of a bucket and the root of image paths; the first names decide between rows and images."""
-    address = parse_bucket_address(source, options.access)
-    folder, _, name = address.prefix.rpartition("/")
+    address = parse_location(source, options.access)
+    name = address.prefix.rpartition("/")[2]
     if image is None or split_name(name)[0] is not None or WILD.search(address.prefix):
-        root = replace(address, prefix=folder)
-    elif any(map(_is_of_rows, (key for key, _ in islice(list_objects(address), _LOOK_NAMES)))):
+        root = address.parent
+    elif any(map(_is_of_rows, (key for key, _ in islice(list_files(address), _LOOK_NAMES)))):
         root = address
     else:
         reading = SourceOptions(limit=options.limit, access=options.access)
-        return _open_images(source, image, reading, name or address.bucket, options)
+        return _open_images(source, image, reading, name or address.container, options)
     return open_rows(source, options), str(root) if image is not None else None
 
 
@@ -433,7 +431,7 @@ def _open_images(
     content = [digest_ints(table.files.sizes), *(digest_table(block) for block in _tables_of_files(table))]
     rows.facts = rows.facts | {"content": digest_json(content)}
     rows.files = table.files
-    return rows, table.files.root if table.files.bucket is None else str(table.files.bucket)
+    return rows, table.files.root
 
 
 def _holds_rows(folder: Path) -> bool:

@@ -11,7 +11,6 @@ from brim.options.build_options import BuildOptions
 from brim.options.declare import Option, Path
 from brim.options.groups import RunOptions, SavedPlanOptions, ShowOptions
 from brim.records import dataclass
-from brim.storage.location import Location
 
 EXAMPLES = """
 brim build photos/ out/ --label-from parent --memory 1GB
@@ -90,7 +89,7 @@ def _next_steps(options: BuildCommand | BuildPartCommand, job: Any, result: Any)
 
     if isinstance(options, BuildPartCommand):
         destination, config, source = str(result.destination), job.hub.config, []
-        store = job.destination.access.endpoint if isinstance(job.destination, Location) else None
+        store = job.destination.access.endpoint if job.destination is not None else None
         passed = [("--state-dir", options.state_dir), ("--endpoint-url", store)]
     else:
         destination, config, store = str(options.destination), options.config, options.endpoint_url

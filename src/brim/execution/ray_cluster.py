@@ -34,8 +34,8 @@ from brim.extras import missing
 from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
 from brim.records import dataclass
-from brim.storage.listing import list_objects, stat_objects
-from brim.storage.location import Access, Location, is_bucket_address, parse_bucket_address
+from brim.storage.listing import list_files, stat_files
+from brim.storage.location import Access, Location, is_remote, parse_location
 from brim.stores.store import Carrier
 
 Loss = Literal["lost", "memory"]
@@ -243,8 +243,8 @@ class NodeRequirements:
         elif self.files is not None and self.files.bucket is not None:
             _check_objects(self.files.bucket, [self.files.path(number) for number in range(len(self.files))])
         for path in self.paths:
-            if is_bucket_address(path):
-                _check_objects(parse_bucket_address(path, self.access), [])
+            if is_remote(path):
+                _check_objects(parse_location(path, self.access), [])
             elif not os.access(path, os.R_OK):
                 raise SourceError(f"The source {path!r} is missing or unreadable.", hint=_SHARED_HINT)
         if self.marker and not os.path.exists(self.marker):
@@ -253,16 +253,16 @@ class NodeRequirements:
                 hint="Choose a destination, or a --state-dir folder, on a disk that every node shares.",
             )
         if self.carrier is not None:
-            self.carrier.check()
+            self.carrier.check_access()
 
 
 def _check_objects(bucket: Location, names: list[str]) -> None:
     """Check that these objects can be read; without any, that the location can be listed."""
     if not names:
-        next(list_objects(bucket), None)
-    for name, stat in zip(names, stat_objects(bucket, names), strict=True):
+        next(list_files(bucket), None)
+    for name, stat in zip(names, stat_files(bucket, names), strict=True):
         if stat is None:
-            raise SourceError(f"{bucket}/{name} is missing.", hint="Do all nodes reach the same object store?")
+            raise SourceError(f"{bucket.child(name)} is missing.", hint="Do all nodes reach the same object store?")
 
 
 def sample_of(files: FileSet) -> FileSet:

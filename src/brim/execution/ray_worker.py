@@ -28,8 +28,9 @@ from brim.memory.meter import oom_kills, process_bytes
 from brim.plans.shard_bytes import Slice
 from brim.records import dataclass
 from brim.storage.location import Location
+from brim.storage.storage import PutResult
 from brim.stores.bucket_store import fetch_unit, send_file, send_unit
-from brim.stores.store import Carrier, Put
+from brim.stores.store import Carrier
 
 _POLL_S = 0.02
 _LINES_S = 0.2
@@ -57,7 +58,7 @@ class UploadOrder:
     carrier: Carrier
     sha256: str | None
 
-    def execute(self, reporter: TaskReporter, setup: bytes) -> tuple[int, Put]:
+    def execute(self, reporter: TaskReporter, setup: bytes) -> tuple[int, PutResult]:
         postpone_pandas()
         with self.slice.splice() as splice:
             return splice.size, self.carrier.put(self.name, splice, self.sha256, reporter)

@@ -1,4 +1,4 @@
-"""Anything with bytes at offsets as the file that pyarrow, tarfile and io.BufferedReader want."""
+"""Anything with bytes at offsets as the file that pyarrow, tarfile and io.BufferedReader need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Seekable(io.IOBase):
-    """`_at` is where the next read begins; a subclass says how large it is."""
+    """A file with a position; a subclass says how large it is."""
 
     _at = 0
 
@@ -39,8 +39,8 @@ class Seekable(io.IOBase):
 class FileView(Seekable, io.RawIOBase):
     """A range of `source`, which has `read_at`, as a file of its own; without `size`, all of a source that knows its.
 
-    Reading begins at `position`. With `passed`, it only goes forwards, and `passed` is told how far. Closing the view
-    leaves the source open, unless `owned`.
+    Reading begins at `position`. With `release`, it is read forwards only, and `release` is called with each position.
+    Closing the view leaves the source open, unless `owned`.
     """
 
     def __init__(
@@ -50,26 +50,26 @@ class FileView(Seekable, io.RawIOBase):
         size: int | None = None,
         *,
         position: int = 0,
-        passed: Callable[[int], None] | None = None,
+        release: Callable[[int], None] | None = None,
         owned: bool = False,
     ) -> None:
         self._source, self._start, self._at = source, start, position
         self._length = source.size - start if size is None else size
-        self._passed, self._owned = passed, owned
+        self._release, self._owned = release, owned
 
     def _size(self) -> int:
         return int(self._length)
 
     def seekable(self) -> bool:
-        return self._passed is None
+        return self._release is None
 
     def read(self, size: int | None = -1, /) -> bytes:
         left = max(self._length - self._at, 0)
         wanted = left if size is None or size < 0 else min(size, left)
         data: bytes = self._source.read_at(self._start + self._at, wanted) if wanted else b""
         self._at += len(data)
-        if self._passed is not None:
-            self._passed(self._at)
+        if self._release is not None:
+            self._release(self._at)
         return data
 
     def readinto(self, buffer: WriteableBuffer) -> int:

@@ -33,8 +33,8 @@ from brim.records import dataclass
 from brim.sources.file_table import FileTable
 from brim.state.atomic_files import reason
 from brim.state.ledger import Ledger, job_versions
-from brim.storage.location import HubAddress, Location
-from brim.stores.destination import Destination, parse_destination
+from brim.storage.location import Location
+from brim.stores.destination import parse_destination
 from brim.wording import Described
 
 
@@ -52,7 +52,7 @@ class BuildPlan(Described):
     label_width = 14
 
     def __init__(self, table: FileTable, destination: str | os.PathLike[str] | None, options: BuildSettings) -> None:
-        self.destination: Destination | None = (
+        self.destination: Location | None = (
             None if destination is None else parse_destination(destination, options.access)
         )
         self.watch: Watch = given_or_silent
@@ -83,7 +83,7 @@ class BuildPlan(Described):
 
     @property
     def _is_remote(self) -> bool:
-        return isinstance(self.destination, HubAddress | Location)
+        return self.destination is not None and not self.destination.is_local
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class BuildPlan(Described):
         lines = plan_lines(self.plan, self.forecast, self.limit, self._is_remote)
         if self.destination is not None:
             lines.append(("destination", self._destination_text(self.destination)))
-        if isinstance(self.destination, HubAddress):
+        if self.destination is not None and self.destination.is_repository:
             lines += [("Hub limits", text) for text in limits_of(PlanContent(self.plan), self.options.hub)]
         return lines
 
@@ -140,7 +140,7 @@ class BuildPlan(Described):
             raise InputError(
                 "--save cannot be used with --append: the existing dataset may change before the plan runs."
             )
-        if self.options.update and not isinstance(destination, HubAddress):
+        if self.options.update and not destination.is_repository:
             raise InputError(
                 "--save --update can only be used with a destination on the Hub.",
                 hint="Build on one machine, or choose another destination.",
@@ -150,13 +150,13 @@ class BuildPlan(Described):
         job = job_facts(destination, self.options.hub, self.options.update)
         save_to(path, lambda file: save_plan(file, self.plan, job, job_versions()), access)
 
-    def _destination_text(self, destination: Destination) -> str:
+    def _destination_text(self, destination: Location) -> str:
         """What a build would find at the destination, as far as this machine's ledger tells."""
         ledger = Ledger(dataset_at(destination, self.options.state_dir, self.options.hub).books)
         if ledger.job is None:
-            if not isinstance(destination, Path):
+            if not destination.is_local:
                 return f"{destination} (nothing sent from here yet)"
-            return f"{destination} ({'there, and not built by brim' if destination.exists() else 'new'})"
+            return f"{destination} ({'there, and not built by brim' if destination.path.exists() else 'new'})"
         if self.options.append:
             rows = sum(receipt.rows for receipt in ledger.receipts.values())
             return f"{destination} holds {rows:,} rows in {len(ledger.receipts):,} shards; these come behind them"

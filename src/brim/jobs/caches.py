@@ -29,8 +29,9 @@ from brim.sizes import parse_size
 from brim.state.atomic_files import reason, rename, sha256_of, sync_file, sync_folder, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked
-from brim.stores.destination import UNITS, Destination, Footprints
-from brim.stores.store import PutWatcher
+from brim.storage.location import Location, folder_location
+from brim.storage.upload_content import UploadWatcher
+from brim.stores.destination import UNITS, Footprints
 
 _ABOUT = "about.json"
 
@@ -234,12 +235,12 @@ class CacheLayout:
     waits = True
 
     @property
-    def destination(self) -> Path:
-        return self.home
+    def destination(self) -> Location:
+        return folder_location(self.home)
 
     @property
-    def place(self) -> Path:
-        return self.units
+    def place(self) -> Location:
+        return folder_location(self.units)
 
     @property
     def state(self) -> Path:
@@ -258,8 +259,8 @@ class CacheLayout:
         return self.state
 
     @property
-    def taken(self) -> list[Destination]:
-        return [self.state]
+    def taken(self) -> list[Location]:
+        return [folder_location(self.state)]
 
     def footprints(self) -> Footprints:
         return Footprints(None, self.state)
@@ -281,7 +282,7 @@ class CacheLayout:
     def refuse_strangers(self, ledger: Ledger, fresh: bool) -> None:
         """Nobody else writes there."""
 
-    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: PutWatcher) -> None:
+    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: UploadWatcher) -> None:
         """They stay with their units."""
 
     def clear(self) -> None:

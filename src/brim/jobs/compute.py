@@ -44,8 +44,8 @@ from brim.progress import Progress
 from brim.records import dataclass
 from brim.state.ledger import JobRecord, Ledger, Receipt, SourceRecord, job_versions
 from brim.state.stop import Stop
-from brim.storage.listing import list_objects
-from brim.storage.location import HubAddress, Location, parse_bucket_address
+from brim.storage.listing import list_files
+from brim.storage.location import Location, parse_location
 from brim.stores.bucket_store import clear_units, fetch_unit
 from brim.stores.store import Carrier, PublishedThere
 
@@ -196,11 +196,10 @@ class Computing:
     def _units_at(self) -> Location | None:
         """Where the nodes of a cluster put units, if that is a bucket: that of the destination, or one for the work."""
         said, place = self.how.workspace, self.layout.place
-        if self.cluster is None or (said is None and not isinstance(place, Location)):
+        if self.cluster is None or (said is None and not place.is_bucket):
             return None
-        root = place if said is None else parse_bucket_address(said, self.how.access)
-        assert isinstance(root, Location)
-        return root.below(f".brim/units/{self.spec.fingerprint[:16]}")
+        root = place if said is None else parse_location(said, self.how.access)
+        return root.child(f".brim/units/{self.spec.fingerprint[:16]}")
 
     def _fetch(self, at: Location, names: Iterable[str]) -> None:
         """Files that lie in a bucket, to where they are put together or sent from."""
@@ -215,7 +214,7 @@ class Computing:
         ledger = self.books.ledger
         found = None if self.layout.apart else published(self.layout.place, self.how.hub, self.books)
         if found is not None:
-            staged = isinstance(self.layout.place, HubAddress)
+            staged = self.layout.place.is_repository
             agree_with_published(found, wanted, ledger, staged=staged)
         if self.how.fresh or ledger.job is None or ledger.job.fingerprint != wanted.fingerprint or not ledger.done:
             return False
@@ -276,9 +275,9 @@ class Computing:
     def _is_removed(self) -> bool:
         """Whether somebody has removed all files of a finished result on this machine."""
         ledger, place = self.books.ledger, self.layout.place
-        if not ledger.done or not isinstance(place, Path) or isinstance(self.layout, CacheLayout):
+        if not ledger.done or not place.is_local or isinstance(self.layout, CacheLayout):
             return False
-        return not any((place / name).exists() for name in ledger.receipts)
+        return not any((place.path / name).exists() for name in ledger.receipts)
 
     def _is_whole(self) -> bool:
         """Whether the destination says that it holds what its own receipts say."""
@@ -299,8 +298,8 @@ class Computing:
         to, how = self.layout.destination, self.how
         executor = None
         shared = self.cluster is not None and self._units_at is None
-        if shared and self.cluster is not None and not isinstance(to, Path) and not self.layout.apart:
-            shard_bytes = WORKER_BYTES + (sending_bytes(0) if isinstance(to, Location) else 0)
+        if shared and self.cluster is not None and not to.is_local and not self.layout.apart:
+            shard_bytes = WORKER_BYTES + (sending_bytes(0) if to.is_bucket else 0)
             from brim.execution.ray_cluster import NodeRequirements
 
             requirements = NodeRequirements(paths=(str(self.layout.units.absolute()),))
@@ -339,7 +338,7 @@ class Computing:
     def _finish(self, outcome: UnitStats, work: Path) -> Finished:
         limit_bytes, receipts, at = self.spec.limit.bytes, outcome.receipts, self._units_at
         if at is not None and outcome.bad_rows and self.how.on_error == "quarantine":
-            self._fetch(at, [name for name, _ in list_objects(at) if name.endswith(".bad.arrow")])
+            self._fetch(at, [name for name, _ in list_files(at) if name.endswith(".bad.arrow")])
         units = Units(self.layout.units, receipts, limit_bytes, self.source.schema, work, self.source.name)
         self.books.progress.start("finish", sum(receipt.size for receipt in receipts), 0, limit_bytes)
         if self.cluster is not None and self.output.joins:
@@ -376,7 +375,7 @@ class Computing:
         watched = _Watched(self.books.progress, self.books.stop)
         write = functools.partial(write_bad_rows, layout.units)
         quarantine = layout.keep_bad_rows(write, self.how.fresh, watched)
-        here = isinstance(layout.place, Path)
+        here = layout.place.is_local
         content = ComputedContent(self.spec.facts, finished.card, finished.made, here, layout.apart)
         # Whether another job's output may go was settled when this one began.
         another = ledger.job is not None and ledger.job.fingerprint != self.spec.fingerprint
@@ -408,7 +407,7 @@ class _ObjectUnits(UnitFiles):
 
     def __init__(self, folder: Path, location: Location) -> None:
         super().__init__(folder)
-        self._sizes = {name: stat.st_size for name, stat in list_objects(location, reading=False)}
+        self._sizes = {name: stat.st_size for name, stat in list_files(location, action="write")}
 
     def has(self, receipt: Receipt) -> bool:
         return self._sizes.get(receipt.name) == receipt.size

@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from brim.compute.outputs.vector_output import check_target, quarantine_path, rows_path
@@ -20,13 +19,12 @@ from brim.records import dataclass
 from brim.state.atomic_files import failures, free_bytes, rename
 from brim.state.ledger import Ledger, Piece
 from brim.storage.explain_error import explained
-from brim.storage.listing import stat_object
-from brim.storage.location import Access, Location
-from brim.storage.storage import open_storage
-from brim.stores.bucket_store import BucketCarrier
-from brim.stores.destination import UNITS, Destination, Footprints, parse_destination, state_folder
-from brim.stores.folder_store import FolderCarrier
-from brim.stores.store import Announcement, CardMaker, Publication, Put, PutWatcher
+from brim.storage.listing import stat_file, stat_files
+from brim.storage.location import Access, Location, folder_location
+from brim.storage.storage import PutResult, Storage, open_storage
+from brim.storage.upload_content import UploadWatcher
+from brim.stores.destination import UNITS, Footprints, parse_destination, state_folder
+from brim.stores.store import Announcement, CardMaker, Publication
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +36,18 @@ class FileLayout:
     user's state; the file is made there, sent, and removed.
     """
 
-    destination: Path | Location
+    destination: Location
     state: Path
     waits: bool = False
     apart = True
 
     @property
     def name(self) -> str:
-        return self.destination.name if isinstance(self.destination, Path) else Path(self.destination.prefix).name
+        return self.destination.path.name
 
     @property
-    def place(self) -> Path | Location:
-        if isinstance(self.destination, Path):
-            return self.destination.parent
-        return replace(self.destination, prefix=self.destination.prefix.rpartition("/")[0])
+    def place(self) -> Location:
+        return self.destination.parent
 
     @property
     def books(self) -> Path:
@@ -63,18 +59,18 @@ class FileLayout:
 
     @property
     def failing(self) -> Path:
-        return self.destination.parent if isinstance(self.destination, Path) else self.state
+        return self.place.path if self.destination.is_local else self.state
 
     @property
     def _hidden(self) -> Path:
         """Beside the file, on its disk: it gets its name by a rename, so not on the disk that --state-dir may be on."""
-        return hidden_books(self.destination) if isinstance(self.destination, Path) else self.state
+        return hidden_books(self.destination.path) if self.destination.is_local else self.state
 
     @property
-    def taken(self) -> list[Destination]:
+    def taken(self) -> list[Location]:
         names = [self.name, rows_path(Path(self.name)).name, quarantine_path(Path(self.name)).name]
-        there: list[Destination] = [_below(self.place, name) for name in names]
-        return [*there, self._hidden] if isinstance(self.destination, Path) else there
+        there = [self.place.child(name) for name in names]
+        return [*there, folder_location(self._hidden)] if self.destination.is_local else there
 
     def footprints(self) -> Footprints:
         return Footprints(None, self.state)
@@ -92,7 +88,7 @@ class FileLayout:
 
     def store(self) -> FileStore | ObjectFileStore:
         names = [self.name, rows_path(Path(self.name)).name]
-        return FileStore(self.place, names) if isinstance(self.place, Path) else ObjectFileStore(self.place, names)
+        return FileStore(self.place.path, names) if self.place.is_local else ObjectFileStore(self.place, names)
 
     def holds(self, ledger: Ledger) -> bool:
         store = self.store()
@@ -101,22 +97,23 @@ class FileLayout:
     def refuse_strangers(self, ledger: Ledger, fresh: bool) -> None:
         if ledger.job is None and not fresh and (found := self.store().shards()):
             raise DestinationError(
-                f"{_below(self.place, found[0])} already exists, and brim did not write it.",
+                f"{self.place.child(found[0])} already exists, and brim did not write it.",
                 hint="Use --fresh to replace it when the job is done.",
             )
 
-    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: PutWatcher) -> Path | str | None:
+    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: UploadWatcher) -> Path | str | None:
         name = quarantine_path(Path(self.name)).name
         made = self._hidden / "work" / name
-        if isinstance(self.place, Path):
-            return self.place / name if write_aside(write, made, self.place / name, fresh) else None
+        if self.place.is_local:
+            target = self.place.path / name
+            return target if write_aside(write, made, target, fresh) else None
         if write(made):
             with FileSplice(made) as splice:
                 ObjectFileStore(self.place, ()).put(name, splice, None, watcher)
-            return str(self.place.below(name))
+            return str(self.place.child(name))
         if fresh:
             with explained(self.place):
-                open_storage(self.place).delete([self.place.key(name)])
+                open_storage(self.place).delete([name])
         return None
 
     def clear(self) -> None:
@@ -132,24 +129,18 @@ def file_layout(
 ) -> FileLayout:
     """A file to be made; its ending chooses the format."""
     where = parse_destination(destination, access)
-    if isinstance(where, Location):
-        layout = FileLayout(where, state_folder(where, state))
-    elif isinstance(where, Path):
-        layout = FileLayout(where, state_folder(where, state) if state else hidden_books(where))
-    else:
+    if where.is_repository:
         raise DestinationError(f"{str(where)!r} is a repository, not a file.", hint="Name a file.")
+    books = hidden_books(where.path) if where.is_local and not state else state_folder(where, state)
+    layout = FileLayout(where, books)
     check_target(Path(layout.name))
-    if isinstance(where, Path) and where.is_dir():
+    if where.is_local and where.path.is_dir():
         raise DestinationError(f"{os.fspath(destination)!r} is a folder.", hint="Name a file.")
     return layout
 
 
 def hidden_books(target: Path) -> Path:
     return target.with_name(f".{target.name}.brim")
-
-
-def _below(place: Path | Location, name: str) -> Path | Location:
-    return place / name if isinstance(place, Path) else place.below(name)
 
 
 class _Files:
@@ -207,9 +198,9 @@ class FileStore(_Files):
     def free_bytes(self) -> int | None:
         return free_bytes(self.folder)
 
-    def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
+    def put(self, name: str, splice: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         """Give a file of the same disk its name. It keeps its own too where it can: a killed run finds it again."""
-        assert isinstance(splice, FileSplice)
+        assert splice.path is not None
         assert sha256 is not None
         second = splice.path.with_name(f".{splice.path.name}.tmp")
         with failures(self.folder):
@@ -222,10 +213,10 @@ class FileStore(_Files):
             if second != splice.path:
                 second.unlink(missing_ok=True)  # two names of one file: then the system leaves both as they are
         watcher.sent(splice.size)
-        return Put(sha256)
+        return PutResult(sha256)
 
-    def carrier(self) -> FolderCarrier:
-        return FolderCarrier(self.folder)
+    def carrier(self) -> Storage:
+        return open_storage(folder_location(self.folder))
 
     def publish(self, publication: Publication) -> str:
         for name in sorted(publication.gone):
@@ -240,24 +231,25 @@ class ObjectFileStore(_Files):
         self.folder, self._names = folder, names
 
     def shards(self) -> list[str]:
-        return [name for name in self._names if stat_object(self.folder.below(name), reading=False) is not None]
+        infos = stat_files(self.folder, self._names, "write")
+        return [name for name, info in zip(self._names, infos, strict=True) if info is not None]
 
     def holds(self, piece: Piece) -> bool:
-        there = stat_object(self.folder.below(piece.name), reading=False)
+        there = stat_file(self.folder, piece.name, "write")
         return there is not None and there.st_size == piece.size and piece.etag in ("", there.etag)
 
     def free_bytes(self) -> int | None:
         return None
 
-    def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
-        carrier = self.carrier()
-        carrier.drop(name)  # what a killed run began to send
-        return carrier.put(name, splice, sha256, watcher)
+    def put(self, name: str, splice: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:
+        storage = self.carrier()
+        storage.drop_upload(name)  # what a killed run began to send
+        return storage.put(name, splice, sha256, watcher)
 
-    def carrier(self) -> BucketCarrier:
-        return BucketCarrier(self.folder)
+    def carrier(self) -> Storage:
+        return open_storage(self.folder)
 
     def publish(self, publication: Publication) -> str:
         with explained(self.folder):
-            open_storage(self.folder).delete([self.folder.key(name) for name in sorted(publication.gone)])
+            open_storage(self.folder).delete(sorted(publication.gone))
         return ""

@@ -34,7 +34,6 @@ from brim.progress import Progress
 from brim.records import dataclass
 from brim.sizes import format_size, plural
 from brim.state.ledger import Receipt, SourceRecord
-from brim.storage.location import HubAddress
 from brim.stores.destination import PublishOptions
 from brim.stores.hub_store import HubStore
 from brim.stores.store import CardMaker, Moved, SendingRoom
@@ -265,8 +264,8 @@ class Job:
         """Bring new rows behind those that are there. What changes meanwhile is looked at again."""
         layout, hub = self.spec.layout, self.spec.how.hub
         refuse_append_to_damaged(books.ledger, str(layout.destination))
-        folder = isinstance(layout.destination, Path)
-        splits = None if hub.split is None or not isinstance(layout.destination, HubAddress) else [hub.split]
+        folder = layout.destination.is_local
+        splits = None if hub.split is None or not layout.destination.is_repository else [hub.split]
         for _ in range(_LOOKS):
             try:
                 with dataset_there(layout, self.spec.how, books) as (there, address):
@@ -354,7 +353,7 @@ class Job:
         fresh = how.fresh if fresh is None else fresh
         check_hub_limits(content, spec.layout.destination)
         # What brim did not write stays in a folder or bucket; a repository keeps it, and a file was asked for by name.
-        replaced = isinstance(spec.layout.place, HubAddress) and (how.hub.replace_foreign or fresh)
+        replaced = spec.layout.place.is_repository and (how.hub.replace_foreign or fresh)
         replaced = replaced or (spec.layout.apart and fresh)
         room = SendingRoom(free_bytes, workers, self.limit.asked_for)
         base = content.base if isinstance(content, AppendedContent) else None
@@ -388,7 +387,7 @@ class Job:
         built = built_of(spec, receipts, content.rows, run.written)
         built = replace(built, files=content.files, left_out=content.left_out, proved=run.proved)
         built = replace(built, file_bytes=int(content.facts.get("bytes", 0)))
-        if not isinstance(spec.layout.place, Path):
+        if not spec.layout.place.is_local:
             built = replace(built, sent_bytes=run.sent_bytes)
         if isinstance(at.store, HubStore):
             hub = at.store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from brim.jobs.spec import Spec
 from brim.state.ledger import Receipt
-from brim.storage.location import is_bucket_address
+from brim.storage.location import is_object_address
 
 _READERS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # with which `datasets` reads an object store
 
@@ -18,10 +18,10 @@ def next_steps(spec: Spec, receipts: Sequence[Receipt]) -> tuple[tuple[str, str]
     destination, endpoint = str(spec.layout.destination), spec.how.access.endpoint
     suffix = Path(receipts[0].name).suffix if receipts else ""
     if spec.layout.apart:
-        return () if is_bucket_address(destination) else (("load", load_vectors(destination)),)
+        return () if is_object_address(destination) else (("load", load_vectors(destination)),)
     words = ["brim", "verify", destination]
     words += ["--state-dir", str(spec.how.state_dir)] if spec.how.state_dir else []
-    words += ["--endpoint-url", endpoint] if endpoint and is_bucket_address(destination) else []
+    words += ["--endpoint-url", endpoint] if endpoint and is_object_address(destination) else []
     verify = ("verify with", shlex.join(words))
     splits = {receipt.split for receipt in receipts}
     if suffix in (".parquet", ".arrow"):
@@ -49,7 +49,7 @@ def load_dataset(
 
     It works where the environment names the keys and the object store as it does for brim.
     """
-    if is_bucket_address(destination):
+    if is_object_address(destination):
         scheme = destination.partition("://")[0]
         files = {split: f"{destination.rstrip('/')}/data/{split}-*.{format}" for split in sorted(set(splits))}
         # adlfs takes another endpoint only from a connection string, which the environment has.

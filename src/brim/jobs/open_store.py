@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from brim.errors import DestinationError, InputError, StoppedError
 from brim.formats.card import CardFacts
@@ -23,10 +22,11 @@ from brim.state.retry import interrupted_by
 from brim.state.stop import Stop, stoppable
 from brim.storage.hub_client import HubClient
 from brim.storage.hub_session import explained, hub_session
-from brim.storage.location import HubAddress, Location
+from brim.storage.location import Location
+from brim.storage.storage import open_storage
 from brim.storage.xet import XET_BYTES
-from brim.stores.bucket_store import BucketCarrier, BucketStore, need_place, published_in
-from brim.stores.destination import CLAIM, Destination, PublishOptions, identity, make_state
+from brim.stores.bucket_store import BucketStore, need_place, published_in
+from brim.stores.destination import CLAIM, PublishOptions, identity, make_state
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.hub_store import HubCarrier, HubStore, published_at
 from brim.stores.store import Carrier, Moved, PublishedThere, SendingRoom, Store
@@ -54,7 +54,7 @@ def open_books(layout: Layout, how: JobSettings, progress: Progress, share: Shar
     ):
         ledger = Ledger(share.books or layout.books)
         try:
-            with failures(layout.failing if share.books is None or isinstance(layout.destination, Path) else state):
+            with failures(layout.failing if share.books is None or layout.destination.is_local else state):
                 yield Books(ledger, stop, progress)
         except StoppedError as stopped:
             if how.fresh:
@@ -116,14 +116,14 @@ def _claim(layout: Layout, fresh: bool) -> str:
 
 
 @contextmanager
-def _shared(destination: Destination) -> Iterator[None]:
+def _shared(destination: Location) -> Iterator[None]:
     """A folder that several runs bring shards to at a time, and nobody else."""
-    if not isinstance(destination, Path):
+    if not destination.is_local:
         yield
         return
-    make_folder(destination)
-    make_state(destination, destination / STATE)
-    with locked(destination / STATE, shared=True):
+    make_folder(destination.path)
+    make_state(destination, destination.path / STATE)
+    with locked(destination.path / STATE, shared=True):
         yield
 
 
@@ -154,8 +154,9 @@ def open_store(
                 books.ledger.agree_with(manifests)
             else:
                 _respect(Ledger.of(manifests), content, books.ledger, _hint(layout.destination, how.update))
-        elif share.only is not None and isinstance(layout.destination, Path):
-            _respect(Ledger(layout.destination / STATE), content, books.ledger, _hint(layout.destination, how.update))
+        elif share.only is not None and layout.destination.is_local:
+            own = Ledger(layout.destination.path / STATE)
+            _respect(own, content, books.ledger, _hint(layout.destination, how.update))
         if isinstance(content, AppendedContent):
             books.ledger.add_names(content.base.names)
         yield opened
@@ -178,9 +179,9 @@ def _store(layout: Layout, how: JobSettings, room: SendingRoom, books: Books, mi
     if own is not None:
         return OpenStore(own)
     to, check = layout.destination, books.stop.check
-    if isinstance(to, Path):
-        return OpenStore(FolderStore(to, mine))
-    if isinstance(to, Location):
+    if to.is_local:
+        return OpenStore(FolderStore(to.path, mine))
+    if to.is_bucket:
         owner = owner_of(books.ledger.path.parent)
         bucket = BucketStore(to, owner, room, books.progress, check, mine=mine)
         return OpenStore(bucket, manifest_name=bucket.manifest_name)
@@ -190,9 +191,9 @@ def _store(layout: Layout, how: JobSettings, room: SendingRoom, books: Books, mi
     return OpenStore(repository, lambda facts: _hub_card(facts, to, hub), repository.manifest_name)
 
 
-def _hint(destination: Destination, update: bool) -> str:
+def _hint(destination: Location, update: bool) -> str:
     """What to do about another dataset at a shared destination; nothing if it may be replaced."""
-    if not isinstance(destination, HubAddress):
+    if not destination.is_repository:
         return "Choose another destination."
     return "" if update else "Save the plan with --update to replace it, or choose another destination."
 
@@ -204,7 +205,7 @@ def _respect(published: Ledger, content: Content, ledger: Ledger, hint: str) -> 
         refuse_another(content, published.job, hint)
 
 
-def _hub_card(facts: CardFacts, destination: HubAddress, hub: PublishOptions) -> CardFacts:
+def _hub_card(facts: CardFacts, destination: Location, hub: PublishOptions) -> CardFacts:
     return dataclasses.replace(
         facts,
         where=destination.repo,
@@ -220,14 +221,15 @@ def _hub_card(facts: CardFacts, destination: HubAddress, hub: PublishOptions) ->
 def dataset_there(layout: Layout, how: JobSettings, books: Books) -> Iterator[tuple[Published | None, str]]:
     """What is at a destination already, to be read, and its address; None if that is nothing yet."""
     to = layout.destination
-    if isinstance(to, HubAddress | Location):
-        there = published(to, how.hub, books)
+    there: PublishedThere | None
+    if to.is_local:
+        there = PublishedThere((), list(FolderStore(to.path).shards()), unfinished=False)
     else:
-        there = PublishedThere((), list(FolderStore(to).shards()), unfinished=False)
+        there = published(to, how.hub, books)
     if there is None or not (there.shards or there.manifests or there.unfinished):
         yield None, ""
         return
-    if isinstance(to, HubAddress):
+    if to.is_repository:
         with hub_session(books.progress.note, books.stop.check), explained(to.repo, begun=False):
             to = HubClient(to, how.hub.token).beginning()
     with dataset_at(str(to), how.state_dir, books.progress.note, how.access, token=how.hub.token) as found:
@@ -241,26 +243,26 @@ def waited_for(bucket: Location, books: Books) -> Iterator[None]:
         yield
 
 
-def published(place: Destination, hub: PublishOptions, books: Books) -> PublishedThere | None:
+def published(place: Location, hub: PublishOptions, books: Books) -> PublishedThere | None:
     """What lies there already. None where the ledger that this run holds is all there is to know."""
-    if isinstance(place, Location):
+    if place.is_bucket:
         with waited_for(place, books):
             return published_in(place)
-    if isinstance(place, HubAddress):
+    if place.is_repository:
         with hub_session(books.progress.note, books.stop.check), explained(place.repo, begun=False):
             return published_at(place, hub)
     return None
 
 
-def reachable(place: Destination, hub: PublishOptions, books: Books) -> Carrier | None:
+def reachable(place: Location, hub: PublishOptions, books: Books) -> Carrier | None:
     """What brings shards there, for other machines to try too. None for a folder, and a repository yet to be made."""
-    if isinstance(place, Location):
-        bucket = BucketCarrier(place)
+    if place.is_bucket:
+        bucket = open_storage(place)
         with waited_for(place, books):
             need_place(place, books.progress.note)
-            bucket.check()
+            bucket.check_access()
         return bucket
-    if not isinstance(place, HubAddress):
+    if not place.is_repository:
         return None
     with hub_session(books.progress.note, books.stop.check), explained(place.repo, begun=False):
         client = HubClient(place, hub.token)
@@ -271,10 +273,10 @@ def reachable(place: Destination, hub: PublishOptions, books: Books) -> Carrier 
         return HubCarrier(place, client.api.endpoint, token)
 
 
-def carrying_bytes(destination: Destination | None, hub: PublishOptions) -> int:
+def carrying_bytes(destination: Location | None, hub: PublishOptions) -> int:
     """What sending a shard takes beside making it."""
-    if isinstance(destination, Location):
-        return HUB_BYTES + XET_BYTES if destination.on_hub else OBJECTS_BYTES
-    if not isinstance(destination, HubAddress):
+    if destination is None or destination.is_local:
         return 0
+    if destination.is_bucket:
+        return HUB_BYTES + XET_BYTES if destination.is_hub_bucket else OBJECTS_BYTES
     return HUB_BYTES + (XET_BYTES if hub.upload_with == "xet" else 0)

@@ -17,7 +17,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,14 +33,15 @@ from brim.records import dataclass
 from brim.state.atomic_files import private_folder, reason, sha256_of, sync_folder, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked, owner_of
-from brim.state.retry import interrupted_by, leaving
+from brim.state.retry import interrupted_by, stop_delayed
 from brim.storage.explain_error import explained
 from brim.storage.lease import Lease
-from brim.storage.listing import list_objects, read_small, stat_object
-from brim.storage.location import Access, Location, is_bucket_address, parse_bucket_address
-from brim.storage.reading import ObjectStream
+from brim.storage.listing import list_files, read_file, stat_file
+from brim.storage.location import Access, Location, folder_location, is_remote, parse_location
+from brim.storage.reading import RangeStream, RemoteFile
 from brim.storage.storage import open_storage
-from brim.stores.bucket_store import BucketCarrier, fetch_unit, send_unit, units_there
+from brim.storage.upload_content import SilentWatcher
+from brim.stores.bucket_store import fetch_unit, send_unit, units_there
 from brim.stores.destination import state_home
 
 _FOLDER = re.compile(r"(\d{5})-of-(\d{5})")
@@ -234,7 +235,6 @@ def listed(numbers: Sequence[int]) -> str:
 
 _COPY_S = 5.0
 _MOMENT_S = 0.5
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,38 +247,38 @@ class PlanPlace:
 
 
 def open_place(plan: str | os.PathLike[str], access: Access | None = None) -> PlanPlace:
-    text = os.fspath(plan)
-    if not is_bucket_address(text):
-        return PlanPlace(_local(text), str(_local(text)), receipts_at(text))
-    address = parse_bucket_address(text, access)
-    stat = stat_object(address)
-    if stat is None:
-        raise InputError(f"No plan is saved at {address}.", hint="Save one with brim plan SOURCE DEST --save PLAN.")
+    """Open a saved plan. A remote one is copied to this machine."""
+    location = _parse(plan, access)
+    receipts = receipts_at(plan, access)
+    if location.is_local:
+        return PlanPlace(location.path, str(location), receipts)
+    info = stat_file(location)
+    if info is None:
+        raise InputError(f"No plan is saved at {location}.", hint="Save one with brim plan SOURCE DEST --save PLAN.")
     # Another plan under the same name has other receipts: its ETag tells.
-    path = _home(address) / f"{hashlib.sha256(stat.etag.encode()).hexdigest()[:16]}.plan"
-    if not path.exists() or path.stat().st_size != stat.st_size:  # a crash of the machine may have cut it off
+    path = _home(location) / f"{hashlib.sha256(info.etag.encode()).hexdigest()[:16]}.plan"
+    if not path.exists() or path.stat().st_size != info.st_size:  # a crash of the machine may have cut it off
         # Parts that start together on one machine each fetch it for themselves; the last one to end wins.
         temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
-        bucket = replace(address, prefix="")
-        stream = ObjectStream(bucket, address.prefix, stat.st_size, stat.etag)
+        file = RemoteFile(location, "", info.st_size, info.etag)
         try:
-            with _usable(path.parent), open(temporary, "wb") as file, closing(stream):
-                for at in range(0, stat.st_size, _CHUNK):
-                    file.write(stream.read_at(at, _CHUNK))
+            with (
+                _usable(path.parent),
+                open(temporary, "wb") as copy,
+                RangeStream(location, file.ranges(0, file.size)) as stream,
+            ):
+                copy.writelines(view for _, view in stream)
             os.chmod(temporary, 0o600)
             temporary.rename(path)
         finally:
             temporary.unlink(missing_ok=True)
-    return PlanPlace(path, str(address), receipts_at(text, access))
+    return PlanPlace(path, str(location), receipts)
 
 
 def receipts_at(plan: str | os.PathLike[str], access: Access | None = None) -> PartReceipts:
-    """The receipts of the parts of a plan, be there any or not."""
-    text = os.fspath(plan)
-    if not is_bucket_address(text):
-        return PartReceipts(_local(text))
-    address = parse_bucket_address(text, access)
-    return BucketReceipts(address, _home(address))
+    """Return the receipts of the parts of a plan, be there any or not."""
+    location = _parse(plan, access)
+    return PartReceipts(location.path) if location.is_local else BucketReceipts(location, _home(location))
 
 
 JOB_PLAN = "brim computed plan"  # what one of map, tokenize or embed calls itself
@@ -299,42 +299,42 @@ def _begin(path: Path) -> bytes:
 
 def check_plan_place(plan: str | os.PathLike[str]) -> None:
     """Refuse a plan that would take the place of something else, as of its source: before it is made."""
-    if is_bucket_address(os.fspath(plan)):
+    location = _parse(plan)
+    path = location.path
+    if not location.is_local or not os.path.lexists(path):
         return
-    path = _local(os.fspath(plan))
     known = path.is_file() and (not path.stat().st_size or is_job_plan(path) or _begin(path).startswith(PLAN_MAGIC))
-    if os.path.lexists(path) and not known:
+    if not known:
         raise InputError(
             f"{str(path)!r} already exists and is not a plan of brim.", hint="Name a new file for the plan."
         )
 
 
 def save_to(plan: str | os.PathLike[str], write: Callable[[Path], None], access: Access | None = None) -> None:
-    """Have a plan written to a file, and bring it where it shall be."""
-    text = os.fspath(plan)
-    if not is_bucket_address(text):
-        write(_local(text))
+    """Have a plan written to a file, and upload it if it shall be in a bucket."""
+    location = _parse(plan, access)
+    if location.is_local:
+        write(location.path)
         return
-    address = parse_bucket_address(text, access)
-    if not address.prefix:
-        raise InputError(f"{text!r} names a bucket, but not a plan in it.", hint="Write s3://BUCKET/NAME.plan.")
-    made = _home(address) / f"new-{secrets.token_hex(8)}.plan"
-    folder, _, name = address.prefix.rpartition("/")
-    carrier = BucketCarrier(replace(address, prefix=folder))
+    if not location.prefix:
+        raise InputError(
+            f"{os.fspath(plan)!r} names a bucket, but not a plan in it.", hint="Write s3://BUCKET/NAME.plan."
+        )
+    made = _home(location) / f"new-{secrets.token_hex(8)}.plan"
     try:
         write(made)
         with FileSplice(made) as splice:
-            carrier.put(name, splice, None, _Nobody())
+            open_storage(location.parent).put(location.prefix.rpartition("/")[2], splice, None, SilentWatcher())
     finally:
         made.unlink(missing_ok=True)
 
 
-def _local(text: str) -> Path:
-    if "://" in text:
-        raise InputError(
-            f"A plan must be a file or an object in a bucket, not {text!r}.", hint="Name a file, or s3://…"
-        )
-    return Path(os.path.abspath(text))
+def _parse(plan: str | os.PathLike[str], access: Access | None = None) -> Location:
+    text = os.fspath(plan)
+    location = parse_location(text, access) if is_remote(text) else folder_location(text)
+    if location.is_bucket or (location.is_local and "://" not in text):
+        return location
+    raise InputError(f"A plan must be a file or an object in a bucket, not {text!r}.", hint="Name a file, or s3://…")
 
 
 def _home(address: Location) -> Path:
@@ -356,11 +356,6 @@ def _usable(home: Path) -> Iterator[None]:
         ) from error
 
 
-class _Nobody:
-    def hashed(self, size: int) -> None: ...
-    def sent(self, size: int) -> None: ...
-
-
 class BucketReceipts(PartReceipts):
     """`PLAN.parts/` in a bucket."""
 
@@ -371,10 +366,17 @@ class BucketReceipts(PartReceipts):
         self.shown = str(self._address)
 
     def _names(self) -> list[str]:
-        return sorted({name.split("/", 1)[0] for name, _ in list_objects(self._address) if name.endswith(LEDGER)})
+        return sorted({name.split("/", 1)[0] for name, _ in list_files(self._address) if name.endswith(LEDGER)})
+
+    def _read(self, part: Part) -> bytes | None:
+        return read_file(self._address, f"{part.folder}/{LEDGER}")
+
+    def _write(self, part: Part, data: bytes) -> None:
+        with explained(self._address):
+            open_storage(self._address).put_bytes(f"{part.folder}/{LEDGER}", data)
 
     def ledger(self, part: Part) -> Ledger:
-        return Ledger.of(read_small(self._address, f"{part.folder}/{LEDGER}") or b"")
+        return Ledger.of(self._read(part) or b"")
 
     @contextmanager
     def part(self, part: Part) -> Iterator[Path]:
@@ -383,10 +385,9 @@ class BucketReceipts(PartReceipts):
         self._make(folder)
         with (
             locked(folder, busy=f"Part {part} is being done by another brim."),
-            _leased(self._address.below(part.folder), folder),
+            _leased(self._address.child(part.folder), folder),
         ):
-            there = read_small(self._address, f"{part.folder}/{LEDGER}")
-            write_whole(folder / LEDGER, _longer(there, (folder / LEDGER).read_bytes()))
+            write_whole(folder / LEDGER, _longer(self._read(part), (folder / LEDGER).read_bytes()))
             with self._copied(part, folder):
                 self._need_count(part)
                 yield folder
@@ -400,8 +401,7 @@ class BucketReceipts(PartReceipts):
         def copy() -> None:
             data = (folder / LEDGER).read_bytes()
             if [data] != sent:
-                with explained(self._address):
-                    open_storage(self._address).put_bytes(self._address.key(f"{part.folder}/{LEDGER}"), data)
+                self._write(part, data)
                 sent[:] = [data]
 
         def again() -> None:
@@ -427,18 +427,18 @@ class BucketReceipts(PartReceipts):
                 copy()
 
     def keep(self, part: Part, folder: Path, name: str) -> None:
-        send_unit(self._address.below(part.folder), folder, name)
+        send_unit(self._address.child(part.folder), folder, name)
 
     def holder(self, part: Part, folder: Path) -> Callable[[Receipt], bool]:
-        return units_there(self._address.below(part.folder))
+        return units_there(self._address.child(part.folder))
 
     def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
-        there = self._address.below(part.folder)
+        there = self._address.child(part.folder)
         try:
             fetch_unit(there, name, folder, sha256)
         except (VerificationError, DestinationError) as error:
             self.forget([name])  # a receipt that looks good to its part must not keep it from doing the unit again
-            raise _not_there(str(there.below(name)), part) from error
+            raise _not_there(str(there.child(name)), part) from error
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -457,14 +457,12 @@ class BucketReceipts(PartReceipts):
             if here:
                 folder = self.root / part.folder
                 self._make(folder)
-                write_whole(folder / LEDGER, read_small(self._address, f"{part.folder}/{LEDGER}") or b"")
+                write_whole(folder / LEDGER, self._read(part) or b"")
                 ledger = Ledger(folder)
                 for name in sorted(here):
                     ledger.forget(name)
                 ledger.close()
-                with explained(self._address):
-                    key = self._address.key(f"{part.folder}/{LEDGER}")
-                    open_storage(self._address).put_bytes(key, (folder / LEDGER).read_bytes())
+                self._write(part, (folder / LEDGER).read_bytes())
 
 
 @contextmanager
@@ -485,7 +483,7 @@ def _hurried() -> Iterator[None]:
     if not isinstance(sys.exception(), StoppedError | KeyboardInterrupt):
         yield
         return
-    with suppress(StoppedError), interrupted_by(_give_up), leaving(_MOMENT_S):
+    with suppress(StoppedError), interrupted_by(_give_up), stop_delayed(_MOMENT_S):
         yield
 
 

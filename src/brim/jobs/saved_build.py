@@ -32,8 +32,8 @@ from brim.progress import Progress, Watch, given_or_silent
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.state.ledger import STATE, Ledger, Receipt, job_versions
-from brim.storage.location import Access, HubAddress, Location
-from brim.stores.destination import Destination, PublishOptions, parse_destination
+from brim.storage.location import Access, Location
+from brim.stores.destination import PublishOptions, parse_destination
 from brim.wording import Described, Result
 
 _SHOWN = 3
@@ -158,7 +158,7 @@ class SavedBuild(Described):
             ) from error
         self.plan: Plan = self.saved.plan
         self._access = Access(self.saved.job.get("endpoint"))
-        self.destination: Destination = parse_destination(self.saved.job["destination"], self._access)
+        self.destination: Location = parse_destination(self.saved.job["destination"], self._access)
         self.receipts = self.place.receipts
         self.limit: Limit = effective_limit(self.options.memory)
         self.forecast: BuildForecast = forecast_at(self.destination, self.plan, self.limit, self.options.workers)
@@ -200,8 +200,8 @@ class SavedBuild(Described):
 
     def _built_here(self, mine: Iterable[Shard], ledger: Ledger) -> Iterator[Receipt]:
         """What a build on one machine did in the same folder before counts as well."""
-        if isinstance(self.destination, Path):
-            built = Ledger(self.destination / STATE).receipts
+        if self.destination.is_local:
+            built = Ledger(self.destination.path / STATE).receipts
             found = (built.get(shard.name) for shard in mine if shard.name not in ledger.receipts)
             yield from (receipt for receipt in found if receipt is not None and receipt.job == self._job)
 
@@ -237,10 +237,10 @@ class SavedBuild(Described):
         """Whether a part's receipt takes the place of the one that the destination's ledger has for the same name."""
         if known is None or known.job != receipt.job:
             return True
-        if known.sha256 == receipt.sha256 or not isinstance(self.destination, Path):
+        if known.sha256 == receipt.sha256 or not self.destination.is_local:
             return known != replace(receipt, staged_at=0)
         try:  # files of the same size were changed between two builds: the shard itself says which one is in it
-            with open(self.destination / receipt.name, "rb") as file:
+            with open(self.destination.path / receipt.name, "rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == receipt.sha256
         except OSError:
             return False
@@ -282,7 +282,7 @@ class SavedBuild(Described):
                 "No part of this plan has run yet.",
                 hint=f"Run {self.command('--part', '1/N')} and so on; without --part or --finish, all runs here.",
             )
-        remote = isinstance(self.destination, HubAddress)
+        remote = self.destination.is_repository
         expired = [shard.name for shard in lacking if shard.name in received]
         # A receipt that looks good to its part and is not must not keep the part from doing it again.
         self.receipts.forget(n for n in expired if time.time() - received[n].staged_at < STAGED_S or not remote)
@@ -340,12 +340,16 @@ class SavedBuild(Described):
     @property
     def lines(self) -> list[tuple[str, str]]:
         """The plan and how far it is, for people."""
-        remote = isinstance(self.destination, HubAddress | Location)
+        remote = not self.destination.is_local
         plan = plan_lines(self.plan, self.forecast, self.limit, remote)
         return [*plan, *self.status.lines(self.command, "shards")]
 
 
-def job_facts(destination: Destination, hub: PublishOptions, update: bool) -> dict[str, Any]:
+def job_facts(destination: Location, hub: PublishOptions, update: bool) -> dict[str, Any]:
     """What a saved plan tells beside the plan: where it goes and how it is published. Never the token."""
-    endpoint = destination.access.endpoint if isinstance(destination, Location) else None
-    return {"destination": str(destination), "endpoint": endpoint, "hub": hub.to_record(), "update": update}
+    return {
+        "destination": str(destination),
+        "endpoint": destination.access.endpoint,
+        "hub": hub.to_record(),
+        "update": update,
+    }

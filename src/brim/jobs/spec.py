@@ -44,11 +44,11 @@ from brim.records import dataclass
 from brim.state.atomic_files import rename
 from brim.state.ledger import Ledger
 from brim.state.stop import is_stale_stop_file, stopping_at_once
-from brim.storage.location import Access, HubAddress, Location
+from brim.storage.location import Access, Location, folder_location
+from brim.storage.upload_content import UploadWatcher
 from brim.stores.destination import (
     QUARANTINE,
     UNITS,
-    Destination,
     Footprints,
     PublishOptions,
     check_shards,
@@ -62,7 +62,7 @@ from brim.stores.destination import (
     taken_by_dataset,
 )
 from brim.stores.folder_store import FolderStore, make_folder
-from brim.stores.store import PutWatcher, Store
+from brim.stores.store import Store
 
 _VERSION = 2  # raise it when the same computed job would give other rows or bytes
 _HUB_ONLY = ("config", "commit_message", "public", "commit_as_you_go", "create_pr", "upload_with")
@@ -222,7 +222,7 @@ def preflight(spec: Spec) -> None:
         spec.output.check_room(spec.limit.bytes)
 
 
-def check_options(verb: str, how: JobSettings, destination: Destination | None) -> None:
+def check_options(verb: str, how: JobSettings, destination: Location | None) -> None:
     """Options that have no meaning for this verb or destination are an error, not silence."""
     if how.keep_done and verb != "map":
         raise InputError(f"--keep-done can only be used with brim map, not with {verb}.")
@@ -230,13 +230,13 @@ def check_options(verb: str, how: JobSettings, destination: Destination | None) 
         raise InputError(f"--update can only be used with brim build; {verb} always keeps what is unchanged.")
     if how.append and verb not in ("build", "select"):
         raise InputError(f"--append can only be used with brim build and brim select, not with {verb}.")
-    if destination is None or isinstance(destination, HubAddress):
+    if destination is None or destination.is_repository:
         return
     plain = PublishOptions()
     for name in _HUB_ONLY:
         if getattr(how.hub, name) != getattr(plain, name):
             option = name.replace("_", "-")
-            what = "on this machine" if isinstance(destination, Path) else "a bucket"
+            what = "on this machine" if destination.is_local else "a bucket"
             raise InputError(f"--{option} can only be used with the Hub, and the destination is {what}.")
 
 
@@ -257,9 +257,9 @@ def refuse_own_source(source: PlanContent | RowSource, layout: Layout) -> None:
         refuse_source(layout.destination, place, None, source.files, layout.taken)
 
 
-def check_hub_limits(content: Content, destination: Destination | None) -> None:
+def check_hub_limits(content: Content, destination: Location | None) -> None:
     """More shards, or larger ones, than the Hub takes are an error before the first is sent."""
-    if isinstance(destination, HubAddress):
+    if destination is not None and destination.is_repository:
         largest = max((shard.file_bytes for shard in content.shards), default=0)
         check_shards(len(content.shards), largest, content.size(content.shards))
 
@@ -270,17 +270,18 @@ def limits_of(content: Content, hub: PublishOptions) -> list[str]:
     return hub_limits(len(content.shards), largest, content.size(content.shards), hub.public)
 
 
-def usual_workers(destination: Destination | None) -> int:
+def usual_workers(destination: Location | None) -> int:
     """One more than cores: while one waits for the disk or the line, the others hash. Not to a bucket, where several
     parts of each shard are on their way anyway."""
     cores = usable_cores()
-    return min(max(cores, 2) if isinstance(destination, Location) else cores + 1, 8)
+    return min(max(cores, 2) if destination is not None and destination.is_bucket else cores + 1, 8)
 
 
-def forecast_at(destination: Destination | None, plan: Plan, limit: Limit, workers: int | None) -> BuildForecast:
+def forecast_at(destination: Location | None, plan: Plan, limit: Limit, workers: int | None) -> BuildForecast:
     """What building a plan takes there."""
-    xet = isinstance(destination, Location) and destination.on_hub
-    hub, bucket = isinstance(destination, HubAddress) or xet, isinstance(destination, Location) and not xet
+    place = destination or folder_location(".")
+    xet = place.is_hub_bucket
+    hub, bucket = place.is_repository or xet, place.is_bucket and not xet
     return forecast_build(plan, limit, workers or usual_workers(destination), hub=hub, bucket=bucket, xet=xet)
 
 
@@ -291,11 +292,11 @@ class Layout(Protocol):
     """A dataset (below), a file (file_layout.py) or a cache (caches.py)."""
 
     @property
-    def destination(self) -> Destination:
+    def destination(self) -> Location:
         """What the user calls it; a source must be something else."""
 
     @property
-    def place(self) -> Destination:
+    def place(self) -> Location:
         """What the names of receipts are relative to."""
 
     @property
@@ -323,7 +324,7 @@ class Layout(Protocol):
         """Whether a second run waits for the first, and takes what that has made. Elsewhere it is refused."""
 
     @property
-    def taken(self) -> list[Destination]:
+    def taken(self) -> list[Location]:
         """All that the job writes or replaces."""
 
     def footprints(self) -> Footprints:
@@ -344,7 +345,7 @@ class Layout(Protocol):
     def refuse_strangers(self, ledger: Ledger, fresh: bool) -> None:
         """DestinationError if something is in the way that brim did not write: before hours of work, not after."""
 
-    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: PutWatcher) -> Path | str | None:
+    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: UploadWatcher) -> Path | str | None:
         """Have the file of rows that were left out written where it belongs, if there are any.
 
         Before the result is there: then nothing is done again. `fresh`: what is there of an earlier job goes.
@@ -358,14 +359,14 @@ class Layout(Protocol):
 class DatasetLayout:
     """Shards in a folder (`data`, or as the Hub's config says) with a card beside it."""
 
-    destination: Destination
+    destination: Location
     state: Path
     folder: str = "data"
     waits: bool = False
     apart = False
 
     @property
-    def place(self) -> Destination:
+    def place(self) -> Location:
         return self.destination
 
     @property
@@ -378,18 +379,18 @@ class DatasetLayout:
 
     @property
     def failing(self) -> Path:
-        return self.destination if isinstance(self.destination, Path) else self.state
+        return self.destination.path if self.destination.is_local else self.state
 
     @property
-    def taken(self) -> list[Destination]:
+    def taken(self) -> list[Location]:
         return taken_by_dataset(self.destination, self.folder)
 
     def footprints(self) -> Footprints:
         return Footprints(self.destination, self.state)
 
     def make(self) -> None:
-        if isinstance(self.destination, Path):
-            make_folder(self.destination)
+        if self.destination.is_local:
+            make_folder(self.destination.path)
         make_state(self.destination, self.state)
 
     def work(self, fingerprint: str, fresh: bool) -> Path:
@@ -399,20 +400,20 @@ class DatasetLayout:
         """That of its destination."""
 
     def holds(self, ledger: Ledger) -> bool | None:
-        if not isinstance(self.destination, Path):
+        if not self.destination.is_local:
             return None
-        return all(FolderStore(self.destination).holds(receipt.piece) for receipt in ledger.receipts.values())
+        return all(FolderStore(self.destination.path).holds(receipt.piece) for receipt in ledger.receipts.values())
 
     def refuse_strangers(self, ledger: Ledger, fresh: bool) -> None:
-        if not isinstance(self.destination, Path):
+        if not self.destination.is_local:
             return
-        there = list(FolderStore(self.destination).shards())
+        there = list(FolderStore(self.destination.path).shards())
         # In between, names may be those of shards yet to be written; a damaged line may have been that of a shard.
         if ledger.job is None or (ledger.done and not ledger.broken):
             known = ledger.names
             refuse_strangers([name for name in there if name not in known], staged=False)
 
-    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: PutWatcher) -> Path | None:
+    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: UploadWatcher) -> Path | None:
         target = self.failing / QUARANTINE
         return target if write_aside(write, target, target, fresh) else None
 
@@ -427,7 +428,7 @@ def dataset_layout(
     return dataset_at(parse_destination(destination, access), state, hub)
 
 
-def dataset_at(where: Destination, state: str | os.PathLike[str] | None, hub: PublishOptions) -> DatasetLayout:
+def dataset_at(where: Location, state: str | os.PathLike[str] | None, hub: PublishOptions) -> DatasetLayout:
     return DatasetLayout(where, state_folder(where, state, f"{hub.config}/{hub.split or '*'}"), hub.folder)
 
 

@@ -41,7 +41,9 @@ from brim.state.ledger import (
 from brim.state.record_log import records_of
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop
-from brim.stores.store import Announcement, CardMaker, ObjectsGone, Publication, Put, PutWatcher, Store
+from brim.storage.storage import PutResult
+from brim.storage.upload_content import UploadWatcher
+from brim.stores.store import Announcement, CardMaker, ObjectsGone, Publication, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +324,7 @@ class Run:
                 self._checkpoint()
 
     @contextmanager
-    def _brought(self, todo: Sequence[Shard]) -> Iterator[Iterator[tuple[Receipt, Put]]]:
+    def _brought(self, todo: Sequence[Shard]) -> Iterator[Iterator[tuple[Receipt, PutResult]]]:
         if not todo:
             yield iter(())
             return
@@ -337,7 +339,7 @@ class Run:
     def known_sha256(self, shard: Shard) -> str | None:
         return self._known.get(shard.name) or self.content.sha256(shard)
 
-    def _upload(self, task: Task, watcher: PutWatcher) -> tuple[Receipt, Put]:
+    def _upload(self, task: Task, watcher: UploadWatcher) -> tuple[Receipt, PutResult]:
         shard: Shard = task.work
         with self.content.slice(shard).splice() as splice:
             put = self.sink.put(shard.name, splice, self.known_sha256(shard), watcher)
@@ -361,7 +363,7 @@ class Run:
         if task.name in self.ledger.receipts:
             self.ledger.forget(task.name)  # before its file becomes another one
 
-    def record_done(self, task: Task, result: tuple[int, Put]) -> tuple[Receipt, Put]:
+    def record_done(self, task: Task, result: tuple[int, PutResult]) -> tuple[Receipt, PutResult]:
         size, put = result
         receipt = replace(self._receipt(task.work, size, put.sha256), etag=put.etag)
         self.ledger.add(receipt)

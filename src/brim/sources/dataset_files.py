@@ -12,25 +12,24 @@ import os
 import re
 import shlex
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from brim.errors import DestinationError, InputError, SourceChangedError, SourceError
-from brim.file_set import RemoteObject, Stat
+from brim.file_set import Stat
 from brim.formats.card import CARD, SEVERAL_LICENSES, read_card
 from brim.formats.card_configs import card_entries, fits, patterns_of
 from brim.formats.shard_listing import LISTING, ShardListing
-from brim.formats.source_reader import join_ranges
 from brim.records import dataclass
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.state.record_log import record_line, records_of
-from brim.storage.listing import list_objects, read_small, stat_object
+from brim.storage.explain_error import explained
 from brim.storage.location import Access, Location, is_remote, parse_location
-from brim.storage.reading import ObjectFile, ObjectPiece, ahead
-from brim.storage.storage import ObjectStat
+from brim.storage.reading import RandomFile, RemoteFile, keep_footers
+from brim.storage.storage import FileInfo, Storage, open_storage
 
 EXTENSIONS = (".parquet", ".tar")
 _WILD = re.compile(r"[*?\[]")
@@ -41,7 +40,6 @@ _KEYWORDS = (
     ("validation", ("validation", "valid", "dev", "val")),
     ("test", ("test", "testing", "eval", "evaluation")),
 )
-_TAIL_BYTES = 1 << 16
 _MOST_MANIFEST_BYTES = 16_000_000  # of a larger one only receipts would be wanted, by nobody here
 Range = tuple[int, int]
 _BIBTEX = re.compile(r"```bibtex\s*\n(.*?)```", re.DOTALL)
@@ -58,7 +56,7 @@ class DatasetFile:
     shown: str
     stat: Stat
     split: str = "train"
-    remote: RemoteObject | None = None
+    remote: RemoteFile | None = None
     listing: ShardListing | None = None  # what a manifest tells of it
 
 
@@ -71,7 +69,8 @@ class DatasetFiles:
     card: Mapping[str, Any] = field(default_factory=dict)
     revision: str | None = None
     config: str = "default"
-    manifests: tuple[tuple[Location, str], ...] = ()  # by where they are and what they are called there
+    storage: Storage | None = None  # of remote files
+    manifests: tuple[str, ...] = ()  # names in it
 
     @property
     def format(self) -> str:
@@ -86,86 +85,18 @@ def changed_file(file: DatasetFile) -> SourceChangedError:
     )
 
 
-class RemoteShard(ObjectFile):
-    """A remote Parquet file. Ranges that are asked for together are few requests, and are kept."""
+class RemoteShard(RandomFile):
+    """A remote shard of a dataset."""
 
     def __init__(self, file: DatasetFile) -> None:
         assert file.remote is not None
-        remote = file.remote
-        super().__init__(remote.address, file.shown, int(file.stat.st_size), remote.etag, lambda: changed_file(file))
-        self.key = remote.key
-        self._kept: list[tuple[int, bytes]] = []
-
-    def pieces(self, ranges: Iterable[Range]) -> list[ObjectPiece]:
-        """What is asked for to have these ranges, apart from what is here."""
-        missing = [
-            (max(start, 0), min(stop, self.size))
-            for start, stop in ranges
-            if self._find(start, min(stop, self.size) - start) is None
-        ]
-        joined = join_ranges((start, stop) for start, stop in missing if start < stop)
-        return [ObjectPiece(self.key, start, stop, self.etag) for start, stop in joined]
-
-    def keep(self, start: int, data: bytes) -> None:
-        """What is read of these bytes later takes no request."""
-        self._kept.append((start, data))
-
-    def kept(self) -> list[tuple[int, bytes]]:
-        return self._kept
-
-    def _find(self, offset: int, size: int) -> bytes | None:
-        for start, data in self._kept:
-            if start <= offset and offset + size <= start + len(data):
-                return data[offset - start : offset - start + size]
-        return None
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        size = max(min(size, self.size - offset), 0)
-        found = self._find(offset, size)
-        return super().read_at(offset, size) if found is None else found
-
-    def fetch(self, start: int, stop: int) -> bytes:
-        """A range by one request, kept by nobody; from any thread."""
-        return self._fetch(start, stop)
-
-    def _fetch(self, start: int, stop: int) -> bytes:
-        with self.watched():
-            return b"".join(data for _, data in ahead(self.address, [ObjectPiece(self.key, start, stop, self.etag)]))
-
-    def close(self) -> None:
-        super().close()
-        self._kept = []
-
-
-def fetched(wanted: Sequence[tuple[RemoteShard, Iterable[Range]]]) -> Iterator[tuple[RemoteShard, int, bytes]]:
-    """Ranges of several shards, on their way together: (shard, start, bytes), in order."""
-    asked = [(shard, piece) for shard, ranges in wanted for piece in shard.pieces(ranges)]
-    for address in dict.fromkeys(shard.address for shard, _ in asked):
-        own = [(shard, piece) for shard, piece in asked if shard.address == address]
-        coming = ahead(address, [piece for _, piece in own])
-        for shard, piece in own:
-            with shard.watched():
-                data = next(coming)[1]
-            yield shard, piece.start, data
-
-
-def fetch_together(wanted: Sequence[tuple[RemoteShard, Iterable[Range]]]) -> None:
-    """Have ranges of several shards here."""
-    for shard, start, data in fetched(wanted):
-        shard.keep(start, data)
+        super().__init__(file.remote, lambda: changed_file(file))
 
 
 def open_together(files: Sequence[DatasetFile]) -> list[RemoteShard]:
-    """Parquet files far away, with their footers: those of many are on their way together."""
+    """Open remote Parquet files, with their footers: those of many are requested together."""
     shards = [RemoteShard(file) for file in files]
-    fetch_together([(shard, [(max(shard.size - _TAIL_BYTES, 0), shard.size)]) for shard in shards])
-    longer = []
-    for shard in shards:
-        tail = shard.read_at(shard.size - 8, 8)
-        length = int.from_bytes(tail[:4], "little") + 8
-        if tail[4:] == b"PAR1" and _TAIL_BYTES < length <= shard.size:
-            longer.append((shard, [(shard.size - length, shard.size - _TAIL_BYTES)]))
-    fetch_together(longer)
+    keep_footers(shards)
     return shards
 
 
@@ -185,7 +116,7 @@ def find_files(
         found = _local_files(text)
     if not found.files:
         raise SourceError(f"{text!r} has no Parquet or tar files.", hint=_instead(text))
-    return _listed(_of_split(_of_config(found, config, text), split, text))
+    return _with_listings(_of_split(_of_config(found, config, text), split, text))
 
 
 def named_files(
@@ -198,18 +129,22 @@ def named_files(
         return tuple(
             DatasetFile(path, name, os.stat(path), split) for path, (split, name) in zip(paths, names, strict=True)
         )
-    root = parse_location(source, access or Access())
-    there = dict(list_objects(root))
-    files = tuple(
-        DatasetFile(f"{root}/{name}", name, there[name], split, RemoteObject(root, root.key(name), there[name].etag))
-        for split, name in names
-    )
-    manifests = tuple((root, n) for n, s in there.items() if _is_manifest(n, s))
-    return _listed(DatasetFiles(source, files, config=config, manifests=manifests)).files
+    root = parse_location(source, access)
+    storage = open_storage(root)
+    with explained(root, "read"):
+        found = dict(storage.list())
+        files = tuple(_remote_file(root, name, found[name], split) for split, name in names)
+        manifests = tuple(name for name, info in found.items() if _is_manifest(name, info))
+        return _with_listings(DatasetFiles(source, files, config=config, storage=storage, manifests=manifests)).files
 
 
-def _is_manifest(name: str, stat: ObjectStat) -> bool:
-    return name.startswith(f"{STATE}/") and name.endswith(".jsonl") and stat.st_size <= _MOST_MANIFEST_BYTES
+def _remote_file(root: Location, name: str, info: FileInfo, split: str) -> DatasetFile:
+    remote = RemoteFile(root, name, info.st_size, info.etag)
+    return DatasetFile(str(remote), name, info, split, remote)
+
+
+def _is_manifest(name: str, info: FileInfo) -> bool:
+    return name.startswith(f"{STATE}/") and name.endswith(".jsonl") and info.st_size <= _MOST_MANIFEST_BYTES
 
 
 def _instead(text: str) -> str:
@@ -225,34 +160,35 @@ def _as_parquet(text: str) -> str:
     return f"Make Parquet of it first: brim map {shlex.quote(text)} shards/ --fn builtins:dict"
 
 
-def _listed(found: DatasetFiles) -> DatasetFiles:
-    """With what the manifests tell of the shards, if they are of these shards, all of them."""
+def _with_listings(found: DatasetFiles) -> DatasetFiles:
+    """Add what the manifests list of the shards, if they are of these shards, all of them."""
     wanted = {f"{STATE}/{found.config}/{split}.jsonl" for split in {file.split for file in found.files}}
     receipts: dict[str, Receipt] = {}
     listings: dict[str, ShardListing] = {}
     try:
-        for address, name in found.manifests:
-            if name in wanted:
-                records = list(records_of(io.BytesIO(read_small(address, name) or b"")))
-                ledger = Ledger.of(b"".join(record_line(record) for record in records if record["type"] != LISTING))
-                receipts |= ledger.receipts
-                for record in records:
-                    if record["type"] == LISTING:
-                        listing = ShardListing(receipts[record["name"]].rows, record)
-                        listings[record["name"]] = listing
-                        assert listing.small is not None  # what is wrong with it is found now
+        for name in wanted.intersection(found.manifests):
+            assert found.storage is not None
+            with explained(found.storage.location, "read"):
+                data = found.storage.read(name)
+            records = list(records_of(io.BytesIO(data or b"")))
+            ledger = Ledger.of(b"".join(record_line(record) for record in records if record["type"] != LISTING))
+            receipts |= ledger.receipts
+            for record in records:
+                if record["type"] == LISTING:
+                    listing = ShardListing(receipts[record["name"]].rows, record)
+                    listings[record["name"]] = listing
+                    assert listing.small is not None  # errors in it are found now
     except (KeyError, TypeError, ValueError, zlib.error, pa.ArrowException):
         return found
-    if not all(file.shown in listings and _is_told(file.stat, receipts[file.shown]) for file in found.files):
+    if not all(file.shown in listings and _is_of(receipts[file.shown], file.stat) for file in found.files):
         return found
     return replace(found, files=tuple(replace(file, listing=listings[file.shown]) for file in found.files))
 
 
-def _is_told(stat: Stat, receipt: Receipt) -> bool:
-    """Whether a shard is the one that a receipt is of, as far as the store tells."""
-    if stat.st_size != receipt.size or not isinstance(stat, ObjectStat):
-        return False
-    return stat.sha256 in ("", receipt.sha256) and receipt.etag in ("", stat.etag)
+def _is_of(receipt: Receipt, stat: Stat) -> bool:
+    """Return whether a receipt is of this shard, as far as the store says."""
+    sha256, etag = getattr(stat, "sha256", ""), getattr(stat, "etag", "")
+    return stat.st_size == receipt.size and sha256 in ("", receipt.sha256) and receipt.etag in ("", etag)
 
 
 def _local_files(text: str) -> DatasetFiles:
@@ -303,32 +239,37 @@ def _is_shard(name: str) -> bool:
 
 
 def _remote_files(text: str, access: Access) -> DatasetFiles:
-    address = parse_location(text, access)
-    own = None if address.scheme == "hf" and not address.prefix else stat_object(address)
-    card: Mapping[str, Any] = {}
-    revision = None
-    manifests: tuple[tuple[Location, str], ...] = ()
-    if own is not None and (own.st_size or address.prefix.endswith(EXTENSIONS)):
-        folder, _, name = address.prefix.rpartition("/")
-        root, listed = replace(address, prefix=folder), [(name, own)]
-    elif address.scheme in ("http", "https"):
+    location = parse_location(text, access)
+    storage = open_storage(location)
+    with explained(location, "read"):
+        own = next(iter(storage.stat([""]))) if location.prefix else None
+    if own is not None and (own.st_size or location.prefix.endswith(EXTENSIONS)):
+        root, name = location.parent, location.prefix.rpartition("/")[2]
+        file = _remote_file(root, name, own, _split_of(name))
+        return DatasetFiles(text, (file,), revision=own.etag if location.is_repository else None)
+    wild = _WILD.search(location.prefix)
+    root = replace(location, prefix=location.prefix[: wild.start()].rpartition("/")[0]) if wild else location
+    pattern = location.prefix[len(root.prefix) + 1 if root.prefix else 0 :] if wild else "*"
+    storage = open_storage(root) if wild else storage
+    if not storage.can_list:
         raise SourceError(f"{text!r} does not exist.", hint="Use the address of a Parquet file.")
-    else:
-        wild = _WILD.search(address.prefix)
-        root = replace(address, prefix=address.prefix[: wild.start()].rpartition("/")[0]) if wild else address
-        pattern = address.prefix[len(root.prefix) + 1 if root.prefix else 0 :] if wild else "*"
-        found = list(list_objects(root))
-        listed = [(name, stat) for name, stat in found if _is_shard(name.rpartition("/")[2])]
-        listed = [one for one in listed if fnmatch.fnmatch(one[0], pattern) and "/." not in f"/{one[0]}"]
-        manifests = tuple((root, name) for name, stat in found if _is_manifest(name, stat))
-        if any(name == CARD for name, _ in found):
-            card = _card((read_small(root, CARD) or b"").decode("utf-8", "replace"))
-    files = []
-    for name, stat in sorted(listed):
-        remote = RemoteObject(root, root.key(name), stat.etag)
-        files.append(DatasetFile(f"{root}/{name}", name, stat, _split_of(name), remote))
-        revision = stat.etag if address.scheme == "hf" and not address.on_hub else None
-    return DatasetFiles(text, tuple(files), card, revision, manifests=manifests)
+    with explained(root, "read"):
+        found = dict(storage.list())
+        card = _card((storage.read(CARD) or b"").decode("utf-8", "replace")) if CARD in found else {}
+        revision = storage.pinned_revision() if found else None
+    shards = sorted(
+        name
+        for name in found
+        if _is_shard(name.rpartition("/")[2]) and fnmatch.fnmatch(name, pattern) and "/." not in f"/{name}"
+    )
+    return DatasetFiles(
+        text,
+        tuple(_remote_file(root, name, found[name], _split_of(name)) for name in shards),
+        card,
+        revision,
+        storage=storage,
+        manifests=tuple(name for name, info in found.items() if _is_manifest(name, info)),
+    )
 
 
 def _card(text: str) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """What sources do with a folder, wherever it is: list it, look at a name, read a small file.
 
-`LocalTree` is a folder on disk, `ObjectTree` (remote_tree.py) what lies below a place in a bucket. Paths are relative
+`LocalTree` is a folder on disk, `ObjectTree` (remote_tree.py) the files below a prefix of a bucket. Paths are relative
 to the top of the tree, with / between names. Errors are those of the operating system: a missing file is a
 FileNotFoundError in a bucket too.
 """
@@ -8,13 +8,14 @@ FileNotFoundError in a bucket too.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
-from typing import BinaryIO, Literal, Protocol, TextIO
+from typing import BinaryIO, Literal, TextIO
 
 from brim.errors import SourceError
 from brim.file_set import AbsentStat, Stat
@@ -202,59 +203,8 @@ class Folder:
     twin: bool = False  # in a bucket, an object may have the name of a folder
 
 
-class Tree(Protocol):
-    """A folder of files. `bucket` is where it is if that is no local folder."""
-
-    root: str
-    bucket: Location | None
-
-    @property
-    def shown(self) -> str:
-        """The last part of its name, for messages."""
-
-    def top(self) -> Folder:
-        """The folder itself; OSError if it cannot be looked at."""
-
-    def look(self, path: str) -> Stat | Folder | Absent:
-        """What is there, or why there is nothing to take."""
-
-    def names(self, folder: str) -> list[str]:
-        """What is in a folder, in no particular order."""
-
-    def walk(self, folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-        """(folder, names of folders, names of files) from the top down, as os.walk does it."""
-
-    def is_there(self, path: str) -> bool:
-        """Whether there is anything by this name, be it a link that leads nowhere."""
-
-    def is_folder(self, path: str) -> bool: ...
-    def is_file(self, path: str) -> bool: ...
-    def is_link(self, path: str) -> bool: ...
-    def may_read(self, path: str) -> bool: ...
-    def size(self, path: str) -> int: ...
-
-    def head(self, path: str) -> bytes:
-        """The first bytes of a file, enough to tell a pointer from data."""
-
-    def open(self, path: str) -> BinaryIO:
-        """A small file, to read."""
-
-    def text(
-        self, path: str, encoding: str = "utf-8-sig", errors: str = "strict", newline: str | None = None
-    ) -> TextIO: ...
-
-    def expect(self, paths: Iterable[str]) -> None:
-        """These small files will be read next, in about this order: where that helps, they are asked for ahead."""
-
-    def below(self, folder: str) -> Tree:
-        """A folder of this one as a tree of its own."""
-
-    def place(self, path: str) -> str:
-        """A name for the file that all spellings of its path share."""
-
-
-class LocalTree:
-    """A folder on disk. Symbolic links are followed."""
+class Tree:
+    """A folder of files. `bucket` is its location if it is not a local folder."""
 
     bucket: Location | None = None
 
@@ -263,9 +213,85 @@ class LocalTree:
 
     @property
     def shown(self) -> str:
+        """Return its name for messages."""
+        return self.root
+
+    def top(self) -> Folder:
+        """Return the folder itself; OSError if it cannot be looked at."""
+        raise NotImplementedError
+
+    def look(self, path: str) -> Stat | Folder | Absent:
+        """Return what a path leads to, or why it has no content."""
+        raise NotImplementedError
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, in no particular order."""
+        raise NotImplementedError
+
+    def walk(self, folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Yield (folder, names of folders, names of files) from the top down, as os.walk does it."""
+        raise NotImplementedError
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a small file."""
+        raise NotImplementedError
+
+    def head(self, path: str) -> bytes:
+        """Return the first bytes of a file, enough to tell a pointer from data."""
+        raise NotImplementedError
+
+    def below(self, folder: str) -> Tree:
+        """Return a folder of this one as a separate tree."""
+        raise NotImplementedError
+
+    def place(self, path: str) -> str:
+        """Return a name for the file that all spellings of its path share."""
+        raise NotImplementedError
+
+    def is_there(self, path: str) -> bool:
+        """Return whether a path exists, even if it is a link that leads nowhere."""
+        return self.look(path) != "missing"
+
+    def is_folder(self, path: str) -> bool:
+        return isinstance(self.look(path), Folder)
+
+    def is_file(self, path: str) -> bool:
+        return not isinstance(self.look(path), str | Folder)
+
+    def is_link(self, path: str) -> bool:
+        return False
+
+    def may_read(self, path: str) -> bool:
+        """Return whether a file may be read, as far as it is known before it is tried."""
+        return True
+
+    def stat(self, path: str) -> Stat:
+        found = self.look(path)
+        if isinstance(found, str | Folder):
+            number = errno.EISDIR if isinstance(found, Folder) else errno.ENOENT
+            raise OSError(number, os.strerror(number), path)
+        return found
+
+    def size(self, path: str) -> int:
+        return self.stat(path).st_size
+
+    def text(
+        self, path: str, encoding: str = "utf-8-sig", errors: str = "strict", newline: str | None = None
+    ) -> TextIO:
+        return io.TextIOWrapper(self.open(path), encoding=encoding, errors=errors, newline=newline)
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Announce small files that will be read next, in about this order: remote ones are requested ahead."""
+
+
+class LocalTree(Tree):
+    """A folder on disk. Symbolic links are followed."""
+
+    @property
+    def shown(self) -> str:
         return os.path.basename(self.root)
 
-    def _full(self, path: str) -> str:
+    def full_path(self, path: str) -> str:
         return os.path.join(self.root, path)
 
     def top(self) -> Folder:
@@ -273,7 +299,7 @@ class LocalTree:
         return Folder((found.st_dev, found.st_ino))
 
     def look(self, path: str) -> Stat | Folder | Absent:
-        full = self._full(path)
+        full = self.full_path(path)
         try:
             found = os.stat(full)
         except FileNotFoundError:
@@ -287,55 +313,41 @@ class LocalTree:
         return found if stat.S_ISREG(found.st_mode) else "special"
 
     def names(self, folder: str) -> list[str]:
-        return os.listdir(self._full(folder))
+        return os.listdir(self.full_path(folder))
 
     def walk(self, folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-        for full, folders, files in os.walk(self._full(folder)):
+        for full, folders, files in os.walk(self.full_path(folder)):
             inside = os.path.relpath(full, self.root)
             yield "" if inside == "." else inside, folders, files
 
+    def stat(self, path: str) -> Stat:
+        return os.stat(self.full_path(path))
+
     def is_there(self, path: str) -> bool:
-        return os.path.lexists(self._full(path))
-
-    def is_folder(self, path: str) -> bool:
-        return os.path.isdir(self._full(path))
-
-    def is_file(self, path: str) -> bool:
-        return os.path.isfile(self._full(path))
+        return os.path.lexists(self.full_path(path))
 
     def is_link(self, path: str) -> bool:
-        return os.path.islink(self._full(path))
+        return os.path.islink(self.full_path(path))
 
     def may_read(self, path: str) -> bool:
-        return os.access(self._full(path), os.R_OK)
-
-    def size(self, path: str) -> int:
-        return os.path.getsize(self._full(path))
+        return os.access(self.full_path(path), os.R_OK)
 
     def head(self, path: str) -> bytes:
-        descriptor = open_regular(self._full(path))
+        descriptor = open_regular(self.full_path(path))
         try:
             return os.read(descriptor, HEAD_BYTES)
         finally:
             os.close(descriptor)
 
     def open(self, path: str) -> BinaryIO:
-        return open(open_regular(self._full(path)), "rb")
-
-    def text(
-        self, path: str, encoding: str = "utf-8-sig", errors: str = "strict", newline: str | None = None
-    ) -> TextIO:
-        return open(open_regular(self._full(path)), encoding=encoding, errors=errors, newline=newline)
-
-    def expect(self, paths: Iterable[str]) -> None:
-        """The kernel reads ahead by itself."""
+        return open(open_regular(self.full_path(path)), "rb")
 
     def below(self, folder: str) -> LocalTree:
-        return LocalTree(self._full(folder))
+        return LocalTree(self.full_path(folder))
 
     def place(self, path: str) -> str:
-        """The absolute path. Where `..` follows a link, only the real folder leads to the same file."""
-        full = self._full(path)
+        """Return the absolute path. Where `..` follows a link, only the real folder leads to the same file."""
+        full = self.full_path(path)
         if ".." in path.split("/"):
             folder, name = os.path.split(full)
             return os.path.join(os.path.realpath(folder), name)

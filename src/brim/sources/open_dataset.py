@@ -18,7 +18,7 @@ from brim.sources.features import features_in
 from brim.sources.file_table import FileTable
 from brim.sources.selection import Origin, Selection, TableOrigin
 from brim.state.scratch import scratch_folder
-from brim.storage.location import Access, is_web_address
+from brim.storage.location import Access, is_dataset_address
 
 
 def open_dataset(
@@ -148,8 +148,8 @@ def _remove(folder: str) -> None:
 
 
 def is_dataset(path: str) -> bool:
-    """Whether a path leads to a dataset that holds its files, and not to files or to a table that names them."""
-    if is_web_address(path):
+    """Return whether a path leads to a dataset that holds its files, and not to files or to a table that names them."""
+    if is_dataset_address(path):
         return True
     if os.path.isdir(path):
         inside = [name for name in os.listdir(path) if not name.startswith(".")]

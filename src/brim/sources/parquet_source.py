@@ -23,13 +23,14 @@ from brim.formats.file_views import FileView
 from brim.formats.nested_values import merge_leaves, numbered_type
 from brim.formats.range_readers import LocalFile, Readable
 from brim.formats.shard_listing import ShardListing
-from brim.sources.dataset_files import DatasetFile, RemoteShard, fetch_together, open_together
+from brim.sources.dataset_files import DatasetFile, RemoteShard, open_together
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, broken, plain_schema
 from brim.sources.features import NoFeature, feature_of, feature_of_type, fits_type, kind_of, kind_of_feature
 from brim.sources.file_table import FileColumn, FileTable, Split, is_list, one_array
 from brim.sources.hive_partitions import partition_array, partition_fields
 from brim.sources.value_locator import Finder, ValuePlaces, ValueSpool, fetch_chosen, numbers_type
 from brim.sources.where import may_choose
+from brim.storage.reading import fetch_together
 
 HELD_BYTES = 64_000_000  # of small columns; more goes to disk
 _BATCH_ROWS = 1024

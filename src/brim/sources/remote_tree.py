@@ -18,21 +18,21 @@ import posixpath
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.errors import SourceChangedError
-from brim.file_set import Ints
+from brim.file_set import Ints, Stat
 from brim.memory.release import give_back_heap
 from brim.records import dataclass
 from brim.sources.folder_tree import HEAD_BYTES, MAX_POINTER_BYTES, Absent, Folder, LocalTree, Tree
-from brim.storage.listing import list_objects, stat_objects
-from brim.storage.location import Access, Location, is_bucket_address, parse_bucket_address
-from brim.storage.reading import Changed, ObjectPiece, ahead, cut
-from brim.storage.storage import ObjectStat
+from brim.storage.listing import list_files, stat_files
+from brim.storage.location import Access, Location, is_remote, parse_location
+from brim.storage.reading import RangeStream, RemoteFile
+from brim.storage.storage import ByteRange, FileInfo
 
 _BLOCK = 65536
 _MARK = -1  # the size of what is the mark of a folder
@@ -43,11 +43,11 @@ _TO_NORMALISE = re.compile(r"/$|//|(^|/)\.\.?(/|$)")
 
 
 def tree_of(source: str | Tree, access: Access) -> Tree:
-    """The tree at a path or an address."""
+    """Return the tree at a path or an address."""
     if not isinstance(source, str):
         return source
-    if is_bucket_address(source):
-        return ObjectTree.listed(parse_bucket_address(source, access))
+    if is_remote(source):
+        return ObjectTree.listed(parse_location(source, access))
     return LocalTree(os.path.abspath(source))
 
 
@@ -87,46 +87,41 @@ class _Listing:
         """Whether what is at this place lies in a folder."""
         return at < len(self) and self.key(at).startswith(folder + b"\0")
 
-    def stat(self, at: int) -> ObjectStat:
-        return ObjectStat(self.sizes[at], self.etags[at].decode())
+    def stat(self, at: int) -> FileInfo:
+        return FileInfo(self.sizes[at], self.etags[at].decode())
 
 
-class ObjectTree:
+class ObjectTree(Tree):
     """A folder of objects. The listing is shared by the trees below."""
 
     def __init__(self, address: Location, listing: _Listing, prefix: str = "") -> None:
-        self.bucket: Location | None = address
-        self.root = str(address)
-        self._address, self._listing = address, listing
+        super().__init__(str(address))
+        self.bucket, self._address, self._listing = address, address, listing
         self._prefix = prefix  # with a slash at the end
-        self._next = 0  # where the next look probably finds what it wants
-        self._coming: set[str] = set()
-        self._stream: Iterator[tuple[ObjectPiece, bytes]] = iter(())
-        self._came: dict[str, bytes] = {}
-        self._came_bytes = 0
+        self._next = 0  # where the next look probably finds its path
+        self._expected: set[str] = set()
+        self._stream: RangeStream | None = None
+        self._received: dict[str, bytes] = {}
+        self._received_bytes = 0
         self._last = ("", b"")
 
     @classmethod
     def listed(cls, address: Location) -> ObjectTree:
-        """Everything below an address; nothing if nothing is there."""
-        return cls(address, _listing(list_objects(address), address))
+        """List everything below an address; it may be empty."""
+        return cls(address, _listing(list_files(address), address))
 
     @classmethod
-    def of(cls, address: Location, found: Iterable[tuple[str, ObjectStat]]) -> ObjectTree:
-        """A folder of which these objects are known, and nothing else."""
+    def of(cls, address: Location, found: Iterable[tuple[str, FileInfo]]) -> ObjectTree:
+        """Return a folder with these objects."""
         return cls(address, _pack(found))
 
     def __len__(self) -> int:
         return len(self._listing)
 
-    @property
-    def shown(self) -> str:
-        return self.root
-
     def top(self) -> Folder:
         return Folder()
 
-    def look(self, path: str) -> ObjectStat | Folder | Absent:
+    def look(self, path: str) -> FileInfo | Folder | Absent:
         at, found = self._find(path)
         if isinstance(found, Folder):
             return found
@@ -192,98 +187,70 @@ class ObjectTree:
         for name in folders:
             yield from self.walk(f"{folder}/{name}" if folder else name)
 
-    def is_there(self, path: str) -> bool:
-        return bool(self._find(path)[1])
-
-    def is_folder(self, path: str) -> bool:
-        return isinstance(self._find(path)[1], Folder)
-
-    def is_file(self, path: str) -> bool:
-        return self._find(path)[1] is True
-
-    def is_link(self, path: str) -> bool:
-        return False
-
-    def may_read(self, path: str) -> bool:
-        """Nobody knows before it is tried, and a request for each file would take long."""
-        return True
-
-    def size(self, path: str) -> int:
-        return self._stat(path).st_size
-
-    def _stat(self, path: str) -> ObjectStat:
-        found = self.look(path)
-        if isinstance(found, ObjectStat):
-            return found
-        number = errno.EISDIR if isinstance(found, Folder) else errno.ENOENT
-        raise OSError(number, os.strerror(number), path)
-
     def head(self, path: str) -> bytes:
-        stat = self._stat(path)
-        if stat.st_size <= MAX_POINTER_BYTES or path in self._coming or path in self._came:
+        info = self.stat(path)
+        if info.st_size <= MAX_POINTER_BYTES or path in self._expected or path in self._received:
             return self._read(path)[:HEAD_BYTES]
-        return self._fetched(path, stat, HEAD_BYTES)
+        return self._fetch(path, HEAD_BYTES)
 
     def open(self, path: str) -> BinaryIO:
         return io.BytesIO(self._read(path))
 
-    def text(
-        self, path: str, encoding: str = "utf-8-sig", errors: str = "strict", newline: str | None = None
-    ) -> TextIO:
-        return io.TextIOWrapper(self.open(path), encoding=encoding, errors=errors, newline=newline)
-
     def _read(self, path: str) -> bytes:
         if self._last[0] == path:
             return self._last[1]
-        stat = self._stat(path)
-        data = self._came.pop(path, None)
+        size = self.size(path)
+        data = self._received.pop(path, None)
         if data is not None:
-            self._came_bytes -= len(data)
+            self._received_bytes -= len(data)
         else:
-            data = self._arrived(path) if path in self._coming else self._fetched(path, stat, stat.st_size)
-        self._last = (path, data) if stat.st_size <= _SMALL_BYTES else ("", b"")
+            data = self._receive(path) if path in self._expected else self._fetch(path, size)
+        self._last = (path, data) if size <= _SMALL_BYTES else ("", b"")
         return data
 
-    def _fetched(self, path: str, stat: ObjectStat, size: int) -> bytes:
-        pieces = cut(self._address.key(posixpath.normpath(path)), 0, min(size, stat.st_size), stat.etag)
-        try:
-            return b"".join(data for _, data in ahead(self._address, pieces))
-        except Changed:
-            raise _changed(path) from None
+    def _fetch(self, path: str, size: int) -> bytes:
+        file = self._file(posixpath.normpath(path), self.stat(path))
+        ranges = file.ranges(0, min(size, file.size))
+        return b"".join(view for _, view in RangeStream(self._address, ranges, replaced_error=_replaced_error))
+
+    def _file(self, path: str, info: Stat) -> RemoteFile:
+        return RemoteFile(self._address, path, info.st_size, getattr(info, "etag", ""))
 
     def expect(self, paths: Iterable[str]) -> None:
-        stats = {path: found for path in dict.fromkeys(paths) if isinstance(found := self.look(path), ObjectStat)}
-        few = {path: stat for path, stat in stats.items() if stat.st_size <= _SMALL_BYTES and path not in self._came}
-        keys = (ObjectPiece(self._address.key(path), 0, stat.st_size, stat.etag) for path, stat in few.items())
-        self._stream = ahead(self._address, keys, requests=_REQUESTS)
-        self._coming = set(few)
+        infos = {path: info for path in dict.fromkeys(paths) if isinstance(info := self.look(path), FileInfo)}
+        files = [
+            self._file(path, info)
+            for path, info in infos.items()
+            if info.st_size <= _SMALL_BYTES and path not in self._received
+        ]
+        if self._stream is not None:
+            self._stream.close()
+        ranges = (ByteRange(file.name, 0, file.size, file.version) for file in files)
+        self._stream = RangeStream(self._address, ranges, requests=_REQUESTS, replaced_error=_replaced_error)
+        self._expected = {file.name for file in files}
 
-    def _arrived(self, path: str) -> bytes:
-        """What was asked for ahead. What comes before it is kept for a while."""
-        skip = len(self._address.key("x")) - 1
-        try:
-            for piece, data in self._stream:
-                came = piece.key[skip:]
-                self._coming.discard(came)
-                if came == path:
-                    return data
-                self._came[came] = data
-                self._came_bytes += len(data)
-                while self._came_bytes > _BUFFER_BYTES:
-                    self._came_bytes -= len(self._came.pop(next(iter(self._came))))
-        except Changed as error:
-            raise _changed(error.facts["path"][skip:]) from None
-        raise AssertionError("what is expected comes")
+    def _receive(self, path: str) -> bytes:
+        """Return a file that was requested ahead. Those that precede it are kept for a while."""
+        for wanted, view in self._stream or ():
+            self._expected.discard(wanted.name)
+            if wanted.name == path:
+                return bytes(view)
+            self._received[wanted.name] = bytes(view)
+            self._received_bytes += len(view)
+            while self._received_bytes > _BUFFER_BYTES:
+                self._received_bytes -= len(self._received.pop(next(iter(self._received))))
+        raise AssertionError("an expected file is received")
 
     def below(self, folder: str) -> ObjectTree:
         folder = folder.strip("/")
-        return ObjectTree(self._address.below(folder), self._listing, f"{self._prefix}{folder}/") if folder else self
+        return ObjectTree(self._address.child(folder), self._listing, f"{self._prefix}{folder}/") if folder else self
 
     def place(self, path: str) -> str:
         return posixpath.normpath(path)
 
 
-def _changed(path: str) -> SourceChangedError:
+def _replaced_error(wanted: ByteRange) -> SourceChangedError:
+    path = wanted.name
     return SourceChangedError(
         f"The source file {path!r} was replaced or removed after it was listed.",
         hint="Make sure nothing is modifying the source, then run the same command again.",
@@ -291,7 +258,7 @@ def _changed(path: str) -> SourceChangedError:
     )
 
 
-def _listing(found: Iterable[tuple[str, ObjectStat]], address: Location) -> _Listing:
+def _listing(found: Iterable[tuple[str, FileInfo]], address: Location) -> _Listing:
     """What the store lists, in order, with marks of folders told from empty files."""
     listing = _pack(found)
     alone = []
@@ -302,17 +269,17 @@ def _listing(found: Iterable[tuple[str, ObjectStat]], address: Location) -> _Lis
             alone.append(at)
     # `a/` is listed as `a`, which is there to be asked for only if it is a file.
     names = (listing.key(at).decode().replace("\0", "/") for at in alone)
-    for at, stat in zip(alone, stat_objects(address, names), strict=True):
+    for at, stat in zip(alone, stat_files(address, names), strict=True):
         if stat is None:
             listing.sizes[at] = _MARK
     return listing
 
 
-def _pack(found: Iterable[tuple[str, ObjectStat]]) -> _Listing:
+def _pack(found: Iterable[tuple[str, FileInfo]]) -> _Listing:
     keys: list[pa.Array] = [pa.array([], pa.large_string())]
     etags: list[pa.Array] = [pa.array([], pa.large_string())]
     sizes: list[Ints] = [np.zeros(0, np.int64)]
-    block: list[tuple[str, ObjectStat]] = []
+    block: list[tuple[str, FileInfo]] = []
 
     def pack() -> None:
         keys.append(pa.array([name.replace("/", "\0") for name, _ in block], pa.large_string()))

@@ -14,9 +14,9 @@ import numpy as np
 
 from brim.file_set import Bools, Ints
 from brim.formats.parquet_values import PageSpan
-from brim.formats.source_reader import join_ranges
 from brim.records import dataclass
 from brim.sources.dataset_files import Range, RemoteShard
+from brim.storage.reading import join_ranges
 
 REQUEST_BYTES = 64 << 10  # what a request costs that is on its way with others: join_ranges takes as much between two
 _WAIT_BYTES = 192 << 10  # and one of many that each wait for the one before: 20 ms of a line of 80 Mbit/s

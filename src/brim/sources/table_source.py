@@ -38,39 +38,36 @@ from brim.sources.read_table import as_table, read_table
 from brim.sources.remote_tree import ObjectTree
 from brim.sources.source_options import SourceOptions, check_split
 from brim.sources.table_spool import mapped_columns, spooled
-from brim.storage.listing import stat_object
-from brim.storage.location import ADDRESSES, Access, Location, is_bucket_address, parse_bucket_address
+from brim.storage.listing import stat_file
+from brim.storage.location import BUCKET_ADDRESSES, Access, Location, folder_location, is_object_address, parse_location
 
 
 class Base:
     """Where a table's relative paths start. A bucket is listed when that is needed, once."""
 
-    def __init__(self, place: str | Location) -> None:
+    def __init__(self, place: Location) -> None:
         self.place = place
         self._tree: Tree | None = None
 
     @property
     def tree(self) -> Tree:
         if self._tree is None:
-            local = isinstance(self.place, str)
-            self._tree = LocalTree(str(self.place)) if local else ObjectTree.listed(self.place)  # type: ignore[arg-type]
+            self._tree = LocalTree(str(self.place)) if self.place.is_local else ObjectTree.listed(self.place)
         return self._tree
 
 
 def base_of(root: str, access: Access) -> Base:
     """The base that --root names."""
-    if is_bucket_address(root):
-        return Base(parse_bucket_address(root, access))
-    return Base(os.path.abspath(root))
+    return Base(parse_location(root, access) if is_object_address(root) else folder_location(root))
 
 
 def table_at(address: Location) -> tuple[str, ObjectTree]:
     """The name of a table that is an object, and a tree of its folder that holds nothing else."""
-    found = stat_object(address)
+    found = stat_file(address)
     if found is None:
         raise SourceError(f"{address} does not exist.", hint="Check the bucket and the prefix.", path=str(address))
-    folder, _, name = address.prefix.rpartition("/")
-    return name, ObjectTree.of(replace(address, prefix=folder), [(name, found)])
+    name = address.prefix.rpartition("/")[2]
+    return name, ObjectTree.of(address.parent, [(name, found)])
 
 
 def in_one_tree(
@@ -82,13 +79,13 @@ def in_one_tree(
     says that the user named the base.
     """
     names = list(columns)
-    home = base.place if isinstance(base.place, Location) else None
+    home = None if base.place.is_local else base.place
     if home is None and not any(_holds_addresses(rows.column(name)) for name in names):
         return rows, base.tree
     paths = {path: None for name in names for path in _distinct(rows.column(name))}
-    addresses = [path for path in paths if is_bucket_address(path)]
+    addresses = [path for path in paths if is_object_address(path)]
     if home is None and len(addresses) < len(paths):
-        other = next(path for path in paths if not is_bucket_address(path))
+        other = next(path for path in paths if not is_object_address(path))
         raise SourceError(
             f"The table names objects, such as {addresses[0]!r}, and files of this machine, such as {other!r}.",
             hint="Copy them to one location, or make two tables.",
@@ -96,12 +93,12 @@ def in_one_tree(
     bucket = home
     keys: dict[str, str] = {}
     for path in paths:
-        if is_bucket_address(path):
-            there = parse_bucket_address(path, access)
+        if is_object_address(path):
+            there = parse_location(path, access)
             bucket = bucket or there
-            if (there.scheme, there.bucket) != (bucket.scheme, bucket.bucket):
+            if (there.scheme, there.container) != (bucket.scheme, bucket.container):
                 raise SourceError(
-                    f"The table names objects of several buckets: {bucket.bucket!r} and {there.bucket!r}.",
+                    f"The table names objects of several buckets: {bucket.container!r} and {there.container!r}.",
                     hint="Make a table for each bucket.",
                 )
             keys[path] = there.prefix
@@ -131,7 +128,7 @@ def _texts(array: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _holds_addresses(column: pa.ChunkedArray) -> bool:
-    pattern = f"^({'|'.join(ADDRESSES)})"
+    pattern = f"^({'|'.join(BUCKET_ADDRESSES)})"
     texts = (_texts(pa.chunked_array([chunk])).cast(pa.large_string()) for chunk in column.chunks)
     return any(pc.any(pc.match_substring_regex(some, pattern)).as_py() for some in texts)
 
@@ -209,14 +206,14 @@ def _unnamed(table: FileTable, source: Any, options: SourceOptions) -> Unmatched
 def _read(source: Any, options: SourceOptions) -> tuple[pa.Table, Base]:
     """A table, and where its relative paths start."""
     if not isinstance(source, str | os.PathLike):
-        return as_table(source), Base(os.getcwd())
+        return as_table(source), Base(folder_location(os.getcwd()))
     text = os.fspath(source)
-    if is_bucket_address(text):
-        name, folder = table_at(parse_bucket_address(text, options.access))
+    if is_object_address(text):
+        name, folder = table_at(parse_location(text, options.access))
         assert folder.bucket is not None
         return read_table(name, folder, options.memory), Base(folder.bucket)
     path = os.path.abspath(text)
-    return read_table(path, memory=options.memory), Base(os.path.dirname(path))
+    return read_table(path, memory=options.memory), Base(folder_location(os.path.dirname(path)))
 
 
 def make_file_table(
@@ -378,7 +375,7 @@ def _guess(rows: pa.Table, base: Base) -> dict[str, FileColumn]:
         if not _holds_text(field.type) and not _is_text_list(field.type):
             continue
         sample = _sample(rows.column(field.name))
-        here = [path for path in sample if is_bucket_address(path) or _is_there(base, path)]
+        here = [path for path in sample if is_object_address(path) or _is_there(base, path)]
         if sample and 2 * len(here) >= len(sample):
             columns[field.name] = FileColumn(_kind_of_sample(sample), not _holds_text(field.type), guessed=True)
         elif sample and all(kind_of(path) != "file" for path in sample):

@@ -32,11 +32,12 @@ from brim.formats.parquet_values import ChunkReader, FoundValues, NotLocated, Pa
 from brim.formats.range_readers import Readable
 from brim.formats.shard_listing import ListedValues, locate_listed
 from brim.records import dataclass
-from brim.sources.dataset_files import RemoteShard, fetch_together, fetched
+from brim.sources.dataset_files import RemoteShard
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
 from brim.sources.file_table import FileTable, contents_of, one_array
 from brim.sources.remote_values import ChunkShape, FarChunk, FarCopy, fetched_ranges, in_pieces
 from brim.state.scratch import scratch_folder
+from brim.storage.reading import fetch_ranges, fetch_together
 
 _HERE = "/proc/self/fd"
 
@@ -461,7 +462,7 @@ def fetch_chosen(finders: Sequence[Finder], places: ValuePlaces) -> None:
             copy.write_at(copies[id(remote)].base + start, data)
         looking.append((finder, copies[id(remote)]))
         wanted.append((remote, in_pieces(needed)))
-    for remote, start, data in fetched(wanted):
+    for remote, start, data in fetch_ranges(wanted):
         copy.write_at(copies[id(remote)].base + start, data)
     with ThreadPoolExecutor(_LOOKING, "brim-look") as pool:
         for finder, of in looking:

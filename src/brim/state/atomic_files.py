@@ -105,7 +105,9 @@ def rename(source: Path, target: Path) -> None:
         sync_folder(folder)
 
 
-def write_whole(target: Path, data: bytes | Iterable[bytes], mark: str = "", private: bool = False) -> None:
+def write_whole(
+    target: Path, data: bytes | Iterable[bytes | memoryview], mark: str = "", private: bool = False
+) -> None:
     """Write a file atomically and durably, from bytes or from lines.
 
     Concurrent writers of one file need different `mark`s. A `private` file is readable by its owner only.

@@ -414,9 +414,9 @@ def _said(names: tuple[str, ...]) -> str:
 _ENDPOINT_OF = {"s3": aws_endpoint, "gs": google_endpoint, "az": azure_endpoint}
 
 
-def endpoint_of(address: Location) -> str | None:
+def endpoint_of(location: Location) -> str | None:
     """Return where requests go by the option, the environment or a profile; None is the scheme's own cloud."""
-    if address.on_hub:
+    if location.scheme == "hf":
         return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
-    ask = _ENDPOINT_OF.get(address.scheme)
-    return ask(address.access) if ask is not None else None
+    find = _ENDPOINT_OF.get(location.scheme)
+    return find(location.access) if find is not None else None

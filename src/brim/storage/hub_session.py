@@ -21,6 +21,8 @@ from brim.records import dataclass
 from brim.redact import hide_values
 from brim.state.retry import CONFLICTS, Retry, asked_s, capped_wait, interruptible, may_pass, pause
 from brim.storage.hub_private import client_factory
+from brim.storage.storage import patience_s
+from brim.storage.storage_error import StorageError
 
 T = TypeVar("T")
 Note = Callable[[str], None]
@@ -79,7 +81,7 @@ def hub_session(note: Note, check: Callable[[], None] = lambda: None) -> Iterato
     user = _User(note, check)
     with _LOCK:
         if not _USERS:
-            _change_library(_stall_s())
+            _change_library(patience_s(_MOST_STALL_S, _STALL_S))
         _USERS.append(user)
     try:
         yield
@@ -88,17 +90,6 @@ def hub_session(note: Note, check: Callable[[], None] = lambda: None) -> Iterato
             _USERS.remove(user)
             if not _USERS:
                 _UNDO.close()
-
-
-def _stall_s() -> float:
-    said = os.environ.get("BRIM_STALL_SECONDS") or str(_STALL_S)
-    try:
-        stall_s = float(said)
-    except ValueError:
-        stall_s = 0.0
-    if not 0 < stall_s <= _MOST_STALL_S:
-        raise InputError(f"BRIM_STALL_SECONDS is a number of seconds above zero, not {said!r}.")
-    return stall_s
 
 
 def _change_library(stall_s: float) -> None:
@@ -157,9 +148,10 @@ def _wait(seconds: float) -> None:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The status that the Hub answered, if an error is about an answer."""
-    response = getattr(error, "response", None)
-    status = getattr(response, "status_code", None)
+    """Return the status that the Hub answered, if an error is about an answer."""
+    if isinstance(error, StorageError):
+        return error.status
+    status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
 
 
@@ -174,10 +166,12 @@ class HubAnswer:
 
 
 def answer_of(error: BaseException) -> HubAnswer | None:
-    """The answer that an error is about, if there was one."""
+    """Return the answer that an error is about, if there was one."""
     status = status_of(error)
     if status is None:
         return None
+    if isinstance(error, StorageError):
+        return HubAnswer(status, error.code, error.code, by_hub=True)
     response: Any = error.response  # type: ignore[attr-defined]
     code = str(response.headers.get("X-Error-Code") or "")
     try:
@@ -199,7 +193,9 @@ def _is_hub(url: str) -> bool:
 
 
 def is_transport(error: BaseException) -> bool:
-    """Whether an error is about the connection: cut, stalled, refused."""
+    """Return whether an error is about the connection: cut, stalled, refused."""
+    if isinstance(error, StorageError):
+        return error.kind == "no_connection"
     from huggingface_hub.errors import HfHubHTTPError
 
     http = sys.modules[HfHubHTTPError.__bases__[0].__module__.partition(".")[0]]  # httpx, whatever its name is now
@@ -278,19 +274,19 @@ def explained(repo: str, *, begun: bool, reading: bool = False) -> Iterator[None
         yield
     except BrimError:
         raise
-    except OfflineModeIsEnabled as error:
-        raise InputError(
-            "huggingface_hub is in offline mode, so the Hub cannot be reached.", hint="Unset HF_HUB_OFFLINE."
-        ) from error
     except LocalTokenNotFoundError as error:
         raise _no_token() from error
     except HFValidationError as error:
         raise InputError(f"The Hub does not take this name: {scrubbed(str(error))}") from error
     except Exception as error:
+        if isinstance(error, OfflineModeIsEnabled) or getattr(error, "kind", "") == "offline":
+            raise InputError(
+                "huggingface_hub is in offline mode, so the Hub cannot be reached.", hint="Unset HF_HUB_OFFLINE."
+            ) from error
         found = (_explained_reading(error, repo) if reading else None) or _explained(error, repo, begun)
         if found is None:
             raise
-        raise found from error
+        raise found from (None if isinstance(error, StorageError) else error)
 
 
 def _no_token() -> DestinationError:
@@ -311,9 +307,7 @@ def _explained_reading(error: Exception, repo: str) -> BrimError | None:
             hint="Check its name, log in with `hf auth login`, and if it is gated, ask for access on its page.",
         )
     if is_transport(error):
-        return DestinationUnavailableError(
-            f"The connection to the Hub failed: {scrubbed(str(error)) or type(error).__name__}.", hint="Run it again."
-        )
+        return DestinationUnavailableError(f"The connection to the Hub failed: {_cause(error)}.", hint="Run it again.")
     return None
 
 
@@ -323,14 +317,21 @@ def _explained(error: Exception, repo: str, begun: bool) -> BrimError | None:
         return explained_answer(answer, repo, begun)
     if is_transport(error):
         return DestinationUnavailableError(
-            f"The connection to the Hub failed: {scrubbed(str(error)) or type(error).__name__}.",
+            f"The connection to the Hub failed: {_cause(error)}.",
             hint="Run the same command to continue; nothing that was sent is lost.",
         )
     if type(error).__name__ == "UnsupportedProtocol":
         return InputError(f"HF_ENDPOINT is not the address of a Hub: {scrubbed(str(error))}")
     if isinstance(error, ValueError) and "README" in str(error):
         return DestinationError(f"The Hub refuses the card: {scrubbed(str(error))}", hint="Mend its YAML at the top.")
+    if isinstance(error, StorageError):
+        return unexpected(error.__cause__ if isinstance(error.__cause__, Exception) else error)
     return None
+
+
+def _cause(error: Exception) -> str:
+    text = error.detail.partition(" ")[2] if isinstance(error, StorageError) else str(error)
+    return scrubbed(text) or type(error).__name__
 
 
 def explained_answer(answer: HubAnswer, repo: str, begun: bool = True) -> BrimError:

@@ -29,11 +29,11 @@ from brim.storage.credentials import endpoint_of
 from brim.storage.location import (
     HUB_SCHEME,
     Access,
-    HubAddress,
     Location,
-    is_bucket_address,
-    parse_bucket_address,
-    parse_hub_address,
+    folder_location,
+    is_object_address,
+    parse_location,
+    parse_repository,
 )
 
 _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
@@ -146,26 +146,25 @@ def _round(size: int) -> str:
     return f"{-(-size // unit)}{letters}"
 
 
-Destination = Path | HubAddress | Location
 UNITS = "units"  # the folder of the units of a computed job, beside its ledger
 QUARANTINE = "quarantine.parquet"
 CLAIM = "destination"  # the file that says which one books are of, if their folder is the user's choice
 
 
-def parse_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Destination:
-    """`access` is how a bucket is reached."""
+def parse_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Location:
+    """Parse where a job writes. `access` is how a bucket is reached."""
     text = os.fspath(destination)
     refuse_nameless(text)
-    if is_bucket_address(text):
-        return parse_bucket_address(text, access)
+    if is_object_address(text):
+        return parse_location(text, access)
     if text.startswith(HUB_SCHEME):
-        return parse_hub_address(text)
+        return parse_repository(text)
     if "://" in text:
         raise InputError(
             f"brim cannot use {text.partition('://')[0]}:// as a destination.",
             hint="Give a folder, hf://datasets/ORG/NAME, hf://buckets/ORG/NAME, or s3://BUCKET/PREFIX (gs://, az://).",
         )
-    return Path(os.path.abspath(text))
+    return folder_location(text)
 
 
 def refuse_nameless(text: str) -> None:
@@ -175,11 +174,11 @@ def refuse_nameless(text: str) -> None:
 
 
 def refuse_source(
-    destination: Destination,
+    destination: Location,
     place: str,
     access: Access | None = None,
     files: FileSet | None = None,
-    taken: Iterable[Destination] = (),
+    taken: Iterable[Location] = (),
 ) -> None:
     """A source is never its own destination: what was stopped while it replaced its source could not go on.
 
@@ -201,12 +200,10 @@ def refuse_source(
             )
 
 
-def taken_by_dataset(destination: Destination, folder: str) -> list[Destination]:
+def taken_by_dataset(destination: Location, folder: str) -> list[Location]:
     """Where a job that makes a dataset writes: its shards (in `folder`), its card, what it left out, its books."""
     names = [folder, CARD, QUARANTINE, STATE]
-    if isinstance(destination, HubAddress):
-        return []
-    return [destination / name if isinstance(destination, Path) else destination.below(name) for name in names]
+    return [] if destination.is_repository else [destination.child(name) for name in names]
 
 
 def lies_in(path: Path, folder: Path) -> bool:
@@ -215,21 +212,20 @@ def lies_in(path: Path, folder: Path) -> bool:
     return any(_same_path(one, folder) for one in (whole, *whole.parents))
 
 
-def _is_place(destination: Destination, place: str, access: Access) -> bool:
-    if isinstance(destination, Path):
-        return "://" not in place and _same_path(destination, Path(place))
-    if isinstance(destination, HubAddress):
-        on_hub = place.startswith(HUB_SCHEME) and not is_bucket_address(place)
-        return on_hub and parse_hub_address(place).repo == destination.repo
-    if not is_bucket_address(place):
+def _is_place(destination: Location, place: str, access: Access) -> bool:
+    if destination.is_local:
+        return "://" not in place and _same_path(destination.path, Path(place))
+    if destination.is_repository:
+        is_repository = place.startswith(HUB_SCHEME) and not is_object_address(place)
+        return is_repository and parse_repository(place).repo == destination.repo
+    if not is_object_address(place):
         return False
-    source = parse_bucket_address(place, access)
+    source = parse_location(place, access)
     return _same_bucket(destination, source) and destination.prefix == source.prefix
 
 
 def _same_bucket(one: Location, other: Location) -> bool:
-    alike = (one.scheme, one.bucket) == (other.scheme, other.bucket)
-    return alike and endpoint_of(one) == endpoint_of(other)
+    return one.root == other.root and endpoint_of(one) == endpoint_of(other)
 
 
 def _same_path(one: Path, other: Path) -> bool:
@@ -239,16 +235,16 @@ def _same_path(one: Path, other: Path) -> bool:
         return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _found_in(place: Destination, files: FileSet) -> str | None:
+def _found_in(place: Location, files: FileSet) -> str | None:
     """A file of the source that is `place`, or lies in it."""
-    if isinstance(place, Path):
-        return None if files.bucket is not None else _found_on_disk(place, files.on_disk)
-    if isinstance(place, HubAddress) or files.bucket is None or not _same_bucket(place, files.bucket):
+    if place.is_local:
+        return None if files.bucket is not None else _found_on_disk(place.path, files.on_disk)
+    if place.is_repository or files.bucket is None or not _same_bucket(place, files.bucket):
         return None
     for path in files.paths:  # a source in a bucket was listed just before: this is the smaller part
         key = files.bucket.key(path.as_py())
         if key == place.prefix or key.startswith(f"{place.prefix}/"):
-            return f"{place.scheme}://{place.bucket}/{key}"
+            return f"{place.root}/{key}"
     return None
 
 
@@ -269,18 +265,18 @@ def _files_at(place: Path) -> Iterator[str]:
         yield from (path for name in names if os.path.isfile(path := os.path.join(folder, name)))
 
 
-def refuse_within(destination: Destination, folder: str) -> None:
+def refuse_within(destination: Location, folder: str) -> None:
     """A dataset is not built in the folder that its rows are read from: the next reading would find its shards too."""
-    if isinstance(destination, Path) and lies_in(destination, Path(folder)):
+    if destination.is_local and lies_in(destination.path, Path(folder)):
         raise DestinationError(
             "The destination is the source itself, or lies in it.", hint="Give a place beside it.", path=folder
         )
 
 
-def refuse_holder(destination: Destination, path: str) -> None:
+def refuse_holder(destination: Location, path: str) -> None:
     """A dataset is not built where the shards lie that its values are taken from: they would be replaced meanwhile."""
-    if isinstance(destination, Path):
-        folder = os.path.realpath(destination)
+    if destination.is_local:
+        folder = os.path.realpath(destination.path)
         same = "://" not in path and os.path.realpath(path).startswith(folder + os.sep)
     else:
         same = f"{path.partition('@')[0]}/".startswith(f"{str(destination).partition('@')[0]}/")
@@ -288,29 +284,25 @@ def refuse_holder(destination: Destination, path: str) -> None:
         raise DestinationError("The destination is the source itself.", hint="Give another place.")
 
 
-def state_folder(destination: Destination, state: str | os.PathLike[str] | None, scope: str = "") -> Path:
+def state_folder(destination: Location, state: str | os.PathLike[str] | None, scope: str = "") -> Path:
     """Where the ledger of a destination is: inside a folder, else with the user's state; or where the user says.
 
     `scope` tells apart what is published to one repository independently (a config, a split).
     """
     if state:
         return Path(os.path.abspath(state))
-    if isinstance(destination, Path):
-        return destination / STATE
-    if isinstance(destination, HubAddress):
+    if destination.is_local:
+        return destination.path / STATE
+    if destination.is_repository:
         kind, shown = "hub", destination.repo
     else:
-        kind, shown = "objects", f"{destination.bucket}/{destination.prefix}".rstrip("/")
+        kind, shown = "objects", f"{destination.container}/{destination.prefix}".rstrip("/")
     return state_home(kind, f"{identity(destination)} {scope}", shown)
 
 
-def identity(destination: Destination) -> str:
+def identity(destination: Location) -> str:
     """What tells a destination from all others: with the server that it is at."""
-    if isinstance(destination, Path):
-        return str(destination)
-    if isinstance(destination, HubAddress):
-        return f"{os.environ.get('HF_ENDPOINT', '').rstrip('/')} {destination}"
-    return f"{endpoint_of(destination) or ''} {destination}"
+    return str(destination) if destination.is_local else f"{endpoint_of(destination) or ''} {destination}"
 
 
 def state_home(kind: str, what: str, shown: str) -> Path:
@@ -331,10 +323,11 @@ class Footprints:
     Made before anything else is. What was there before stays as it was.
     """
 
-    def __init__(self, destination: Destination | None, state: Path) -> None:
+    def __init__(self, destination: Location | None, state: Path) -> None:
         folders = [state, *state.parents]
-        if isinstance(destination, Path):
-            folders += [destination / "data", destination / STATE, destination, *destination.parents]
+        if destination is not None and destination.is_local:
+            path = destination.path
+            folders += [path / "data", path / STATE, path, *path.parents]
         self._state = state
         self._folders = [folder for folder in dict.fromkeys(folders) if not folder.exists()]
         self._books = [folder for folder in (state, state / UNITS) if not folder.exists()]
@@ -361,11 +354,11 @@ class Footprints:
             raise
 
 
-def make_state(destination: Destination, folder: Path) -> None:
+def make_state(destination: Location, folder: Path) -> None:
     """Make the folder of the ledger. In a built folder, .brim is made in any case: it marks what brim built."""
     try:
-        if isinstance(destination, Path):
-            (destination / STATE).mkdir(exist_ok=True)
+        if destination.is_local:
+            (destination.path / STATE).mkdir(exist_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
         else:
             private_folder(folder)

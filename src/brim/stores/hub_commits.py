@@ -28,8 +28,7 @@ def pointers(at: Snapshot, pieces: Iterable[Piece]) -> list[Any]:
 
 
 def texts(at: Snapshot, wanted: dict[str, bytes]) -> list[Any]:
-    there = at.tree
-    return [hub_private.text(n, data) for n, data in wanted.items() if n not in there or not there[n].is_text(data)]
+    return [hub_private.text(name, data) for name, data in wanted.items() if not at.holds_text(name, data)]
 
 
 class Commits:
@@ -70,7 +69,7 @@ class Commits:
                     wait_after(error, wait_s)
                 continue
             self.made()
-            return Snapshot(revision, made, self._client.tree(made))
+            return self._client.snapshot(revision, made)
 
     def _raise_gone(self, todo: Sequence[Any]) -> None:
         """ObjectsGone if the Hub no longer has what a commit points to."""

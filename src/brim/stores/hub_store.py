@@ -25,22 +25,15 @@ from brim.state.retry import interruptible
 from brim.storage import hub_private
 from brim.storage.hub_client import HubClient, Snapshot
 from brim.storage.hub_session import explained, hub_session, hub_tries, status_of
-from brim.storage.location import MAIN, HubAddress
+from brim.storage.location import MAIN, Location
+from brim.storage.storage import PutResult
+from brim.storage.storage_error import StorageError
+from brim.storage.upload_content import UploadWatcher
 from brim.storage.xet import XET_BYTES, NoXet
 from brim.stores.destination import PublishOptions
 from brim.stores.hub_commits import CONFLICT, REFUSED, Commits, OperationsAt, pointers, texts
 from brim.stores.hub_upload import Lfs, Xet
-from brim.stores.store import (
-    Announcement,
-    CardMaker,
-    Listener,
-    Moved,
-    Publication,
-    PublishedThere,
-    Put,
-    PutWatcher,
-    SendingRoom,
-)
+from brim.stores.store import Announcement, CardMaker, Listener, Moved, Publication, PublishedThere, SendingRoom
 
 _REACH_S = 10.0
 _ONE_BYTE = Piece("check", 1, hashlib.sha256(b"\0").hexdigest())
@@ -54,12 +47,12 @@ _SESSION: list[ExitStack] = []
 class HubCarrier:
     """`room` is that of one shard; None: by LFS, which needs none."""
 
-    address: HubAddress
+    address: Location
     endpoint: str
     token: str = field(repr=False)
     room: SendingRoom | None = None
 
-    def check(self) -> None:
+    def check_access(self) -> None:
         """Ask for the right to send one byte, which is then not sent. First, without patience: is the Hub there?"""
         from huggingface_hub.utils import get_session
 
@@ -68,13 +61,13 @@ class HubCarrier:
             interruptible(lambda: get_session().head(self.endpoint, timeout=_REACH_S))
             Lfs(self.address, self.token, self.endpoint).asked([_ONE_BYTE])
 
-    def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
+    def put(self, name: str, content: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         _open_session()
         with explained(self.address.repo, begun=True):
             way = _WAYS.get(self)
             if way is None:
                 way = _WAYS[self] = self._way()
-            return way.send(name, splice, sha256, watcher)
+            return way.send(name, content, sha256, watcher)
 
     def _way(self) -> Lfs | Xet:
         """A machine that has no Xet sends the same bytes by LFS."""
@@ -116,7 +109,7 @@ class Way(Protocol):
     name: str
     hashes_first: bool
 
-    def send(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put: ...
+    def send(self, name: str, splice: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult: ...
 
 
 class HubStore:
@@ -126,7 +119,7 @@ class HubStore:
 
     def __init__(
         self,
-        address: HubAddress,
+        address: Location,
         options: PublishOptions,
         memory: Memory,
         room: SendingRoom,
@@ -275,7 +268,7 @@ class HubStore:
         self._job = job
         self._remember_pull()
         self._have = self._objects()
-        self._sizes = {f.size for snapshot in self._snapshots() for f in snapshot.tree.values() if f.sha256}
+        self._sizes = {f.st_size for snapshot in self._snapshots() for f in snapshot.tree.values() if f.sha256}
 
     def _open_pull(self, job: Announcement) -> None:
         title = f"{(self.options.commit_message or job.title)[:_TITLE_CHARACTERS]} [{self._mark}]"
@@ -299,13 +292,13 @@ class HubStore:
         if self.pull:
             self._memory.remember("pull request", [self._mark, self.pull])
 
-    def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
+    def put(self, name: str, splice: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         with self._explained():
             if sha256 is None and (self._way.hashes_first or splice.size in self._sizes):
                 sha256 = splice.sha256(watcher.hashed)
             if sha256 in self._have:
                 watcher.sent(splice.size)
-                return Put(sha256, sent=False)
+                return PutResult(sha256, sent=False)
             return self._way.send(name, splice, sha256, watcher)
 
     def carrier(self) -> HubCarrier:
@@ -415,7 +408,7 @@ class HubStore:
     def _card(self, at: Snapshot, maker: CardMaker) -> bytes:
         existing = self.client.read(CARD, at)
         try:
-            sizes = {name: entry.size for name, entry in at.tree.items()}
+            sizes = {name: entry.st_size for name, entry in at.tree.items()}
             return maker(None if existing is None else existing.decode(), sizes).encode()
         except UnicodeDecodeError as error:
             raise DestinationError(f"The {CARD} on the Hub is not UTF-8.", hint="Mend it there.") from error
@@ -437,16 +430,16 @@ class HubStore:
         self._open.close()
 
 
-def published_at(address: HubAddress, options: PublishOptions) -> PublishedThere | None:
+def published_at(address: Location, options: PublishOptions) -> PublishedThere | None:
     """What is there of a config, without changing anything. None: nothing yet, or nobody may look."""
-    from huggingface_hub.errors import RevisionNotFoundError
-
     client = HubClient(address, options.token)
     if not client.token or client.visibility() is None:
         return None
     try:
         at = client.snapshot(client.beginning().revision)
-    except RevisionNotFoundError:
+    except StorageError as error:
+        if error.kind != "no_revision":
+            raise
         return None  # of a pull request: said when something is published to it
     card = client.read(CARD, at) or b""
     return PublishedThere(_manifests(client, at, options), _shards(at, options), UNFINISHED.encode() in card)

@@ -17,7 +17,7 @@ from brim.formats.file_views import Seekable
 from brim.formats.splice import Splice
 from brim.sizes import format_size
 from brim.state.ledger import Piece
-from brim.state.retry import look, may_pass
+from brim.state.retry import check_stop, may_pass
 from brim.storage.hub_private import addition, upload_info
 from brim.storage.hub_session import (
     HubAnswer,
@@ -29,9 +29,11 @@ from brim.storage.hub_session import (
     status_of,
     unexpected,
 )
-from brim.storage.location import HubAddress
+from brim.storage.location import Location
+from brim.storage.storage import PutResult
+from brim.storage.upload_content import UploadWatcher
 from brim.storage.xet import BASE_BYTES, LANE_BYTES, XET_BYTES, NoXet, XetFailed, XetLine, XetToken, token_of
-from brim.stores.store import Put, PutWatcher, SendingRoom
+from brim.stores.store import SendingRoom
 
 _TOLD_BY_CODE = (400, 403, 409)
 _EXPIRED = 403  # how storage answers to a pre-signed URL whose time is over
@@ -43,10 +45,10 @@ class Lfs:
     name = "LFS"
     hashes_first = True
 
-    def __init__(self, address: HubAddress, token: str, endpoint: str | None = None) -> None:
+    def __init__(self, address: Location, token: str, endpoint: str | None = None) -> None:
         self._address, self._token, self._endpoint = address, token, endpoint
 
-    def send(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
+    def send(self, name: str, splice: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         from huggingface_hub.lfs import lfs_upload
 
         piece = Piece(name, splice.size, sha256 or splice.sha256(watcher.hashed))
@@ -57,7 +59,7 @@ class Lfs:
             action = self.asked([piece]).get(piece.sha256)
             if action is None:
                 watcher.sent(0 if attempt else piece.size)  # a try that failed late has counted its bytes
-                return Put(piece.sha256, sent=attempt > 0)
+                return PutResult(piece.sha256, sent=attempt > 0)
             content.seek(0)
             try:
                 ask_hub(partial(lfs_upload, addition(piece, content), action, self._token, endpoint=self._endpoint))
@@ -70,7 +72,7 @@ class Lfs:
                     raise
                 renewed = renewed or expired  # the next round asks for new addresses
                 continue
-            return Put(piece.sha256, sent=True)
+            return PutResult(piece.sha256, sent=True)
         raise AssertionError("counting does not end")
 
     def asked(self, pieces: list[Piece]) -> dict[str, dict[str, object]]:
@@ -100,7 +102,7 @@ class Lfs:
 class _Content(Seekable, io.BufferedIOBase):
     """A splice as the file that the library reads: in small steps, forwards, again from the start after a failure."""
 
-    def __init__(self, splice: Splice, watcher: PutWatcher) -> None:
+    def __init__(self, splice: Splice, watcher: UploadWatcher) -> None:
         self._splice, self._watcher = splice, watcher
         self._furthest = 0
         self._chunks: Iterator[memoryview] | None = None
@@ -116,7 +118,7 @@ class _Content(Seekable, io.BufferedIOBase):
         return self._at
 
     def read(self, size: int | None = -1, /) -> bytes:
-        look()  # after a stop the splice is closed, and a request that was abandoned must not read from it
+        check_stop()  # after a stop the splice is closed, and a request that was abandoned must not read from it
         if size is None or size < 0:
             size = self._splice.size - self._at
         parts = []
@@ -145,7 +147,7 @@ class Xet:
     name = "Xet"
     hashes_first = False
 
-    def __init__(self, address: HubAddress, token: str, room: SendingRoom, endpoint: str | None = None) -> None:
+    def __init__(self, address: Location, token: str, room: SendingRoom, endpoint: str | None = None) -> None:
         # In pieces, unless someone said that there is memory for more.
         lanes = min((room.bytes - BASE_BYTES) // LANE_BYTES, _MOST_LANES, room.workers) if room.asked_for else 0
         if lanes < 1 and room.bytes < XET_BYTES:
@@ -158,7 +160,7 @@ class Xet:
             )
         self._line = XetLine(lambda: _token(address, token, endpoint), int(lanes) if lanes >= 1 else None)
 
-    def send(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
+    def send(self, name: str, splice: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         def told(sent: int, hashed: int) -> None:
             watcher.hashed(0 if sha256 else hashed)  # else whoever knows it has told
             watcher.sent(sent)
@@ -172,10 +174,10 @@ class Xet:
                 hint=("" if lasts else "Run the same command to continue. ")
                 + "With --upload-with=lfs the bytes go another way.",
             ) from error
-        return Put(done.sha256, sent=True)
+        return PutResult(done.sha256, sent=True)
 
 
-def _token(address: HubAddress, token: str, endpoint: str | None) -> XetToken:
+def _token(address: Location, token: str, endpoint: str | None) -> XetToken:
     """What lets us into the storage; NoXet where there is none."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff

@@ -8,18 +8,11 @@ from typing import Protocol
 from brim.formats.splice import Splice
 from brim.records import dataclass
 from brim.state.ledger import Piece
+from brim.storage.storage import PutResult
+from brim.storage.upload_content import UploadWatcher
 
 # From the card that is there, and the files there with their sizes as far as they are known, to the card that shall be.
 CardMaker = Callable[[str | None, Mapping[str, int]], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """A shard is there: its hash, and whether it had to be sent."""
-
-    sha256: str
-    sent: bool = True
-    etag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +64,6 @@ class ObjectsGone(Exception):
         self.names = names
 
 
-class PutWatcher(Protocol):
-    """Is told of bytes while a shard is on its way, and may raise to drop it."""
-
-    def hashed(self, size: int) -> None: ...
-    def sent(self, size: int) -> None: ...
-
-
 class Listener(Protocol):
     """Whoever should know what a sink does beside putting shards."""
 
@@ -86,16 +72,16 @@ class Listener(Protocol):
 
 
 class Carrier(Protocol):
-    """The part of a sink that travels: it can be pickled, and brings shards there from any machine.
+    """Uploads shards from any machine: a storage, or what sends to a repository. It can be pickled.
 
-    What it needs to be let in (a token) travels inside of it, and shows in no repr.
+    A token that it needs is pickled with it, and shows in no repr.
     """
 
-    def check(self) -> None:
-        """Whether shards can be put from this machine; a BrimError says what is in the way."""
+    def check_access(self) -> None:
+        """Check that shards can be uploaded from this machine; a BrimError says why not."""
 
-    def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
-        """Bring a shard there. Its SHA-256 may be known already."""
+    def put(self, name: str, content: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:
+        """Upload a shard. Its SHA-256 may be known already."""
 
 
 class Store(Protocol):
@@ -137,7 +123,7 @@ class Store(Protocol):
     def begin(self, job: Announcement) -> None:
         """Something will be put."""
 
-    def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
+    def put(self, name: str, splice: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         """Bring a shard there. Its SHA-256 may be known already."""
 
     def carrier(self) -> Carrier:

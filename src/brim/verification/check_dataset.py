@@ -37,8 +37,8 @@ from brim.sources.features import kind_of_feature
 from brim.sources.open_dataset import is_dataset
 from brim.sources.open_source import columns_beside, find_recipe, recipe_text
 from brim.sources.recipe import VALUE_TYPES, Counted, EntityColumn, Recipe, expectation_findings
-from brim.storage.listing import list_objects, read_small
-from brim.storage.location import Access, is_bucket_address, parse_bucket_address
+from brim.storage.listing import list_files, read_file
+from brim.storage.location import Access, is_remote, parse_location
 from brim.verification.check_files import Check, CheckReport, finding_check
 from brim.verification.dataset_info import incomplete, type_words, values_of
 from brim.verification.published import SHARD_NAME, Published, opened, shards_below
@@ -82,12 +82,12 @@ def is_published(source: str | os.PathLike[str], access: Access, recipe: str | o
     text = os.fspath(source)
     if recipe == "files":
         return False
-    if text.startswith("hf://") and not is_bucket_address(text):
-        return True
-    if is_bucket_address(text):
-        address = parse_bucket_address(text, access)
-        return read_small(address, CARD) is not None and any(
-            name.endswith(".parquet") or name.startswith("data/") for name, _ in list_objects(address)
+    if is_remote(text):
+        location = parse_location(text, access)
+        if location.is_repository:
+            return True
+        return read_file(location, CARD) is not None and any(
+            name.endswith(".parquet") or name.startswith("data/") for name, _ in list_files(location)
         )
     folder = Path(text)
     if not folder.is_dir() or (folder / "dataset_description.json").exists():

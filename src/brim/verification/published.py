@@ -7,6 +7,7 @@ else from the names of the shards. What verify, check, info and unpack look at i
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,12 +26,11 @@ from brim.progress import Advance
 from brim.records import dataclass
 from brim.state.atomic_files import reading, sha256_of
 from brim.state.ledger import LEDGER, STATE, JobRecord, Ledger, Receipt
-from brim.storage.hub_client import HubClient, RangeFile, Snapshot, StreamFile
 from brim.storage.hub_session import Note, explained, hub_session
-from brim.storage.listing import list_objects, read_small
-from brim.storage.location import Access, HubAddress, Location
-from brim.storage.reading import ObjectFile, ObjectStream
-from brim.storage.storage import ObjectStat
+from brim.storage.listing import list_files, read_file
+from brim.storage.location import Access, Location, folder_location
+from brim.storage.reading import ForwardFile, RandomFile, RemoteFile
+from brim.storage.storage import open_storage
 from brim.stores.destination import parse_destination, state_folder
 from brim.stores.hub_store import MANIFESTS
 
@@ -267,7 +267,7 @@ class PublishedFolder:
             raise InputError(
                 f"{str(folder)!r} has no dataset: the folder data/ is missing.", hint="Use a folder that brim built."
             )
-        ledger = Ledger(state_folder(folder, state))
+        ledger = Ledger(state_folder(folder_location(folder), state))
         self.told = told_by(ledger)
         if (fault := self._lost_ledger(ledger)) is not None:
             self.told = replace(self.told, damaged=(*self.told.damaged, fault))
@@ -338,73 +338,77 @@ class PublishedRepository:
     remote = renames = True
     unproved: Sequence[str] = ()
 
-    def __init__(self, client: HubClient, snapshot: Snapshot) -> None:
-        self._client, self._at = client, snapshot
-        self.address = str(replace(client.address, revision=snapshot.commit))  # of what was read, whatever comes later
-        self.names: Collection[str] | None = snapshot.tree.keys()
-        self._card: list[bytes | None] = []
-        manifests = [name for name in snapshot.tree if name.startswith(f"{MANIFESTS}/")]
-        self.told = read_manifests(manifests, lambda name: client.read(name, snapshot))
+    def __init__(self, location: Location, token: str | None) -> None:
+        self._storage = open_storage(location, token)
+        self._files = dict(self._storage.list())
+        self._location = replace(location, revision=self._storage.pinned_revision() or "")
+        self.address = str(self._location)  # of what was read, whatever is published later
+        self.names: Collection[str] | None = self._files.keys()
+        manifests = [name for name in self._files if name.startswith(f"{MANIFESTS}/")]
+        self.told = read_manifests(manifests, self._storage.read)
         folders = {"data", *(name.rpartition("/")[0] for name in self.told.receipts)}
         fields = _fields(self)
         folders |= card_folders(fields)
         begun = any(map(is_unfinished, card_entries(fields)))
         folders |= {str(entry["config_name"]) for entry in card_entries(fields) if is_unfinished(entry)}
         self.told = replace(self.told, unfinished=begun)
-        there = {name: file.size for name, file in sorted(snapshot.tree.items()) if name.endswith(_SHARDS)}
+        there = {name: info.st_size for name, info in sorted(self._files.items()) if name.endswith(_SHARDS)}
         named = {name: size for name, size in there.items() if name.rpartition("/")[0] in folders}
         # Where no card says where its files are, `load_dataset` takes them wherever they are.
         self.sizes: Mapping[str, int] = named or there
         if not self.sizes and not self.told.receipts and not begun:
-            raise InputError(f"{client.address} has no dataset that brim can read: it has no Parquet or tar files.")
+            raise InputError(f"{location} has no dataset that brim can read: it has no Parquet or tar files.")
         self.subsets: Sequence[Subset] = _subsets(self)
 
+    @cached_property
+    def _card(self) -> bytes | None:
+        return self._storage.read(CARD) if CARD in self._files else None
+
     def card(self) -> str | None:
-        if not self._card:
-            self._card.append(self._client.read(CARD, self._at))
-        return None if self._card[0] is None else self._card[0].decode()
+        return None if self._card is None else self._card.decode()
+
+    def _file(self, name: str) -> RemoteFile:
+        return RemoteFile(self._location, name, self._files[name].st_size, self._files[name].etag)
 
     def open(self, name: str) -> Readable:
-        return RangeFile(self._client, self._at, name)
+        return RandomFile(self._file(name), storage=self._storage)
 
-    def stream(self, name: str) -> StreamFile:
-        return StreamFile(self._client, self._at, name)
+    def stream(self, name: str) -> ForwardFile:
+        return ForwardFile(self._file(name), storage=self._storage, is_hashed=True)
 
     def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
-        """As the Hub lists it; a small file that is no LFS object has none."""
+        """Return it as the Hub lists it; a small file that is not an LFS object has none."""
         if not deep:
-            return self._at.tree[name].sha256
+            return self._files[name].sha256 or None
         return hash_stream(self.stream(name), advance)
 
     def listed(self, name: str) -> tuple[str, str]:
-        return self._at.tree[name].sha256 or "", ""
+        return self._files[name].sha256, ""
 
 
 class PublishedObjects:
-    """A place in a bucket. What is listed there has an ETag, which the manifest notes for every shard."""
+    """A prefix in a bucket. What is listed there has an ETag, which the manifest notes for every shard."""
 
     remote, renames = True, False
     names: Collection[str] | None = None
 
     def __init__(self, address: Location, state: str | os.PathLike[str] | None) -> None:
         self._address = address
-        self._there: dict[str, ObjectStat] = {}
-        for folder in ("data", MANIFESTS):
-            for name, stat in list_objects(address.below(folder)):
-                self._there[f"{folder}/{name}"] = stat
-        told = read_manifests([name for name in self._there if name.startswith(f"{MANIFESTS}/")], self._read)
+        self._there = {name: info for folder in ("data", MANIFESTS) for name, info in list_files(address, folder)}
+        manifests = [name for name in self._there if name.startswith(f"{MANIFESTS}/")]
+        told = read_manifests(manifests, functools.partial(read_file, address))
         if not told.jobs:  # a build that goes on has its ledger on the machine that builds
             told = told_by(Ledger(state_folder(address, state, "default/*")))
-        self._card = self._read(CARD)
+        self._card = read_file(address, CARD)
         card = self._card or b""
         # On other machines the card tells that it goes on.
         self.told = replace(told, unfinished=UNFINISHED.encode() in card)
         self.sizes: Mapping[str, int] = {
-            name: stat.st_size for name, stat in sorted(self._there.items()) if name.startswith("data/")
+            name: info.st_size for name, info in sorted(self._there.items()) if name.startswith("data/")
         }
         if not self.sizes and not self.told.receipts:  # not built by brim: Parquet files, wherever they are
-            self._there |= {name: stat for name, stat in list_objects(address) if name.endswith(".parquet")}
-            self.sizes = {name: stat.st_size for name, stat in sorted(self._there.items()) if name.endswith(".parquet")}
+            self._there |= {name: info for name, info in list_files(address) if name.endswith(".parquet")}
+            self.sizes = {name: info.st_size for name, info in sorted(self._there.items()) if name.endswith(".parquet")}
         # A dataset without rows has a card and nothing else.
         if not self.sizes and not self.told.receipts and BEGIN.encode() not in card:
             raise InputError(f"{address} has no dataset: data/ is empty.", hint="Use an address that brim built.")
@@ -416,17 +420,17 @@ class PublishedObjects:
         what = "sizes and ETags are those" if noted else "this store's ETags do not tell content, and sizes are those"
         return (f"content: not read back; {what} noted when it was sent (--deep reads everything)",)
 
-    def _read(self, name: str) -> bytes | None:
-        return read_small(self._address, name)
-
     def card(self) -> str | None:
         return None if self._card is None else self._card.decode()
 
-    def open(self, name: str) -> Readable:
-        return ObjectFile(self._address, name, self._there[name].st_size, self._there[name].etag)
+    def _file(self, name: str) -> RemoteFile:
+        return RemoteFile(self._address, name, self._there[name].st_size, self._there[name].etag)
 
-    def stream(self, name: str) -> ObjectStream:
-        return ObjectStream(self._address, name, self._there[name].st_size, self._there[name].etag)
+    def open(self, name: str) -> Readable:
+        return RandomFile(self._file(name))
+
+    def stream(self, name: str) -> ForwardFile:
+        return ForwardFile(self._file(name), is_hashed=True)
 
     def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
         """By its ETag, which is that of the content whose SHA-256 was noted; or read."""
@@ -439,7 +443,7 @@ class PublishedObjects:
         return "", self._there[name].etag
 
 
-def hash_stream(stream: StreamFile | ObjectStream, advance: Advance) -> str:
+def hash_stream(stream: ForwardFile, advance: Advance) -> str:
     """Read all of it."""
     with closing(stream):
         return stream.sha256(advance)
@@ -540,18 +544,13 @@ def opened(
     where = parse_destination(destination, access)
     published: Published
     with ExitStack() as stack:
-        if isinstance(where, Path):
-            published = PublishedFolder(where, state)
-        elif isinstance(where, Location):
+        if where.is_local:
+            published = PublishedFolder(where.path, state)
+        elif where.is_bucket:
             published = PublishedObjects(where, state)
         else:
             stack.enter_context(explained(where.repo, begun=False, reading=True))
             stack.enter_context(hub_session(note))
-            published = PublishedRepository(*_found(where, token))
+            published = PublishedRepository(where, token)
         narrow(published, config, split, os.fspath(destination))
         yield published
-
-
-def _found(address: HubAddress, token: str | None) -> tuple[HubClient, Snapshot]:
-    client = HubClient(address, token)
-    return client, client.snapshot(address.revision)

@@ -35,8 +35,9 @@ from brim.sources.selection import Selection
 from brim.state.atomic_files import BUFFER_BYTES, failures, write_all
 from brim.state.ledger import STATE, Receipt
 from brim.state.retry import interrupted_by
-from brim.storage.location import Access, is_web_file
-from brim.stores.destination import Destination, lies_in, parse_destination, refuse_nameless, refuse_source
+from brim.storage.location import Access, Location, folder_location, is_remote, split_address
+from brim.storage.storage import open_storage
+from brim.stores.destination import lies_in, parse_destination, refuse_nameless, refuse_source
 from brim.verification.published import Published, Subset, opened
 from brim.wording import Result
 
@@ -284,7 +285,7 @@ def unpack(options: UnpackOptions, progress: Progress) -> UnpackResult:
     where, columns = options.where, list(dict.fromkeys(options.columns))
     if isinstance(destination, Selection | FileTable) or where is not None or columns or _is_file(destination):
         if not isinstance(destination, Selection | FileTable) and "://" not in os.fspath(destination):
-            _refuse_among_shards(Path(destination), target)
+            _refuse_among_shards(folder_location(destination), target)
         rows = open_dataset(destination, config=config, split=split, access=access)
         rows = rows.where(where) if where is not None else rows
         rows = rows.columns(columns) if columns else rows
@@ -330,13 +331,14 @@ def _is_file(source: str | os.PathLike[str]) -> bool:
     """Whether shards are given one by one, and no folder or repository of them."""
     text = os.fspath(source)
     if "://" in text:
-        return is_web_file(text)
+        return is_remote(text) and not open_storage(split_address(text)).can_list
     return os.path.isfile(text) or (not os.path.exists(text) and is_dataset(text))
 
 
-def _refuse_among_shards(source: Destination, target: Path) -> None:
-    if isinstance(source, Path):
-        refuse_source(target, str(source))
+def _refuse_among_shards(location: Location, target: Path) -> None:
+    if location.is_local:
+        source = location.path
+        refuse_source(folder_location(target), str(source))
         own = (source / STATE).is_dir()  # of brim's, whose shards are in one folder
         if lies_in(target, source / "data") or (not own and source.is_dir() and lies_in(target, source)):
             raise InputError(f"{str(target)!r} is inside the folder of the shards.", hint="Unpack to another folder.")

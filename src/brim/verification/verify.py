@@ -45,7 +45,7 @@ from brim.sources.open_source import columns_beside, read_source
 from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord, job_versions
-from brim.storage.location import Access, bucket_of, is_bucket_address
+from brim.storage.location import Access, is_object_address, split_address
 from brim.stores.destination import parse_destination
 from brim.verification.published import (
     SHARD_NAME,
@@ -156,12 +156,10 @@ def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
 
 def _in_another_bucket(source: object, destination: str | os.PathLike[str], other_store: bool) -> bool:
     """Whether the source is a public archive, say, that was packaged into another bucket."""
-    text = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
-    if not is_bucket_address(text):
+    text, to = os.fspath(source) if isinstance(source, str | os.PathLike) else "", os.fspath(destination)
+    if not is_object_address(text):
         return False
-    to = os.fspath(destination)
-    same = is_bucket_address(to) and bucket_of(text) == bucket_of(to)
-    return other_store or not same
+    return other_store or not is_object_address(to) or split_address(text).root != split_address(to).root
 
 
 class _Verification:

@@ -27,11 +27,11 @@ from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder, Stat
 from brim.records import dataclass
 from brim.sources.dataset_files import DatasetFiles, find_files
-from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk
+from brim.sources.folder_tree import LocalTree, Tree, Walk
 from brim.sources.remote_tree import ObjectTree
 from brim.state.atomic_files import reason
-from brim.storage.listing import stat_object
-from brim.storage.location import Location, is_remote, is_web_address, parse_location
+from brim.storage.listing import stat_file
+from brim.storage.location import Location, folder_location, is_dataset_address, is_remote, parse_location
 
 _FORMATS = {
     ".jsonl": "jsonl",
@@ -127,7 +127,7 @@ class RowFiles:
 
 
 def find(sources: list[str], options: RowOptions) -> RowFiles:
-    """The files that these paths, globs and folders lead to."""
+    """Return the files that these paths, globs and folders lead to."""
     if not sources:
         raise InputError("The list of sources is empty.", hint="Give a file, a folder or a glob.")
     remote = [is_remote(source) for source in sources]
@@ -135,13 +135,13 @@ def find(sources: list[str], options: RowOptions) -> RowFiles:
         raise InputError("The sources are partly in a bucket and partly on this machine.", hint="Take one at a time.")
     resolved = [_resolve_remote(source, options) if all(remote) else _resolve(source, options) for source in sources]
     base = _common_root([root for root, _ in resolved])
-    places = [_below(root, files, base) for root, files in resolved]
-    builder = FileSetBuilder(str(base), base) if isinstance(base, Location) else FileSetBuilder(base)
+    builder = FileSetBuilder(str(base), None if base.is_local else base)
     kinds: dict[tuple[str | None, str | None], str] = {}
     empty: list[str] = []
-    for paths, source in zip(places, sources, strict=True):
+    for (root, files), source in zip(resolved, sources, strict=True):
         before, empty_before = len(builder), len(empty)
-        for path, found in paths:
+        for name, found in files:
+            path = name if root == base else base.name_of(root.key(name))
             if found.st_size == 0 and not (options.text == "document" and split_name(path)[0] == "text"):
                 empty.append(path)
                 continue
@@ -158,31 +158,15 @@ def find(sources: list[str], options: RowOptions) -> RowFiles:
     return replace(_of_one_kind(builder.finish(), kinds, options), empty=tuple(empty))
 
 
-Root = str | Location  # a folder on this machine, or a location: what names start from
-Resolved = tuple[Root, Iterator[tuple[str, Stat]]]
+Resolved = tuple[Location, Iterator[tuple[str, Stat]]]  # a folder, and files below it
 
 
-def _common_root(roots: Sequence[Root]) -> Root:
-    first = roots[0]
-    if isinstance(first, str):
-        return os.path.commonpath([str(root) for root in roots])
-    known = [root for root in roots if isinstance(root, Location)]
-    if any((root.scheme, root.bucket) != (first.scheme, first.bucket) for root in known):
+def _common_root(roots: Sequence[Location]) -> Location:
+    if any((root.scheme, root.container) != (roots[0].scheme, roots[0].container) for root in roots):
         raise InputError("The sources are in several buckets.", hint="Take one at a time.")
-    parts = zip(*(root.prefix.split("/") for root in known), strict=False)
-    shared = itertools.takewhile(lambda names: len(set(names)) == 1, parts)
-    return replace(first, prefix="/".join(names[0] for names in shared))
-
-
-def _below(root: Root, files: Iterator[tuple[str, Stat]], base: Root) -> Iterator[tuple[str, Stat]]:
-    """Yield the files with their names below `base` instead of `root`."""
-    if root == base:
-        yield from files
-    elif isinstance(root, Location) and isinstance(base, Location):
-        skip = len(base.prefix) + 1 if base.prefix else 0
-        yield from ((root.key(name)[skip:], found) for name, found in files)
-    else:
-        yield from ((os.path.relpath(os.path.join(str(root), name), str(base)), found) for name, found in files)
+    parts = zip(*(root.prefix.split("/") for root in roots), strict=False)
+    shared = "/".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, parts))
+    return replace(roots[0], prefix=shared or "/" if roots[0].is_local else shared)
 
 
 def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str], options: RowOptions) -> RowFiles:
@@ -218,7 +202,7 @@ def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str]
 
 
 def _resolve(source: str, options: RowOptions) -> Resolved:
-    """Return what a local path, folder or glob leads to."""
+    """Return the files that a local path, folder or glob leads to."""
     if "://" in source:
         raise InputError(
             f"{source!r} is not a local path.", hint="Use a file, a folder, a glob, or s3://BUCKET/PREFIX."
@@ -226,22 +210,24 @@ def _resolve(source: str, options: RowOptions) -> Resolved:
     path = os.path.abspath(source)
     if os.path.isdir(path):
         return _in_folder(LocalTree(path), options, source)
-    if _names_part(options) and (os.path.exists(path) or WILD.search(source)):
+    wild = WILD.search(path)
+    if _names_part(options) and (os.path.exists(path) or wild):
         return _shards(source, options)
     if os.path.exists(path):
-        return os.path.dirname(path), iter([(os.path.basename(path), _stat(path))])
-    if not WILD.search(source):
+        return folder_location(os.path.dirname(path)), iter([(os.path.basename(path), _stat(path))])
+    if not wild:
         hint = "Standard input is not read: give a file" if source == "-" else "Give a file"
         raise InputError(f"The source {source!r} does not exist.", hint=f"{hint}, a folder or a glob.")
-    fixed = path[: WILD.search(path).start()]  # type: ignore[union-attr]
-    root = os.path.dirname(fixed)
+    root = os.path.dirname(path[: wild.start()])
     names = sorted(os.path.relpath(match, root) for match in glob.iglob(path, recursive=True))
-    return root, ((name, found) for name in names if stat.S_ISREG((found := _stat(os.path.join(root, name))).st_mode))
+    files = ((name, _stat(os.path.join(root, name))) for name in names)
+    return folder_location(root), ((name, found) for name, found in files if stat.S_ISREG(found.st_mode))
 
 
 def _resolve_remote(source: str, options: RowOptions) -> Resolved:
-    """Return what the address of an object, a prefix or a glob of objects leads to."""
-    if is_web_address(source) and options.input_format in (None, "parquet"):
+    """Return the files that the address of a file, a prefix or a glob leads to."""
+    location = parse_location(source, options.access)
+    if is_dataset_address(source) and options.input_format in (None, "parquet"):
         # The Parquet files of a config and split, if it has any; other formats are found as in a bucket.
         try:
             found = find_files(source, options.from_config, options.from_split)
@@ -253,31 +239,29 @@ def _resolve_remote(source: str, options: RowOptions) -> Resolved:
                 hint = f"Name one with --from-split: {', '.join(splits)}."
                 raise InputError(f"{source!r} has several splits.", hint=hint)
             return _files_of(found)
-    address = parse_location(source, options.access)
-    folder, _, name = address.prefix.rpartition("/")
-    own = None if source.endswith("/") else stat_object(address)
-    wild = WILD.search(address.prefix)
+    own = None if source.endswith("/") else stat_file(location)
+    wild = WILD.search(location.prefix)
+    one = [] if own is None else [(location.prefix.rpartition("/")[2], own)]
     if own is not None and own.st_size:
-        one = iter([(name, own)])
-        return _shards(source, options) if _names_part(options) else (replace(address, prefix=folder), one)
-    tree = ObjectTree.listed(address)
+        return _shards(source, options) if _names_part(options) else (location.parent, iter(one))
+    tree = ObjectTree.listed(location)
     if len(tree):  # a folder, also one that has a * in its name or an empty object for its mark
         return _in_folder(tree, options, source)
-    if _names_part(options) and (own is not None or wild is not None):
+    if _names_part(options) and (one or wild):
         return _shards(source, options)
-    if own is not None:
-        return replace(address, prefix=folder), iter([(name, own)])
-    if wild is not None:
-        root = replace(address, prefix=address.prefix[: wild.start()].rpartition("/")[0])
-        pattern = address.prefix[len(root.prefix) + 1 if root.prefix else 0 :]
-        parts = [None if part == "**" else _Part.of(part) for part in pattern.split("/")]
-        tree = ObjectTree.listed(root)
-        names = (f"{top}/{name}" if top else name for top, _, files in tree.walk("") for name in files)
-        fitting = sorted(name for name in names if _fits(name.split("/"), parts))
-        return root, ((name, _stat_in(tree, name)) for name in fitting)
-    raise InputError(
-        f"There is nothing at {source!r}.", hint="Give an object, a prefix (a folder) or a glob of objects."
-    )
+    if one:
+        return location.parent, iter(one)
+    if wild is None:
+        raise InputError(
+            f"There is nothing at {source!r}.", hint="Give an object, a prefix (a folder) or a glob of objects."
+        )
+    root = replace(location, prefix=location.prefix[: wild.start()].rpartition("/")[0])
+    pattern = root.name_of(location.prefix)
+    parts = [None if part == "**" else _Part.of(part) for part in pattern.split("/")]
+    tree = ObjectTree.listed(root)
+    names = (f"{top}/{name}" if top else name for top, _, files in tree.walk("") for name in files)
+    fitting = sorted(name for name in names if _fits(name.split("/"), parts))
+    return root, ((name, _stat_in(tree, name)) for name in fitting)
 
 
 def _stat(path: str) -> os.stat_result:
@@ -310,7 +294,8 @@ def _shards(source: str, options: RowOptions) -> Resolved:
 
 def _files_of(found: DatasetFiles) -> Resolved:
     first = found.files[0]
-    root = first.path.removesuffix(f"/{first.shown}") if first.remote is None else first.remote.address
+    local_root = first.path.removesuffix(f"/{first.shown}")
+    root = folder_location(local_root) if first.remote is None else first.remote.location
     return root, ((file.shown, file.stat) for file in found.files)
 
 
@@ -322,7 +307,7 @@ def _in_folder(top: Tree, options: RowOptions, source: str) -> Resolved:
     if tree.is_file("dataset_dict.json"):
         splits = _read_json(tree, "dataset_dict.json").get("splits", [])
         tree, split = tree.below(pick(splits, split, tree.root)), None
-    root = tree.bucket or tree.root
+    root = tree.bucket or folder_location(tree.root)
     if not tree.is_file("dataset_info.json"):
         if split is not None or (options.from_config is not None and tree is top):
             return _shards(source, options)
@@ -341,10 +326,10 @@ def _in_folder(top: Tree, options: RowOptions, source: str) -> Resolved:
 def _stat_in(tree: Tree, name: str) -> Stat:
     if tree.bucket is None:
         return _stat(os.path.join(tree.root, name))
-    found = tree.look(name)
-    if isinstance(found, str | Folder):
-        raise InputError(f"{name!r} of the saved dataset is not at {tree.root}.", path=name)
-    return found
+    try:
+        return tree.stat(name)
+    except OSError as error:
+        raise InputError(f"{name!r} of the saved dataset is not at {tree.root}.", path=name) from error
 
 
 def _read_json(tree: Tree, name: str) -> dict[str, Any]:
