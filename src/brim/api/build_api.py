@@ -6,10 +6,10 @@ from brim.api.recorded_run import recorded_run, shown
 from brim.api.source_api import source_options
 from brim.errors import InputError
 from brim.jobs.build_job import BuildPlan, BuildSettings
-from brim.jobs.job import BuildResult
 from brim.jobs.plan_storage import is_job_plan, open_place
-from brim.jobs.saved_build import SavedBuild, SavedSettings
-from brim.jobs.spec import heard_while_reading, job_settings
+from brim.jobs.preflight import job_settings, stopping_while_reading
+from brim.jobs.results import BuildResult
+from brim.jobs.saved_plans import SavedBuild, SavedSettings
 from brim.options.build_options import (
     BuildOptions,
     OpenPlanOptions,
@@ -125,7 +125,7 @@ def make_build_plan(options: PlanOptions, *, runs: bool) -> BuildPlan:
             f"{changed[0].spelling} decides how a path is read, and this source has been read already.",
             hint="Give it where the source is made: brim.files, brim.bids, brim.table or brim.dataset.",
         )
-    with heard_while_reading(options.destination if runs else None, settings):
+    with stopping_while_reading(options.destination if runs else None, settings):
         if isinstance(source, FileTable | Selection):
             table = source.table() if isinstance(source, Selection) else source
         else:
@@ -139,7 +139,7 @@ def make_select_plan(options: SelectOptions, *, runs: bool) -> BuildPlan:
     """Plan what a selection writes."""
     settings = job_settings(BuildSettings, options)
     access = Access(options.source_endpoint_url or options.endpoint_url, options.anonymous)
-    with heard_while_reading(options.destination if runs else None, settings):
+    with stopping_while_reading(options.destination if runs else None, settings):
         rows = selected(options.source, options.only(QueryOptions), options.from_config, options.from_split, access)
         return BuildPlan(rows.table(), options.destination, settings)
 

@@ -26,9 +26,10 @@ from brim.compute.rows.open_rows import dataset_tables
 from brim.compute.steps.row_features import import_datasets
 from brim.errors import ArgumentError, DestinationError, DestinationUnavailableError, InputError, named
 from brim.jobs.build_job import BuildPlan, BuildSettings
-from brim.jobs.caches import cache_home, open_cache, open_dataset
-from brim.jobs.content import MEMORY
-from brim.jobs.job import BuildResult
+from brim.jobs.cache_entries import cache_home, open_cache, open_dataset
+from brim.jobs.publish_options import PublishOptions
+from brim.jobs.results import BuildResult
+from brim.jobs.shard_set import MEMORY
 from brim.memory.limit import effective_limit
 from brim.options.declare import takes
 from brim.options.groups import ShardOptions
@@ -45,7 +46,6 @@ from brim.state.atomic_files import reason
 from brim.state.scratch import scratch_folder
 from brim.storage.hub_client import own_name
 from brim.storage.location import HUB_SCHEME, MAIN, Location, parse_repository, repo_name_is_valid
-from brim.stores.destination import PublishOptions
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

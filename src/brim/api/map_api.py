@@ -29,10 +29,12 @@ from brim.compute.steps.row_features import import_datasets
 from brim.compute.steps.step_process import make_step
 from brim.errors import ArgumentError, InputError, named
 from brim.execution.worker_process import caller_bytes
-from brim.jobs.caches import CacheLayout, cache_home, cache_key, cache_max, open_dataset, remove_folder, trim_caches
-from brim.jobs.content import without_function
-from brim.jobs.job import Job, MapResult
-from brim.jobs.spec import JobSettings, computed_facts, computed_spec, job_settings
+from brim.jobs.cache_entries import cache_home, cache_key, cache_max, open_dataset, remove_folder, trim_caches
+from brim.jobs.destination_paths import cache_paths
+from brim.jobs.job import Job
+from brim.jobs.preflight import ComputePlan, JobSettings, job_settings
+from brim.jobs.results import MapResult
+from brim.jobs.shard_set import without_function
 from brim.options.compute_options import (
     SUFFIX,
     FilterFunctionOptions,
@@ -254,7 +256,7 @@ class _Call(Generic[_Options]):
         assert cached is not None
         result = open_result(part, cached, self.options.new_fingerprint)
         if result is part:  # called for its side effects: the next call must repeat them, so nothing stays cached
-            remove_folder(job.spec.layout.state)
+            remove_folder(job.paths.state_dir)
         trim_caches(cache_home(self.options.cache_dir))
         return result
 
@@ -302,13 +304,12 @@ def _emptied(part: Any, removed: Sequence[str]) -> Any:
 def _cached_job(source: RowSource, step: MapStep, settings: JobSettings, home: Path, label: str) -> Job:
     """Return the job that fills the cache of this call."""
     output = CachedRows(step.options.writer_batch_size or 1000, functools.partial(step.empty_schema, source.schema))
-    verb = "map"
-    facts = cache_key(computed_facts(verb, source, step, output, settings.on_error))
+    plan = ComputePlan("map", source, step, output, settings.on_error)
+    facts = cache_key(plan.facts)
     # The first part is the same for every version of the function, so that a changed function can resume.
     name = f"{digest_json(without_function(facts))[:12]}-{digest_json(facts)[:12]}"
     about = {"what": step.function.name, "source": source.name}
-    layout = CacheLayout(home, name, about, adopt=settings.keep_done)
-    return Job(computed_spec(verb, source, step, output, layout, settings, label))
+    return Job(plan, cache_paths(home, name, about, adopts=settings.keep_done), settings, label=label)
 
 
 def _format_of(dataset: Any) -> dict[str, Any]:

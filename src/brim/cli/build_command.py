@@ -85,7 +85,7 @@ def run(options: BuildCommand | BuildPartCommand) -> None:
 
 def _next_steps(options: BuildCommand | BuildPartCommand, job: Any, result: Any) -> list[tuple[str, str]]:
     """Return the commands that load and verify the dataset."""
-    from brim.jobs.next_steps import load_dataset
+    from brim.jobs.results import load_dataset
 
     if isinstance(options, BuildPartCommand):
         destination, config, source = str(result.destination), job.hub.config, []

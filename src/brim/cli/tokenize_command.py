@@ -48,7 +48,8 @@ def run(options: TokenizeCommand | SavedPlanOptions) -> None:
             return
         note = progress_for(options.json, options.quiet).note
         job = tokenize_job(options, note=note, held_bytes=0)
-    step: Any = job.spec.step
+    plan: Any = job.plan
+    step = plan.step
     note(f"encoder: {step.encoder}")
     start = time.monotonic()
     result, progress = run_job(options, job, job.run)

@@ -45,8 +45,8 @@ from brim.execution.worker_messages import ProbeDone, UnitDone, UnitOrder, Worke
 from brim.progress import Progress
 from brim.sizes import format_size
 from brim.state.stop import Stop
+from brim.storage.destination import Uploader
 from brim.storage.location import Access, Location
-from brim.stores.store import Carrier
 
 INTERPRETER_BYTES = 130_000_000  # a Ray worker with brim and pyarrow, before any work
 _POLL_S, _FIRST_S = 0.1, 0.01
@@ -301,10 +301,15 @@ class RayUnits(RayBackend):
     """The units of a job. Every node sees the folder of unit files, or uploads them to the bucket `location`."""
 
     def __init__(
-        self, cluster: Cluster, carrier: Carrier | None, location: Location | None, job: UnitJob, receipts: UnitReceipts
+        self,
+        cluster: Cluster,
+        uploader: Uploader | None,
+        location: Location | None,
+        job: UnitJob,
+        receipts: UnitReceipts,
     ) -> None:
         super().__init__(cluster, None, 0, job.limit_bytes, receipts, job.progress, workers=job.workers)
-        self._job, self._carrier, self._location = job, carrier, location
+        self._job, self._uploader, self._location = job, uploader, location
         self.ahead, self.most_workers, self.peak_bytes = 1, 0, 0
         self._base = INTERPRETER_BYTES + _WORKER_BYTES
         self._memory = WorkMemory()
@@ -383,7 +388,7 @@ class RayUnits(RayBackend):
         root, access = reading.options.get("root"), reading.options.get("access")
         requirements = NodeRequirements(
             paths=(str(root),) if root else (),
-            carrier=self._carrier,
+            uploader=self._uploader,
             marker=str(marker) if self._location is None else "",
             access=Access(*access) if access else Access(),
         )

@@ -34,9 +34,9 @@ from brim.extras import missing
 from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
 from brim.records import dataclass
+from brim.storage.destination import Uploader
 from brim.storage.listing import list_files, stat_files
 from brim.storage.location import Access, Location, is_remote, parse_location
-from brim.stores.store import Carrier
 
 Loss = Literal["lost", "memory"]
 # Errors of tasks whose worker, node or argument was lost.
@@ -224,7 +224,7 @@ class NodeRequirements:
 
     files: FileSet | None = None
     paths: tuple[str, ...] = ()
-    carrier: Carrier | None = None
+    uploader: Uploader | None = None
     marker: str = ""  # a file in the folder of units
     access: Access = field(default_factory=Access)  # to the bucket of `paths`
 
@@ -252,8 +252,8 @@ class NodeRequirements:
                 f"The folder {os.path.dirname(self.marker)!r} is not the one that the driver writes to.",
                 hint="Choose a destination, or a --state-dir folder, on a disk that every node shares.",
             )
-        if self.carrier is not None:
-            self.carrier.check_access()
+        if self.uploader is not None:
+            self.uploader.check_access()
 
 
 def _check_objects(bucket: Location, names: list[str]) -> None:

@@ -22,15 +22,15 @@ from brim.compute.outputs.output import Finished, MadeShard, Output, Units
 from brim.errors import BrimError
 from brim.execution.failures import is_memory_abort
 from brim.execution.ray_monitors import TaskReporter, private_folder
+from brim.execution.unit_storage import download_unit, upload_file, upload_unit
 from brim.execution.worker_messages import ProbeDone, RowRange, UnitDone, UnitFailed, UnitOrder, WorkerReady
 from brim.execution.worker_process import WorkerProcess
 from brim.memory.meter import oom_kills, process_bytes
 from brim.plans.shard_bytes import Slice
 from brim.records import dataclass
+from brim.storage.destination import Uploader
 from brim.storage.location import Location
 from brim.storage.storage import PutResult
-from brim.stores.bucket_store import fetch_unit, send_file, send_unit
-from brim.stores.store import Carrier
 
 _POLL_S = 0.02
 _LINES_S = 0.2
@@ -55,13 +55,13 @@ class UploadOrder:
 
     name: str
     slice: Slice
-    carrier: Carrier
+    uploader: Uploader
     sha256: str | None
 
     def execute(self, reporter: TaskReporter, setup: bytes) -> tuple[int, PutResult]:
         postpone_pandas()
         with self.slice.splice() as splice:
-            return splice.size, self.carrier.put(self.name, splice, self.sha256, reporter)
+            return splice.size, self.uploader.put(self.name, splice, self.sha256, reporter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class UnitRequest:
         assert self.units is not None
         for file in sorted(folder.glob(f"{self.order.unit.number:08d}.*"), key=lambda file: file.name.count(".")):
             if not file.name.endswith(".bad.arrow"):
-                send_unit(self.units, folder, file.name)
+                upload_unit(self.units, folder, file.name)
         for file in folder.iterdir():
             file.unlink()
 
@@ -260,13 +260,13 @@ class FinishOrder:
             local = replace(self.units, folder=folder, work=folder / _MADE)
             local.work.mkdir()
             for receipt in local.receipts:
-                fetch_unit(self.location, receipt.name, folder)
+                download_unit(self.location, receipt.name, folder)
                 reporter.sent(0)
             finished = self.output.finish(local, self.shard_folder, reporter.sent)
             made: dict[str, MadeShard] = {}
             for number, (name, shard) in enumerate(finished.made.items()):
                 file_name = f"{_MADE}/{number:08d}{shard.path.suffix}"
-                send_file(self.location, shard.path, file_name)
+                upload_file(self.location, shard.path, file_name)
                 made[name] = replace(shard, path=self.units.folder / file_name)  # where the driver will have it
             return replace(finished, made=made)
         finally:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from brim.records import dataclass
+from brim.state.ledger import Receipt
 
 if TYPE_CHECKING:
     from brim.execution.unit_receipts import Feed
@@ -142,6 +143,21 @@ class Retries:
         if attempt.parts == 1:
             return self.alone_text
         return "row by row" if attempt.parts == 0 else f"in {attempt.parts} parts"
+
+
+@dataclass(slots=True)
+class UnitStats:
+    """Results of a run: the receipts of all units in order, and counts."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    computed: int = 0
+    workers: int = 0
+    retries: int = 0
+    bad_rows: int = 0  # skipped rows, including those of the `bad_batches` batches that failed as a unit
+    peak_bytes: int = 0
+    encoders: dict[str, int] = field(default_factory=dict)  # number of units per encoder
+    bad_batches: int = 0
+    bad_batch_rows: int = 0
 
 
 class TaskQueue:

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -33,6 +33,7 @@ from brim.execution.scheduler import (
     TaskFailed,
     TaskLost,
     TaskQueue,
+    UnitStats,
     run_tasks,
 )
 from brim.execution.worker_messages import OnError, RowRange, UnitDone
@@ -45,21 +46,6 @@ from brim.state.stop import Stop
 
 _MOST_UNSYNCED = 64  # units that are computed and not yet durable: a crash loses so many
 _CRASHES = 3  # attempts: a worker may also be killed by another program
-
-
-@dataclass(slots=True)
-class UnitStats:
-    """Results of a run: the receipts of all units in order, and counts."""
-
-    receipts: list[Receipt] = field(default_factory=list)
-    computed: int = 0
-    workers: int = 0
-    retries: int = 0
-    bad_rows: int = 0  # skipped rows, including those of the `bad_batches` batches that failed as a unit
-    peak_bytes: int = 0
-    encoders: dict[str, int] = field(default_factory=dict)  # number of units per encoder
-    bad_batches: int = 0
-    bad_batch_rows: int = 0
 
 
 class UnitFiles:

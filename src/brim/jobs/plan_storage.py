@@ -25,6 +25,8 @@ import numpy as np
 
 from brim import partition as cuts
 from brim.errors import DestinationError, InputError, StoppedError, VerificationError
+from brim.execution.unit_receipts import UnitFiles
+from brim.execution.unit_storage import BucketUnits, download_unit
 from brim.file_set import Ints
 from brim.formats.splice import FileSplice
 from brim.plans.cut_shards import Shard
@@ -34,6 +36,7 @@ from brim.state.atomic_files import private_folder, reason, sha256_of, sync_fold
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked, owner_of
 from brim.state.retry import interrupted_by, stop_delayed
+from brim.storage.destination import user_state
 from brim.storage.explain_error import explained
 from brim.storage.lease import Lease
 from brim.storage.listing import list_files, read_file, stat_file
@@ -41,8 +44,6 @@ from brim.storage.location import Access, Location, folder_location, is_remote, 
 from brim.storage.reading import RangeStream, RemoteFile
 from brim.storage.storage import open_storage
 from brim.storage.upload_content import SilentWatcher
-from brim.stores.bucket_store import fetch_unit, send_unit, units_there
-from brim.stores.destination import state_home
 
 _FOLDER = re.compile(r"(\d{5})-of-(\d{5})")
 _MOST = 99_999
@@ -178,12 +179,9 @@ class PartReceipts:
                 ledger.forget(name)
             ledger.close()
 
-    def keep(self, part: Part, folder: Path, name: str) -> None:
-        """A unit's file is in the folder of its part: everybody sees it there."""
-
-    def holder(self, part: Part, folder: Path) -> Callable[[Receipt], bool] | None:
-        """Whether a unit that has a receipt is there; None: as its file says."""
-        return None
+    def unit_files(self, part: Part, folder: Path) -> UnitFiles:
+        """Return where the unit files of a part are: in its folder, which every machine sees."""
+        return UnitFiles(folder)
 
     def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
         """A file of a part, into a folder of this machine: another name of it where that is possible. It must have the
@@ -339,7 +337,7 @@ def _parse(plan: str | os.PathLike[str], access: Access | None = None) -> Locati
 
 def _home(address: Location) -> Path:
     """Where this machine keeps what it knows of a plan in a bucket."""
-    home = state_home("plans", f"{address} {address.access.endpoint or ''}", address.prefix)
+    home = user_state("plans", f"{address} {address.access.endpoint or ''}", address.prefix)
     with _usable(home):
         private_folder(home)
     return home
@@ -426,16 +424,13 @@ class BucketReceipts(PartReceipts):
             with _hurried():
                 copy()
 
-    def keep(self, part: Part, folder: Path, name: str) -> None:
-        send_unit(self._address.child(part.folder), folder, name)
-
-    def holder(self, part: Part, folder: Path) -> Callable[[Receipt], bool]:
-        return units_there(self._address.child(part.folder))
+    def unit_files(self, part: Part, folder: Path) -> UnitFiles:
+        return BucketUnits(folder, self._address.child(part.folder), stores=True)
 
     def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
         there = self._address.child(part.folder)
         try:
-            fetch_unit(there, name, folder, sha256)
+            download_unit(there, name, folder, sha256)
         except (VerificationError, DestinationError) as error:
             self.forget([name])  # a receipt that looks good to its part must not keep it from doing the unit again
             raise _not_there(str(there.child(name)), part) from error

@@ -26,13 +26,12 @@ from brim.progress import Advance
 from brim.records import dataclass
 from brim.state.atomic_files import reading, sha256_of
 from brim.state.ledger import LEDGER, STATE, JobRecord, Ledger, Receipt
+from brim.storage.destination import MANIFESTS, parse_destination, state_folder
 from brim.storage.hub_session import Note, explained, hub_session
 from brim.storage.listing import list_files, read_file
 from brim.storage.location import Access, Location, folder_location
 from brim.storage.reading import ForwardFile, RandomFile, RemoteFile
 from brim.storage.storage import open_storage
-from brim.stores.destination import parse_destination, state_folder
-from brim.stores.hub_store import MANIFESTS
 
 SHARD_NAME = re.compile(
     r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar|arrow)"

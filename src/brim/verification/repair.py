@@ -24,9 +24,9 @@ from brim.sources.file_table import FileTable
 from brim.state.atomic_files import sha256_of
 from brim.state.ledger import JobRecord, Ledger, Receipt
 from brim.state.lock import locked
+from brim.storage.destination import make_state_folder, state_folder
 from brim.storage.local import LocalStorage
 from brim.storage.location import Location, folder_location
-from brim.stores.destination import make_state, state_folder
 from brim.verification.published import (
     SHARD_NAME,
     DatasetRecord,
@@ -56,7 +56,7 @@ def record_damage(
             folders.setdefault(state_folder(where, state), {}).update(hashes | others)
     try:
         for folder, hashes in folders.items():
-            make_state(where, folder)
+            make_state_folder(where, folder)
             with locked(folder):
                 ledger = Ledger(folder)
                 ledger.record_damage(hashes)

@@ -25,6 +25,7 @@ from brim.formats.splice import SpliceBuilder
 from brim.memory.limit import effective_limit
 from brim.options.check_options import UnpackOptions
 from brim.plans.shard_bytes import locate
+from brim.plans.source_checks import is_inside, refuse_source
 from brim.progress import Progress
 from brim.records import dataclass
 from brim.safe_names import path_below
@@ -35,9 +36,9 @@ from brim.sources.selection import Selection
 from brim.state.atomic_files import BUFFER_BYTES, failures, write_all
 from brim.state.ledger import STATE, Receipt
 from brim.state.retry import interrupted_by
+from brim.storage.destination import check_not_empty, parse_destination
 from brim.storage.location import Access, Location, folder_location, is_remote, split_address
 from brim.storage.storage import open_storage
-from brim.stores.destination import lies_in, parse_destination, refuse_nameless, refuse_source
 from brim.verification.published import Published, Subset, opened
 from brim.wording import Result
 
@@ -274,7 +275,7 @@ def unpack(options: UnpackOptions, progress: Progress) -> UnpackResult:
     """
     destination, out, access = options.destination, options.out, Access(options.endpoint_url, options.anonymous)
     config, split = options.from_config, options.from_split
-    refuse_nameless(os.fspath(out))
+    check_not_empty(os.fspath(out))
     if "://" in os.fspath(out):
         raise InputError(
             f"Files can only be unpacked to a local folder, not to {os.fspath(out)!r}.", hint="Name a local folder."
@@ -340,7 +341,7 @@ def _refuse_among_shards(location: Location, target: Path) -> None:
         source = location.path
         refuse_source(folder_location(target), str(source))
         own = (source / STATE).is_dir()  # of brim's, whose shards are in one folder
-        if lies_in(target, source / "data") or (not own and source.is_dir() and lies_in(target, source)):
+        if is_inside(target, source / "data") or (not own and source.is_dir() and is_inside(target, source)):
             raise InputError(f"{str(target)!r} is inside the folder of the shards.", hint="Unpack to another folder.")
 
 

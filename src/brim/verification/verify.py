@@ -45,8 +45,8 @@ from brim.sources.open_source import columns_beside, read_source
 from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord, job_versions
+from brim.storage.destination import parse_destination
 from brim.storage.location import Access, is_object_address, split_address
-from brim.stores.destination import parse_destination
 from brim.verification.published import (
     SHARD_NAME,
     Published,
