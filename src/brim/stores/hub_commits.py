@@ -12,7 +12,7 @@ from typing import Any
 from brim.state.ledger import Piece
 from brim.storage import hub_private
 from brim.storage.hub_client import HubClient, Snapshot
-from brim.storage.hub_session import UnexpectedAnswer, hub_tries, is_passing, status_of, wait_after
+from brim.storage.hub_session import UnexpectedAnswerError, hub_tries, is_transient, status_of, wait_after
 from brim.stores.hub_upload import Lfs
 from brim.stores.store import ObjectsGone
 
@@ -57,8 +57,8 @@ class Commits:
                 if status_of(error) in REFUSED:
                     self._raise_gone(todo)
                 # Somebody else was quicker, or nobody knows whether it was made: look again at once.
-                conflict = status_of(error) in CONFLICT or isinstance(error, UnexpectedAnswer)
-                if not conflict and not is_passing(error):
+                conflict = status_of(error) in CONFLICT or isinstance(error, UnexpectedAnswerError)
+                if not conflict and not is_transient(error):
                     raise
                 if (wait_s := retry.next_s()) is None:
                     at = self._client.snapshot(revision)

@@ -29,7 +29,7 @@ from brim.storage.location import MAIN, Location
 from brim.storage.storage import PutResult
 from brim.storage.storage_error import StorageError
 from brim.storage.upload_content import UploadWatcher
-from brim.storage.xet import XET_BYTES, NoXet
+from brim.storage.xet import XET_BYTES, XetUnavailableError
 from brim.stores.destination import PublishOptions
 from brim.stores.hub_commits import CONFLICT, REFUSED, Commits, OperationsAt, pointers, texts
 from brim.stores.hub_upload import Lfs, Xet
@@ -74,7 +74,7 @@ class HubCarrier:
         if self.room is not None:
             try:
                 return Xet(self.address, self.token, self.room, self.endpoint)
-            except NoXet:
+            except XetUnavailableError:
                 pass
         return Lfs(self.address, self.token, self.endpoint)
 
@@ -195,7 +195,7 @@ class HubStore:
             return self._lfs
         try:
             return Xet(self.address, token, self._room)
-        except NoXet as error:
+        except XetUnavailableError as error:
             if asked:
                 self._note(f"{error}: sending by LFS instead")
         except MemoryLimitError:

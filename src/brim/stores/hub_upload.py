@@ -32,7 +32,16 @@ from brim.storage.hub_session import (
 from brim.storage.location import Location
 from brim.storage.storage import PutResult
 from brim.storage.upload_content import UploadWatcher
-from brim.storage.xet import BASE_BYTES, LANE_BYTES, XET_BYTES, NoXet, XetFailed, XetLine, XetToken, token_of
+from brim.storage.xet import (
+    BASE_BYTES,
+    LANE_BYTES,
+    XET_BYTES,
+    XetError,
+    XetToken,
+    XetUnavailableError,
+    XetUploader,
+    token_of,
+)
 from brim.stores.store import SendingRoom
 
 _TOLD_BY_CODE = (400, 403, 409)
@@ -158,7 +167,7 @@ class Xet:
                 need_bytes=XET_BYTES,
                 limit_bytes=room.bytes,
             )
-        self._line = XetLine(lambda: _token(address, token, endpoint), int(lanes) if lanes >= 1 else None)
+        self._line = XetUploader(lambda: _token(address, token, endpoint), int(lanes) if lanes >= 1 else None)
 
     def send(self, name: str, splice: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         def told(sent: int, hashed: int) -> None:
@@ -167,7 +176,7 @@ class Xet:
 
         try:
             done = self._line.send(name, splice, sha256, told)
-        except XetFailed as error:
+        except XetError as error:
             lasts = error.status is not None and not may_pass(error.status)
             raise (DestinationError if lasts else DestinationUnavailableError)(
                 f"Sending {name} by Xet failed: {scrubbed(error.text)}.",
@@ -178,7 +187,7 @@ class Xet:
 
 
 def _token(address: Location, token: str, endpoint: str | None) -> XetToken:
-    """What lets us into the storage; NoXet where there is none."""
+    """What lets us into the storage; XetUnavailableError where there is none."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
@@ -191,7 +200,7 @@ def _token(address: Location, token: str, endpoint: str | None) -> XetToken:
         raise
     except Exception as error:
         if status_of(error) in (404, 405, 501):
-            raise NoXet("the server has no Xet storage") from error
+            raise XetUnavailableError("the server has no Xet storage") from error
         raise
     try:
         return token_of(answer.json(), url, headers)
