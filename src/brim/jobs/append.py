@@ -29,7 +29,7 @@ from brim.plans.plan import EXTENSIONS, Plan
 from brim.plans.shard_bytes import PlanSlice, Slice
 from brim.records import dataclass
 from brim.state.ledger import Ledger, Receipt, Total, totals
-from brim.verification.published import SHARD_NAME, Published, PublishedPart, Subset, parts_of, told_by, told_of
+from brim.verification.published import SHARD_NAME, Published, PublishedPart, Subset, narrow_record, parts_of, record_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ def base_of(
 
     DestinationError if it is not whole: then it is to be finished first.
     """
-    told = published.told if ledger is None else told_by(ledger)
-    told = told_of(told, {key for key in told.listed if key[0] == config})
+    told = published.record if ledger is None else record_of(ledger)
+    told = narrow_record(told, {key for key in told.listed if key[0] == config})
     before = _before_append(ledger)
     subsets = [subset for subset in published.subsets if subset.config == config]
     subsets = [subset for subset in subsets if splits is None or subset.split in splits]

@@ -30,7 +30,7 @@ from brim.stores.destination import CLAIM, PublishOptions, identity, make_state
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.hub_store import HubCarrier, HubStore, published_at
 from brim.stores.store import Carrier, Moved, PublishedThere, SendingRoom, Store
-from brim.verification.published import Published, PublishedRepository
+from brim.verification.published import Published
 from brim.verification.published import opened as dataset_at
 
 
@@ -233,7 +233,7 @@ def dataset_there(layout: Layout, how: JobSettings, books: Books) -> Iterator[tu
         with hub_session(books.progress.note, books.stop.check), explained(to.repo, begun=False):
             to = HubClient(to, how.hub.token).beginning()
     with dataset_at(str(to), how.state_dir, books.progress.note, how.access, token=how.hub.token) as found:
-        yield found, found.address if isinstance(found, PublishedRepository) else str(to)
+        yield found, found.address
 
 
 @contextmanager
