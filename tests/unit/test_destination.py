@@ -19,8 +19,8 @@ from brim.file_set import FileSetBuilder
 from brim.jobs.job import Job
 from brim.jobs.saved_build import SavedBuild, SavedSettings
 from brim.jobs.spec import JobSettings, dataset_spec, vector_file_spec
-from brim.storage.location import Access, parse_bucket_address
-from brim.storage.storage import ObjectStat
+from brim.storage.location import Access, parse_location
+from brim.storage.storage import FileInfo
 from brim.stores.destination import PublishOptions, parse_destination, refuse_source
 from tests.conftest import tree_digest
 
@@ -156,8 +156,8 @@ def test_nothing_is_unpacked_into_its_dataset(tmp_path: Path) -> None:
 def test_keys_of_a_source_are_not_written(key: str) -> None:
     """In a bucket, by name: a key, or what lies below it; a name that only begins alike is another one."""
     here = Access("http://127.0.0.1:1")
-    names = FileSetBuilder("s3://scans", parse_bucket_address("s3://scans", here))
-    names.add(key, ObjectStat(3, "e"))
+    names = FileSetBuilder("s3://scans", parse_location("s3://scans", here))
+    names.add(key, FileInfo(3, "e"))
     files = names.finish()
     taken = [parse_destination(f"s3://scans/{place}", here) for place in ("lab/v.npy.rows.parquet/", "lab/data")]
     destination = parse_destination("s3://scans/lab", here)

@@ -10,7 +10,8 @@ import pytest
 
 from brim.state.ledger import Piece
 from brim.storage import hub_private
-from brim.storage.hub_client import HubEntry, Snapshot
+from brim.storage.hub_client import Snapshot
+from brim.storage.storage import FileInfo
 from brim.stores import hub_commits
 from brim.stores.hub_commits import Commits, pointers, texts
 from brim.stores.store import ObjectsGone
@@ -28,7 +29,7 @@ class Client:
     """A Hub with one revision: what a commit brings is there afterwards. `before` and `after` may raise, in turn."""
 
     def __init__(self) -> None:
-        self.trees: list[dict[str, HubEntry]] = [{}]
+        self.trees: list[dict[str, FileInfo]] = [{}]
         self.commits: list[tuple[Any, ...]] = []
         self.before: list[Callable[[], None]] = []
         self.after: list[Callable[[], None]] = []
@@ -39,15 +40,12 @@ class Client:
         return f"commit {len(self.trees) - 1}"
 
     def put(self, *pieces: Piece) -> None:
-        self.trees.append(self.trees[-1] | {p.name: HubEntry(p.size, p.sha256, "") for p in pieces})
+        self.trees.append(self.trees[-1] | {p.name: FileInfo(p.size, sha256=p.sha256) for p in pieces})
 
-    def snapshot(self, revision: str) -> Snapshot:
+    def snapshot(self, revision: str, commit: str = "") -> Snapshot:
         assert revision == "main"
-        self.looks += 1
-        return Snapshot(revision, self.head, self.trees[-1])
-
-    def tree(self, commit: str) -> dict[str, HubEntry]:
-        return self.trees[int(commit.split()[1])]
+        self.looks += not commit
+        return Snapshot(revision, commit or self.head, self.trees[int((commit or self.head).split()[1])])
 
     def commit(self, revision: str, parent: str, operations: Sequence[Any], *words: str | None) -> str:
         if self.before:
@@ -226,7 +224,7 @@ def test_texts_that_are_the_same_are_left_alone() -> None:
     import hashlib
 
     blob = hashlib.sha1(b"blob 3\0one", usedforsecurity=False).hexdigest()
-    tree = {"a": HubEntry(3, None, blob), "b": HubEntry(3, hashlib.sha256(b"two").hexdigest(), "")}
+    tree = {"a": FileInfo(3, blob=blob), "b": FileInfo(3, sha256=hashlib.sha256(b"two").hexdigest())}
     wanted = {"a": b"one", "b": b"two", "c": b"new"}
     at = Snapshot("main", "commit 1", tree)
     assert [operation.path_in_repo for operation in texts(at, wanted)] == ["c"]

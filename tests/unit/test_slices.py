@@ -16,7 +16,7 @@ from brim.errors import DestinationError, SourceChangedError
 from brim.file_set import Bundle, FileSet, FileSetBuilder, RangeSetBuilder
 from brim.plans.plan import Plan
 from brim.plans.shard_bytes import slice_of, splice_of
-from brim.storage.location import HubAddress
+from brim.storage.location import parse_repository
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.hub_store import HubCarrier
 from tests.conftest import write_files
@@ -84,15 +84,15 @@ def test_another_folder_of_the_same_name(tmp_path: Path) -> None:
     """A node that sees another folder under the path of the destination says so."""
     make_folder(tmp_path / "out")
     carrier = pickle.loads(pickle.dumps(FolderStore(tmp_path / "out").carrier()))
-    carrier.check()
+    carrier.check_access()
     (tmp_path / "out").rename(tmp_path / "elsewhere")
     make_folder(tmp_path / "out")
     with pytest.raises(DestinationError, match="is another folder of that name"):
-        carrier.check()
+        carrier.check_access()
 
 
 def test_a_token_does_not_show() -> None:
     """It travels inside of what sends, and is in no text about it."""
-    carrier = HubCarrier(HubAddress("ada/data"), "https://hub", "hf_secret")
+    carrier = HubCarrier(parse_repository("hf://datasets/ada/data"), "https://hub", "hf_secret")
     assert pickle.loads(pickle.dumps(carrier)) == carrier
     assert "hf_secret" not in repr(carrier)

@@ -19,8 +19,8 @@ from brim.formats import splice as splice_module
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.state.atomic_files import BUFFER_BYTES
 from brim.state.scratch import Scratch
+from brim.storage.local import _write_and_hash
 from brim.storage.upload_content import Buffers
-from brim.stores.folder_store import _write_and_hash
 from tests.conftest import file_set, random_bytes, write_files
 
 _segment = st.one_of(

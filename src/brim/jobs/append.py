@@ -39,12 +39,11 @@ from brim.verification.published import (
     SHARD_NAME,
     Published,
     PublishedPart,
-    PublishedRepository,
     Subset,
+    narrow_record,
     opened,
     parts_of,
-    told_by,
-    told_of,
+    record_of,
 )
 
 if TYPE_CHECKING:
@@ -81,8 +80,8 @@ def find_base(
 
     Raises DestinationError if it is incomplete, because it must be finished first.
     """
-    record = published.told if ledger is None else told_by(ledger)
-    record = told_of(record, {key for key in record.listed if key[0] == config})
+    record = published.record if ledger is None else record_of(ledger)
+    record = narrow_record(record, {key for key in record.listed if key[0] == config})
     interrupted = _interrupted_append(ledger)
     subsets = [subset for subset in published.subsets if subset.config == config]
     subsets = [subset for subset in subsets if splits is None or subset.split in splits]
@@ -416,7 +415,7 @@ def plan_append(
             published = stack.enter_context(
                 opened(str(location), settings.state_dir, note, settings.access, token=hub.token)
             )
-            address = published.address if isinstance(published, PublishedRepository) else str(location)
+            address = published.address
 
         def remove_known(plan: Plan, base: AppendBase) -> Plan | None:
             if plan.table.files.ranges is not None:

@@ -44,7 +44,7 @@ from brim.storage.location import MAIN, Location
 from brim.storage.storage import PutResult
 from brim.storage.storage_error import StorageError
 from brim.storage.upload_content import UploadWatcher
-from brim.storage.xet import XET_BYTES, NoXet
+from brim.storage.xet import XET_BYTES, XetUnavailableError
 
 _CONNECT_S = 10.0
 _ONE_BYTE = Piece("check", 1, hashlib.sha256(b"\0").hexdigest())
@@ -93,7 +93,7 @@ class HubUploader:
                 if self.by_xet:
                     try:  # a task may use the least memory that Xet needs
                         upload = XetUpload(self.location, self.token, XET_BYTES, 1, False, self.endpoint)
-                    except NoXet:
+                    except XetUnavailableError:
                         pass
                 _UPLOADS[self] = upload
             return _UPLOADS[self].send(name, content, sha256, watcher)
@@ -237,7 +237,7 @@ class HubDestination(Destination):
         if is_required or is_useful:
             try:
                 return XetUpload(self._location, token, budget.bytes, budget.workers, budget.is_explicit)
-            except NoXet as error:
+            except XetUnavailableError as error:
                 if is_required:
                     self._run.progress.note(f"{error}: sending by LFS instead")
             except MemoryLimitError:

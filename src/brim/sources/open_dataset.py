@@ -1,4 +1,4 @@
-"""Open what is a dataset already: Parquet shards, WebDataset tars, a `datasets.Dataset`, here or far away."""
+"""Open a dataset: Parquet shards, WebDataset tars, a `datasets.Dataset`, local or remote."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from brim.storage.location import Access, is_dataset_address
 def open_dataset(
     source: Any, *, config: str | None = None, split: str | None = None, access: Access | None = None
 ) -> Selection:
-    """All rows of a dataset, of which some can be chosen. `config` and `split` name what is read of it."""
+    """Return all rows of a dataset, to choose from. `config` and `split` name the part of it that is read."""
     if isinstance(source, Selection):
         return source
     if isinstance(source, FileTable):
@@ -50,7 +50,7 @@ def open_dataset(
 
 
 def _choose(query: QueryOptions, rows: Selection) -> Selection:
-    """The rows that are asked for. Columns are left out last, so that others can decide."""
+    """Return the rows of a query. Columns are dropped last, so that they can be used in it."""
     if query.where is not None:
         rows = rows.where(query.where)
     if query.sql is not None:
@@ -73,20 +73,20 @@ def _choose(query: QueryOptions, rows: Selection) -> Selection:
 def selected(
     source: Any, query: QueryOptions, config: str | None = None, split: str | None = None, access: Access | None = None
 ) -> Selection:
-    """What a query chooses of a dataset, or of several with the same columns."""
+    """Return the rows that a query chooses of a dataset, or of several with the same columns."""
     parts = [open_dataset(one, config=config, split=split, access=access) for one in (source, *query.concat)]
     if not query.concat:
         return _columns(_choose(query, parts[0]), query)
     if not {name for part in parts for name in part.column_names}.issuperset(query.drop):
-        return _columns(parts[0], query)  # it will say which one is not there
-    wanted = [[n for n in _columns(p, replace(query, drop=())).column_names if n not in query.drop] for p in parts]
-    shared = [name for name in parts[0].column_names if name in wanted[0] or _is_shared(name, parts)]
-    if all(sorted(names) == sorted(wanted[0]) for names in wanted):
-        parts = [part.columns(shared) for part in parts]  # rows may be chosen by what is left out in the end
+        return _columns(parts[0], query)  # the error names the missing column
+    columns = [[n for n in _columns(p, replace(query, drop=())).column_names if n not in query.drop] for p in parts]
+    shared = [name for name in parts[0].column_names if name in columns[0] or _is_shared(name, parts)]
+    if all(sorted(names) == sorted(columns[0]) for names in columns):
+        parts = [part.columns(shared) for part in parts]  # a query may use columns that are dropped finally
     else:
-        parts = [part.columns(names) for part, names in zip(parts, wanted, strict=True)]
+        parts = [part.columns(names) for part, names in zip(parts, columns, strict=True)]
     rows = _choose(query, parts[0].concat(*parts[1:]))
-    return rows if rows.column_names == wanted[0] else rows.columns(wanted[0])
+    return rows if rows.column_names == columns[0] else rows.columns(columns[0])
 
 
 def _is_shared(name: str, parts: Sequence[Selection]) -> bool:
@@ -100,7 +100,7 @@ def _columns(rows: Selection, query: QueryOptions) -> Selection:
 
 
 def _shown(found: DatasetFiles) -> str:
-    """What may be published: no path of this machine."""
+    """Return the name that may be published: no path of this machine."""
     text = found.name.rstrip("/")
     if "://" not in text:
         return os.path.basename(os.path.abspath(text))
@@ -109,13 +109,12 @@ def _shown(found: DatasetFiles) -> str:
 
 
 def _about(found: DatasetFiles) -> Mapping[str, Any]:
-    """What the card says that goes along with the rows."""
+    """Return the fields of the card that are published with the rows."""
     card, about = found.card, dict[str, Any]()
     if isinstance(card.get("pretty_name"), str):
         about["Name"] = card["pretty_name"]
-    said = card.get("license")
-    if said:
-        about["License"] = ", ".join(map(str, said)) if isinstance(said, list) else str(said)
+    if licenses := card.get("license"):
+        about["License"] = ", ".join(map(str, licenses)) if isinstance(licenses, list) else str(licenses)
         if about["License"] == "other" and card.get("license_name"):
             about["License"] = str(card["license_name"])
         if card.get(LICENSES):
@@ -135,7 +134,7 @@ def _of_datasets(dataset: Any, split: str | None) -> Selection:
 
 
 class _Keeper:
-    """A folder that goes when nobody wants the table any more."""
+    """A folder that is removed with the last reference to the table."""
 
     def __init__(self, folder: str) -> None:
         self._finalizer = weakref.finalize(self, _remove, folder)
@@ -175,7 +174,7 @@ def _has_content(path: str) -> bool:
     except ValueError:
         return False
     except OSError as error:
-        if error.errno:  # the disk's, and no matter of what is in the file
+        if error.errno:  # of the disk, not of the content
             raise
         return False
     from brim.sources.dataset_shard import content_column

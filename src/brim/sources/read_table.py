@@ -28,14 +28,14 @@ TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 
 
 def table_extension(path: str) -> str | None:
-    """The extension that says how to read a table, or None if it is not one."""
+    """Return the extension of a table's format, or None if it is not a table."""
     name = path.lower()
     name = name.removesuffix(".gz") if name.endswith((".csv.gz", ".tsv.gz", ".jsonl.gz")) else name
     return next((extension for extension in TABLE_EXTENSIONS if name.endswith(extension)), None)
 
 
 class _TableFile:
-    """A table's file, which is read several times. The bytes of an object are fetched once, to a scratch file."""
+    """A table's file, which is read several times. A remote one is fetched once, to a scratch file."""
 
     def __init__(self, path: str, tree: Tree) -> None:
         self.shown = os.path.basename(path)
@@ -54,7 +54,7 @@ class _TableFile:
         return pa.PythonFile(self._raw(), "r")
 
     def open(self) -> IO[bytes]:
-        """What is inside, as bytes."""
+        """Open the decompressed content."""
         return gzip.open(self._raw(), "rb") if self._zipped else self._raw()  # type: ignore[return-value]
 
     def _raw(self) -> IO[bytes]:
@@ -100,20 +100,20 @@ def read_table(path: str, tree: Tree | None = None, memory: str | int | float | 
             raise encrypted(f"The table {shown!r}") from error
         raise SourceError(f"The table {shown!r} cannot be read: {reason(error)}.", path=path) from error
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        said = str(error).replace(os.path.dirname(path) + os.sep, "").strip().rstrip(".")
+        fault = str(error).replace(os.path.dirname(path) + os.sep, "").strip().rstrip(".")
         raise SourceError(
-            f"The table {shown!r} is not valid: {said}.", hint="Fix it and run the same command again.", path=path
+            f"The table {shown!r} is not valid: {fault}.", hint="Fix it and run the same command again.", path=path
         ) from error
 
 
 def as_table(source: Any) -> pa.Table:
-    """A pandas, Polars or Arrow table, or a list of dicts."""
+    """Convert a pandas, Polars or Arrow table, or a list of dicts."""
     try:
         if isinstance(source, pa.Table):
             table = source
         elif type(source).__module__.split(".")[0] == "pandas":
-            named = any(name is not None for name in source.index.names)
-            table = pa.Table.from_pandas(source, preserve_index=named)
+            has_index = any(name is not None for name in source.index.names)
+            table = pa.Table.from_pandas(source, preserve_index=has_index)
         elif isinstance(source, list):
             names = dict.fromkeys(name for row in source for name in row)  # not only those of the first row
             table = pa.table({name: [row.get(name) for row in source] for name in names})
@@ -133,7 +133,7 @@ def as_table(source: Any) -> pa.Table:
 
 
 def checked(table: pa.Table, shown: str) -> pa.Table:
-    """A table with distinct, non-empty column names, without metadata of other libraries."""
+    """Return a table with distinct, non-empty column names, without metadata of other libraries."""
     _check_names(table.column_names, shown)
     return _without_views(table.replace_schema_metadata(None))
 
@@ -147,13 +147,13 @@ def _check_names(names: list[str], shown: str) -> None:
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """Views as plain texts, which every function takes."""
+    """Convert views to plain texts, which every function takes."""
     schema = pa.schema([field.with_type(plain_type(field.type)) for field in table.schema])
     return table if schema.equals(table.schema) else table.cast(schema)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type with texts and binaries in place of views of them."""
+    """Return the type with texts and binaries in place of views of them."""
     if pa.types.is_string_view(kind):
         return pa.large_string()
     if pa.types.is_binary_view(kind):
@@ -172,18 +172,18 @@ def _count_csv_columns(source: _TableFile, delimiter: str) -> int:
         header = file.readline(_MOST_HEADER_BYTES).decode(errors="replace")
     try:
         return len(next(csv_module.reader([header], delimiter=delimiter), ()))
-    except csv_module.Error:  # the reader of the table tells what is wrong
+    except csv_module.Error:  # reading the table raises the error
         return header.count(delimiter) + 1
 
 
 def _count_json_columns(source: _TableFile) -> int:
-    """About how many keys the first row has."""
+    """Return about how many keys the first row has."""
     with source.open() as file:
         return file.readline(_MOST_HEADER_BYTES).count(b'":')
 
 
 def _check_quotes(source: _TableFile, delimiter: str) -> None:
-    """A quote that is never closed would make one cell of the rest of the table."""
+    """Refuse a quote that is never closed: it would make one cell of the rest of the table."""
     with source.open() as file:
         quotes = sum(block.count(b'"') for block in iter(lambda: file.read(1 << 20), b""))
     if quotes % 2 == 0:

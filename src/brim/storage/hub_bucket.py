@@ -21,11 +21,11 @@ from brim.storage.hub_api import ask, checked, hub_endpoint, hub_headers, read_p
 from brim.storage.storage import ANY_VERSION, FileInfo
 from brim.storage.storage_error import StorageError, classify
 from brim.storage.upload_content import Buffers, UploadContent
-from brim.storage.xet import NoXet, XetFailed, XetLine, XetToken, token_of
+from brim.storage.xet import XetError, XetToken, XetUnavailableError, XetUploader, token_of
 
 _BATCH = 1000  # operations of one request, and names that are asked about at once: the Hub counts requests
 _MOST_CODE = 60
-_LINES: dict[tuple[str, ...], XetLine] = {}
+_LINES: dict[tuple[str, ...], XetUploader] = {}
 _LOCK = threading.Lock()
 
 
@@ -119,7 +119,7 @@ class HubBucketStorage(BucketStorage, HttpStorage):
     def _upload(self, name: str, content: UploadContent, advance: Callable[[int], None]) -> tuple[str, str]:
         try:
             done = self._line().send(name, content, None, lambda sent, _: advance(sent))
-        except XetFailed as error:
+        except XetError as error:
             raise classify(error.status) from None
         self._batch([{"type": "addFile", "path": self.location.key(name), "xetHash": done.hash, "mtime": _now_ms()}])
         return done.hash, done.sha256
@@ -151,14 +151,14 @@ class HubBucketStorage(BucketStorage, HttpStorage):
                 code = f"{failed[0].get('error') or 'failed'}: {failed[0].get('path')}"
                 raise classify(422, code if len(code) <= _MOST_CODE else "")
 
-    def _line(self) -> XetLine:
+    def _line(self) -> XetUploader:
         endpoint = hub_endpoint()
         key = (endpoint, hub_headers(endpoint, self._token).get("authorization", ""), self.location.container)
         with _LOCK:
             if key not in _LINES:
                 try:
-                    _LINES[key] = XetLine(self._xet_token)
-                except NoXet as error:
+                    _LINES[key] = XetUploader(self._xet_token)
+                except XetUnavailableError as error:
                     raise missing(
                         "hf-xet>=1.5", f"Buckets of the Hub take objects by Xet alone, and {error}."
                     ) from error

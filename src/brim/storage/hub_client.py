@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from brim.errors import DestinationError
 from brim.records import dataclass
 from brim.state.ledger import Piece
-from brim.storage.hub_session import UnexpectedAnswer, ask_hub, explained, persistently, status_of
+from brim.storage.hub_session import UnexpectedAnswerError, ask_again, ask_hub, explained, status_of
 from brim.storage.location import MAIN, Location
 from brim.storage.storage import FileInfo
 
@@ -70,7 +70,7 @@ class HubClient:
         from huggingface_hub.errors import RepositoryNotFoundError
 
         try:
-            info = persistently(lambda: self.api.repo_info(**self.repo))
+            info = ask_again(lambda: self.api.repo_info(**self.repo))
         except RepositoryNotFoundError as error:
             if status_of(error) == 404:
                 return None
@@ -80,8 +80,8 @@ class HubClient:
 
     def create(self, private: bool) -> None:
         try:
-            persistently(lambda: self.api.create_repo(**self.repo, private=private, exist_ok=True))
-        except UnexpectedAnswer:
+            ask_again(lambda: self.api.create_repo(**self.repo, private=private, exist_ok=True))
+        except UnexpectedAnswerError:
             if self.visibility() is None:
                 raise
 
@@ -95,12 +95,12 @@ class HubClient:
 
     def need_write(self) -> None:
         """Raise the Hub's answer to a token that may not write here."""
-        persistently(lambda: self.api.auth_check(**self.repo, write=True))
+        ask_again(lambda: self.api.auth_check(**self.repo, write=True))
 
     def holds_more(self) -> bool:
         """Return whether the server says that the owner of the repository has a paid account."""
         try:
-            user = persistently(self.api.whoami)
+            user = ask_again(self.api.whoami)
         except Exception as error:
             if status_of(error) is None:
                 raise
@@ -116,13 +116,13 @@ class HubClient:
         from huggingface_hub.errors import RevisionNotFoundError
 
         try:
-            persistently(lambda: self.api.repo_info(**self.repo, revision=name))
+            ask_again(lambda: self.api.repo_info(**self.repo, revision=name))
         except RevisionNotFoundError as error:
             if name.startswith("refs/"):
                 raise DestinationError(f"{self.address.repo} has no revision {name!r}.") from error
-            persistently(lambda: self.api.create_branch(**self.repo, branch=name, exist_ok=True))
+            ask_again(lambda: self.api.create_branch(**self.repo, branch=name, exist_ok=True))
             return
-        refs = persistently(lambda: self.api.list_repo_refs(**self.repo))
+        refs = ask_again(lambda: self.api.list_repo_refs(**self.repo))
         if not name.startswith("refs/") and name not in {branch.name for branch in refs.branches}:
             raise DestinationError(
                 f"{name!r} is a commit or a tag of {self.address.repo}, and only a branch can be published to.",
@@ -136,7 +136,7 @@ class HubClient:
         if self.address.revision == MAIN or self.address.revision.startswith("refs/"):
             return self.address
         try:
-            persistently(lambda: self.api.repo_info(**self.repo, revision=self.address.revision))
+            ask_again(lambda: self.api.repo_info(**self.repo, revision=self.address.revision))
         except RevisionNotFoundError:
             return replace(self.address, revision=MAIN)
         return self.address
@@ -184,12 +184,12 @@ class HubClient:
             pulls = self.api.get_repo_discussions(**self.repo, discussion_type="pull_request", discussion_status="open")
             return next((int(pull.num) for pull in pulls if mark in pull.title), None)
 
-        return persistently(find)
+        return ask_again(find)
 
     def pull_status(self, number: int) -> str:
         """Return draft, open, closed or merged; closed if it does not exist."""
         try:
-            details = persistently(lambda: self.api.get_discussion_details(**self.repo, discussion_num=number))
+            details = ask_again(lambda: self.api.get_discussion_details(**self.repo, discussion_num=number))
         except Exception as error:
             if status_of(error) == 404:
                 return "closed"
@@ -201,7 +201,7 @@ class HubClient:
             if self.pull_status(number) != status:
                 self.api.change_discussion_status(**self.repo, discussion_num=number, new_status=status)
 
-        persistently(change)
+        ask_again(change)
 
     def merge(self, number: int) -> None:
         """Merge a pull request; after a lost answer it is merged already."""
@@ -210,7 +210,7 @@ class HubClient:
             if self.pull_status(number) != "merged":
                 self.api.merge_pull_request(**self.repo, discussion_num=number)
 
-        persistently(merge)
+        ask_again(merge)
 
 
 def own_name(token: str | None) -> str:
@@ -218,4 +218,4 @@ def own_name(token: str | None) -> str:
     from huggingface_hub import HfApi
 
     with explained("your account", begun=False):
-        return str(persistently(lambda: HfApi(token=token).whoami())["name"])
+        return str(ask_again(lambda: HfApi(token=token).whoami())["name"])

@@ -12,7 +12,7 @@ from typing import Any
 from brim.state.ledger import Piece
 from brim.storage import hub_private
 from brim.storage.hub_client import HubClient, Snapshot
-from brim.storage.hub_session import UnexpectedAnswer, hub_tries, is_passing, status_of, wait_after
+from brim.storage.hub_session import UnexpectedAnswerError, hub_tries, is_transient, status_of, wait_after
 from brim.storage.hub_upload import LfsUpload
 
 CONFLICT = (409, 412)
@@ -62,8 +62,8 @@ class HubCommits:
                 if status_of(error) in REFUSED:
                     self._raise_missing(pending)
                 # Another user was quicker, or the commit may have been made: read again at once.
-                is_conflict = status_of(error) in CONFLICT or isinstance(error, UnexpectedAnswer)
-                if not is_conflict and not is_passing(error):
+                is_conflict = status_of(error) in CONFLICT or isinstance(error, UnexpectedAnswerError)
+                if not is_conflict and not is_transient(error):
                     raise
                 if (wait_s := retry.next_s()) is None:
                     snapshot = self._client.snapshot(revision)

@@ -31,7 +31,16 @@ from brim.storage.hub_session import (
 from brim.storage.location import Location
 from brim.storage.storage import PutResult
 from brim.storage.upload_content import UploadContent, UploadWatcher
-from brim.storage.xet import BASE_BYTES, LANE_BYTES, XET_BYTES, NoXet, XetFailed, XetLine, XetToken, token_of
+from brim.storage.xet import (
+    BASE_BYTES,
+    LANE_BYTES,
+    XET_BYTES,
+    XetError,
+    XetToken,
+    XetUnavailableError,
+    XetUploader,
+    token_of,
+)
 
 _STATUS_OF_STORAGE = (400, 403, 409)
 _EXPIRED = 403  # of a pre-signed URL
@@ -179,7 +188,7 @@ class XetUpload:
                 need_bytes=XET_BYTES,
                 limit_bytes=memory_bytes,
             )
-        self._line = XetLine(lambda: _write_token(location, token, endpoint), int(lanes) if lanes >= 1 else None)
+        self._line = XetUploader(lambda: _write_token(location, token, endpoint), int(lanes) if lanes >= 1 else None)
 
     def send(self, name: str, content: HubContent, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         def report(sent: int, hashed: int) -> None:
@@ -188,7 +197,7 @@ class XetUpload:
 
         try:
             result = self._line.send(name, content, sha256, report)
-        except XetFailed as error:
+        except XetError as error:
             is_permanent = error.status is not None and not may_pass(error.status)
             raise (DestinationError if is_permanent else DestinationUnavailableError)(
                 f"Sending {name} by Xet failed: {scrubbed(error.text)}.",
@@ -199,7 +208,7 @@ class XetUpload:
 
 
 def _write_token(location: Location, token: str, endpoint: str | None) -> XetToken:
-    """Return the token of the Xet storage; NoXet where there is none."""
+    """Return the token of the Xet storage; XetUnavailableError where there is none."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
@@ -212,7 +221,7 @@ def _write_token(location: Location, token: str, endpoint: str | None) -> XetTok
         raise
     except Exception as error:
         if status_of(error) in (404, 405, 501):
-            raise NoXet("the server has no Xet storage") from error
+            raise XetUnavailableError("the server has no Xet storage") from error
         raise
     try:
         return token_of(answer.json(), url, headers)

@@ -188,7 +188,7 @@ class _DatasetCheck:
         if self.recipe is not None:
             return self.recipe.besides()
         pairs: dict[str, str] = {}
-        for job in self.published.told.jobs:
+        for job in self.published.record.jobs:
             if "recipe" in job.facts:
                 pairs |= columns_beside(job.facts["recipe"].get("recipe_text"), columns.schema.names)
         names = columns.schema.names
@@ -196,7 +196,7 @@ class _DatasetCheck:
 
     def _shards(self) -> Check:
         problems = list(incomplete(self.published))
-        known = self.published.told.jobs or any(SHARD_NAME.fullmatch(name) for name in self.names)
+        known = self.published.record.jobs or any(SHARD_NAME.fullmatch(name) for name in self.names)
         detail = "" if known else "not looked at: nobody wrote down how many there should be"
         return Check(
             "shards are all there", not problems, len(self.names), detail="; ".join(problems[:3]) or detail,
@@ -280,7 +280,7 @@ class _DatasetCheck:
         crooked = [f"{name}, {line}" for name, look in self._good.items() for line in look.crooked]
         types = next(iter(self._good.values()), _Look()).types
         pairs = self.recipe.besides() if self.recipe is not None else {}
-        known = bool(self.published.told.jobs) or self.recipe is not None
+        known = bool(self.published.record.jobs) or self.recipe is not None
         detail = "; ".join(crooked[:3]) or ", ".join(f"{n} beside {of}" for n, of in pairs.items() if n in types)
         if not known:
             detail = "not looked at: no recipe says which lists belong together; --recipe NAME does"

@@ -171,10 +171,10 @@ def _summed(address: str, published: Published) -> DatasetInfo:
             total[name] = total.get(name, 0) + size
             types.setdefault(name, look.types[name])
     found.columns = [ColumnInfo(name, *types[name], size, classes.get(name, ())) for name, size in total.items()]
-    built = {f"brim {job.versions.get('brim', '?')}" for job in published.told.jobs}
+    built = {f"brim {job.versions.get('brim', '?')}" for job in published.record.jobs}
     found.writers = sorted(built | {look.writer for look in looks.values() if look.writer and not built})
     found.problems += list(incomplete(published))
-    known = bool(published.told.jobs) or any(SHARD_NAME.fullmatch(name) for name in names)
+    known = bool(published.record.jobs) or any(SHARD_NAME.fullmatch(name) for name in names)
     found.whole = False if found.problems else True if known else None
     try:
         text = published.card()
@@ -235,7 +235,7 @@ def _splits(published: Published, looks: dict[str, _Shard]) -> list[SplitInfo]:
 
 def incomplete(published: Published) -> Iterator[str]:
     """What should be there and is not, by the receipts or, where there are none, by the names."""
-    told = published.told
+    told = published.record
     for subset in published.subsets:
         if subset.state == "unfinished":
             yield f"{subset.name}: {subset.words}"

@@ -293,17 +293,17 @@ def unpack(options: UnpackOptions, progress: Progress) -> UnpackResult:
         return _unpack_chosen(rows, target, progress)
     _refuse_among_shards(parse_destination(destination, access), target)
     with opened(destination, options.state_dir, progress.note, access, config, split) as published:
-        receipts = published.told.receipts
+        receipts = published.record.receipts
         names = sorted(published.sizes)
         begun = next((subset for subset in published.subsets if subset.state == "unfinished"), None)
-        if begun is not None or published.told.unfinished:
+        if begun is not None or published.record.unfinished:
             raise VerificationError(
                 f"{os.fspath(destination)!r} is {'unfinished' if begun is None else begun.words}.",
                 hint="Finish it first, or unpack a complete part of it with --from-config and --from-split.",
             )
         if not names:
             raise InputError(f"{os.fspath(destination)!r} has no shards.")
-        if not receipts and not published.told.computed:  # somebody else wrote it
+        if not receipts and not published.record.computed:  # somebody else wrote it
             rows = open_dataset(destination, config=config, split=split, access=access)
             return _unpack_chosen(rows, target, progress, len(names))
         missing = [name for name in receipts if name not in published.sizes]
@@ -459,7 +459,7 @@ class _Unpacking:
         self.result.bytes += found.size
 
     def finish(self) -> UnpackResult:
-        computed = self.published.told.computed
+        computed = self.published.record.computed
         if (self.result.unproved or computed) and not self.result.files + self.result.already_there:
             why = "was computed" if computed else "was not built by brim, and its columns are encoded"
             raise InputError(

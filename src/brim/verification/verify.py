@@ -115,7 +115,7 @@ def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
             destination, options.state_dir, progress.note, access, options.from_config, options.from_split
         ) as published:
             check = _Verification(published, options.deep, progress, everything=is_everything)
-            if source is not None and published.told.computed:
+            if source is not None and published.record.computed:
                 raise InputError(
                     f"{os.fspath(destination)!r} was computed by map, tokenize or embed, so no source can be compared.",
                     hint="Leave out SOURCE. Run the command that computed it again to see whether anything changed.",
@@ -134,14 +134,14 @@ def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
     check = read_once()
     if check.damaged - {CARD} and options.repair and not check.another_source and isinstance(location, Path):
         written = repair_shards(
-            location, options.state_dir, check.told, check.tables, check.damaged, check.rows_of, progress
+            location, options.state_dir, check.record, check.tables, check.damaged, check.rows_of, progress
         )
         progress.note(f"repaired {plural(len(written), 'shard')} from the source")
         check = read_once()
         check.result.repaired = len(written)
     if check.result.findings:
         count = len(check.result.findings)
-        recorded = not check.another_source and record_damage(location, options.state_dir, check.told, check.damaged)
+        recorded = not check.another_source and record_damage(location, options.state_dir, check.record, check.damaged)
         other = [check.another_source] if check.another_source else []
         intact = [f"{name}: {words}" for name, words in check.result.subsets.items() if words == "whole"]
         intact = intact if len(check.result.subsets) > 1 else []
@@ -164,7 +164,7 @@ def _in_another_bucket(source: object, destination: str | os.PathLike[str], othe
 
 class _Verification:
     def __init__(self, published: Published, deep: bool, progress: Progress, everything: bool = True) -> None:
-        self.published, self.told, self.deep, self.progress = published, published.told, deep, progress
+        self.published, self.record, self.deep, self.progress = published, published.record, deep, progress
         self.result = VerifyResult()
         self.rows_of: dict[str, int] = {}
         self.types_of: dict[str, dict[str, Any]] = {}  # the features that the footer of a shard tells
@@ -201,10 +201,10 @@ class _Verification:
             return "Run the command that built it again."
         if all(finding.endswith(_FOREIGN_FILE) for finding in findings):
             return "Move these files away."
-        if not self.told.jobs and self.told.damaged:
+        if not self.record.jobs and self.record.damaged:
             compare = shlex.join(["brim", "verify", destination, given])
             return f"Restore the ledger from a copy; or remove it, and compare with the source: {compare}"
-        if not self.told.jobs and not self.told.unfinished:
+        if not self.record.jobs and not self.record.unfinished:
             if local and self.damaged and any(map(SHARD_NAME.fullmatch, self.published.sizes)):
                 return f"Write the damaged shards again from their source: {repair}"
             if source is not None and not self._own and not self.damaged:
@@ -213,14 +213,14 @@ class _Verification:
                 again = "`brim build SOURCE DEST --fresh` replaces it by what the source holds"
                 return f"It was not built by brim. {again}."
             return "It was not built by brim: write it again with the program that made it."
-        if any("parts" in job.facts for job in self.told.jobs) and self.damaged and local:
+        if any("parts" in job.facts for job in self.record.jobs) and self.damaged and local:
             return f"Write the damaged shards again from the source of their rows: {repair}"
         if self.damaged and not recorded:
-            again = "--fresh builds it anew" if self.told.computed or not local else repair
+            again = "--fresh builds it anew" if self.record.computed or not local else repair
             return f"The damage could not be recorded in the ledger, so that a build would not repair it: {again}"
         if self.damaged:
             what = plural(len(self.damaged), "damaged file")
-            also = "" if self.told.computed or not local else f"; or: {repair}"
+            also = "" if self.record.computed or not local else f"; or: {repair}"
             return f"Run the command that built it again: it writes the {what}{also}"
         return (
             "Run the command that built it again: it writes what is missing. With --update it takes over what has "
@@ -228,32 +228,32 @@ class _Verification:
         )
 
     def shards(self) -> None:
-        here, receipts = self.published.sizes, self.told.receipts
+        here, receipts = self.published.sizes, self.record.receipts
         open_ones = [subset for subset in self.published.subsets if subset.state == "unfinished"]
         begun = {name for subset in open_ones for name in subset.names}
         self.result.subsets = {subset.name: subset.words for subset in self.published.subsets}
         for subset in open_ones:
             self.found(f"{subset.name}: {subset.words}")
-        if self.told.unfinished and not open_ones:
+        if self.record.unfinished and not open_ones:
             self.found("unfinished: 0 shards; run the same build to finish")
-        for fault in self.told.damaged:
+        for fault in self.record.damaged:
             self.found(fault)
         strange = [subset for subset in self.published.subsets if subset.state == "not brim's"]
-        if strange and self.told.jobs:
+        if strange and self.record.jobs:
             named = ", ".join(subset.name for subset in strange)
             self.result.unproved.append(f"{named}: not brim's, so there are no checksums to compare with")
-        elif not self.told.jobs and not open_ones:
+        elif not self.record.jobs and not open_ones:
             self.result.unproved.append("content: there is no ledger, so there are no checksums to compare with")
         foreign = {name for subset in strange for name in subset.names}
         for subset in self.published.subsets:
             if subset.state == "incomplete" and not any(name in receipts for name in subset.names):
                 self._complete_by_name(subset.names)
-        if self.told.jobs:
+        if self.record.jobs:
             for name in sorted(set(here) - set(receipts) - begun - foreign):
                 self.found(f"{name}{_FOREIGN_FILE}")
         else:
             self._odd_names(sorted(set(here) - begun))
-        names = sorted(((set(receipts) if self.told.jobs else set(here)) | foreign) - begun)
+        names = sorted(((set(receipts) if self.record.jobs else set(here)) | foreign) - begun)
         reads = self.deep or not self.published.remote
         self.result.unproved += [] if self.deep else self.published.unproved
         total = sum(here[name] for name in names if name in here) if reads else 0
@@ -290,7 +290,7 @@ class _Verification:
 
     def _shard(self, name: str, advance: Advance) -> tuple[int, int] | None:
         """(rows, size) of a shard that is as its receipt says; None after noting what is wrong."""
-        receipt = self.told.receipts.get(name)
+        receipt = self.record.receipts.get(name)
         size = self.published.sizes.get(name)
         if size is None:
             self.found(f"{name}: is missing", name)
@@ -343,7 +343,7 @@ class _Verification:
         with ParquetColumns(shard) as columns:
             self.types_of[name] = columns.features()
             pairs: dict[str, str] = {}
-            for job in self.told.jobs:
+            for job in self.record.jobs:
                 if not is_computed(job) and not is_foreign(job):
                     pairs |= columns_beside(job.facts["recipe"].get("recipe_text"), columns.schema.names)
             lists = {one: of for one, of in pairs.items() if _holds_list(columns, of)}
@@ -370,7 +370,7 @@ class _Verification:
         if twice is not None:
             self._wrong_card(f"has the field `{twice}` twice")
         damaged = bool(self.result.findings)
-        if damaged and self.told.jobs:
+        if damaged and self.record.jobs:
             return  # with shards missing, the card cannot agree
         names = self.published.names if self._everything else None
         for entry in card_entries(fields) if names is not None else ():
@@ -392,7 +392,7 @@ class _Verification:
         """What the card says of a config, against its shards: files, splits, rows, bytes, features."""
         rows = {subset.split: sum(self.rows_of.get(name, 0) for name in subset.names) for subset in subsets}
         names = [name for subset in subsets for name in subset.names]
-        own = bool(names) and all(name in self.told.receipts for name in names)
+        own = bool(names) and all(name in self.record.receipts for name in names)
         if own and names[0].endswith(_LISTED):
             self._files_of(fields, config, subsets)
         named = card_splits(fields, config)
@@ -443,7 +443,7 @@ class _Verification:
     def source(self, source: str | os.PathLike[str] | FileTable | Selection, root: str | None, access: Access) -> None:
         """Every source file is inside as often as the source names it, byte for byte."""
         self._own = len(self.result.findings)
-        parts = parts_of(self.told)
+        parts = parts_of(self.record)
         if len(parts) <= 1:
             part = parts[0] if parts else None
             job = None if part is None else part.job
@@ -514,7 +514,7 @@ class _Verification:
 
     def _names(self, part: PublishedPart | None) -> list[str]:
         """The whole shards of a part; of the only one, all that are here."""
-        if part is None or len(parts_of(self.told)) == 1:
+        if part is None or len(parts_of(self.record)) == 1:
             return sorted(self.rows_of)
         return [name for names in part.names.values() for name in names if name in self.rows_of]
 
@@ -538,7 +538,7 @@ class _Verification:
         left = {split: iter(names) for split, names in part.names.items()}
         for shard in plan.shards:
             name = next(left.get(shard.split, iter(())), shard.name)
-            receipt = self.told.receipts.get(name)
+            receipt = self.record.receipts.get(name)
             self.progress.begin(name, shard.file_bytes)
             with splice_of(plan, shard) as splice:
                 sha256 = splice.sha256(self.progress.advance)
@@ -576,7 +576,9 @@ class _Verification:
             except (TypeError, ValueError, AttributeError) as error:
                 raise VerificationError("The ledger does not say how the source was read.") from error
             table = read_source(source, options)
-            if self.told.job is not None and "parts" in self.told.job.facts:  # appended rows have the classes of all
+            if (
+                self.record.job is not None and "parts" in self.record.job.facts
+            ):  # appended rows have the classes of all
                 features = next((found for found in self.types_of.values() if found), {})
                 table = with_known_classes(table, features)
         self.tables["" if job is None else job.fingerprint] = table
