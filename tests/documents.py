@@ -6,8 +6,9 @@
 The blocks of a page run in order in one folder: a copy of examples/sample, with a local Hub whose user is `me`, and an
 S3 server with the bucket `my-bucket` if the page needs one.
 
-    console                  each `$ command` runs in one bash session; the lines below it must be in its output
+    console                  each `$ command` runs in one bash session; each line below it must be in its output
     sh                       a line is a command; no output is compared
+    bash                     a script
     python                   one program; `print(…)  # text` must print the text
     any with title="FILE"    the block is written to FILE instead of being run
 
@@ -47,9 +48,9 @@ BLOCK = re.compile(
     re.M | re.S,
 )
 VARYING = re.compile(
-    r"(?<![\w.])\d[\d,.]*(?: to \d[\d,.]*)? ?(?:[kMGT]i?B|B|ms|s|min|%)(?![\w])"
+    r"(?<![\w.])\d[\d,.]*(?: to \d[\d,.]*)? ?(?:[kKMGT]i?B|B|ms|s|min|%)(?![\w])"
     r"|\d[\d,.]* (?:workers?|\w* ?(?:a|per) (?:second|minute))|\b[0-9a-f]{12,}\b"
-    r"|\bpid \d+|:\d{4,5}\b|\d+-\d\d-\d\d[ T][\d:.]+"
+    r"|\b\d+\.\d+\.\d+\b|\bpid \d+|:\d{4,5}\b|\d+-\d\d-\d\d[ T][\d:.]+"
 )
 
 
@@ -70,7 +71,9 @@ class Block:
         """Each command with the lines of output that are shown below it."""
         if self.kind == "setup":
             return [(self.text, [])]
-        if self.kind in ("sh", "bash"):
+        if self.kind == "bash":
+            return [(f"(\n{self.text})", [])]
+        if self.kind == "sh":
             return [(line, []) for line in self.text.replace("\\\n", " ").splitlines() if line.strip()]
         found: list[tuple[str, list[str]]] = []
         continued = False
@@ -132,6 +135,7 @@ class Shell:
     LOOP = "while IFS= read -r -d '' -u 3 command; do eval \"$command\" </dev/null 3<&-; printf '\\n\\0%d\\0' $?; done"
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self._folder = folder  # left out of the output: paths in it are absolute
         read_end, self._commands = os.pipe()
         self._process = subprocess.Popen(
             ["bash", "-c", f"exec 3<&{read_end}; {self.LOOP}"],
@@ -152,9 +156,10 @@ class Shell:
             data = os.read(self._process.stdout.fileno(), 1 << 16) if ready else b""
             if not data:
                 self._process.kill()
-                raise AssertionError(f"{command}\ndid not end within {TIMEOUT_S} s\n{output.decode(errors='replace')}")
+                raise AssertionError(f"{command}\nended the shell, or did not end\n{output.decode(errors='replace')}")
             output += data
-        return Done(command, int(ended[1]), output[: ended.start()].decode(errors="replace"))
+        text = output[: ended.start()].decode(errors="replace")
+        return Done(command, int(ended[1]), text.replace(f"{self._folder}/", ""))
 
     def close(self) -> None:
         os.close(self._commands)
@@ -165,9 +170,12 @@ class Shell:
 def reader(folder: Path, page: str) -> Iterator[Shell]:
     """A shell as a reader of the page has it: the sample data, `brim` and `python`, a Hub and a bucket."""
     with contextlib.ExitStack() as stack:
-        hub = stack.enter_context(TestHub(folder / "hub", tokens={"hf_write": {"user": "me", "can_write": True}}))
-        environment = Machine(hub, folder / "machine").environment
-        if f"s3://{BUCKET}" in (ROOT / page).read_text():
+        text = (ROOT / page).read_text()
+        tokens = {"hf_write": {"user": "me", "can_write": True}}
+        xet = "hf://buckets/" in text  # storage buckets of the Hub have no LFS
+        hub = stack.enter_context(TestHub(folder / "hub", tokens=tokens, xet=xet))
+        environment = Machine(hub, folder / "machine").environment | ({"HF_HUB_DISABLE_XET": "0"} if xet else {})
+        if f"s3://{BUCKET}" in text:
             server = stack.enter_context(S3Server(folder / "s3"))
             server.create_bucket(BUCKET)
             environment |= server.environment
@@ -187,18 +195,14 @@ def plain(line: str) -> str:
 
 
 def missing_lines(shown: list[str], output: str) -> list[str]:
-    """Return the shown lines that the output does not contain in this order."""
+    """Return the shown lines that the output does not contain."""
     actual = [plain(line) for line in output.splitlines()]
-    missing, at = [], 0
-    for line in shown:
-        pattern = ".*".join(re.escape(part.strip()) for part in re.split(r"…|\.\.\.", plain(line)))
-        for number in range(at, len(actual)):
-            if re.fullmatch(pattern, actual[number]):
-                at = number + 1
-                break
-        else:
-            missing.append(line)
-    return missing
+    patterns = [".*".join(re.escape(part) for part in re.split(r"…|\.\.\.", plain(line))) for line in shown]
+    return [
+        line
+        for line, pattern in zip(shown, patterns, strict=True)
+        if line.strip() and not any(re.fullmatch(pattern, text) for text in actual)
+    ]
 
 
 def run_block(block: Block, shell: Shell) -> Iterator[tuple[Done, list[str], int]]:

@@ -25,7 +25,7 @@ FUNCTIONS = {
 
 def command_section(heading: str, name: str, command: Any, summary: str) -> str:
     """Return summary, examples, details and the table of options of a command."""
-    examples = "\n".join(f"$ {line}" for line in command.examples.strip().splitlines())
+    examples = "\n".join(f"$ {line}" for line in command.examples)
     kinds = [command.options, *([command.saved] if command.saved else [])]
     kind = (
         FORECASTS.get(name.removeprefix("forecast "))
@@ -36,7 +36,13 @@ def command_section(heading: str, name: str, command: Any, summary: str) -> str:
     tables = ["\n".join(options_table(kind, known)).replace("<", "&lt;") for kind in kinds]
     if len(tables) > 1:
         tables.insert(1, "With `--plan`, in place of these:")
-    parts = [heading, summary, f"```console\n{examples}\n```", command.details.strip().replace("<", "&lt;"), *tables]
+    parts = [
+        heading,
+        summary,
+        f"```console\n{examples}\n```",
+        *(text.replace("<", "&lt;") for text in command.details),
+        *tables,
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
