@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import brim
 from brim.execution.failures import pack_exception, user_error
-from brim.jobs.caches import list_caches, open_cache
+from brim.jobs.cache_entries import list_caches, open_cache
 
 MEMORY = "1GB"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brim.errors import InputError, StoppedError
-from brim.jobs.spec import JobSettings
+from brim.jobs.preflight import JobSettings
 from brim.state.stop import stoppable, stopping_at_once
 
 
