@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from brim.errors import DestinationUnavailableError
-from brim.state.retry import Retry, stop_delayed
+from brim.state.retry import Retry, check_stop, stop_delayed
 from brim.storage.explain_error import explained
 from brim.storage.storage import FileInfo, PutResult, Storage, is_transient, part_bytes, patience_s
 from brim.storage.storage_error import StorageError
@@ -30,6 +30,7 @@ class BucketStorage(Storage):
         is_retry = False
 
         def advance(size: int) -> None:
+            check_stop()
             watcher.sent(0 if is_retry else size)
 
         with explained(self.location):

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from brim.errors import DestinationError
 from brim.state.atomic_files import BUFFER_BYTES, failures, free_bytes, open_regular, pread_all, rename, write_whole
+from brim.state.retry import check_stop
 from brim.storage.storage import ANY_VERSION, TO_END, Answers, ByteRange, FileInfo, PutResult, Storage, open_storage
 from brim.storage.storage_error import StorageError
 from brim.storage.upload_content import Buffers, UploadContent, UploadWatcher
@@ -114,6 +115,7 @@ def _write_and_hash(file: DirectFile, content: UploadContent, advance: Callable[
             writer.wait()
             size = sizes.popleft()
             written += size
+            check_stop()
             advance(size)
 
     with _ChunkThread("hash", digest.update) as hasher, _ChunkThread("write", file.write) as writer:
@@ -145,8 +147,9 @@ class LocalStorage(Storage):
     def list(self, prefix: str = "") -> Iterator[tuple[str, FileInfo]]:
         for top, _, names in os.walk(self.root / prefix):
             for name in names:
-                path = os.path.join(top, name)
-                yield os.path.relpath(path, self.root), _info(os.stat(path))
+                if not (name.startswith(".") and name.endswith(".tmp")):  # a file that is being written
+                    path = os.path.join(top, name)
+                    yield os.path.relpath(path, self.root), _info(os.stat(path))
 
     def stat(self, names: Iterable[str]) -> Iterator[FileInfo | None]:
         for name in names:
