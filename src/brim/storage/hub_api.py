@@ -69,7 +69,7 @@ def ask(
     token: str | None = None,
     is_streamed: bool = False,
 ) -> tuple[Any, str, str]:
-    """Return an answer that is no redirect, the address that gave it, and the Xet hash that the Hub sent before.
+    """Follow redirects; return the answer, its address, and the Xet hash that the Hub sent before.
 
     If it is streamed, its body is not read yet, unless it is a refusal; close it.
     """

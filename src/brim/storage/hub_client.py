@@ -1,4 +1,4 @@
-"""What brim asks of huggingface_hub about a repository: its files at a commit, its rights, commits, pull requests."""
+"""A repository by way of huggingface_hub: its files at a commit, its rights, commits, pull requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Snapshot:
     tree: dict[str, FileInfo]
 
     def holds(self, piece: Piece) -> bool:
-        """Return whether a shard is there under its name."""
+        """Return whether a shard exists under its name."""
         info = self.tree.get(piece.name)
         return info is not None and (info.st_size, info.sha256) == (piece.size, piece.sha256)
 
@@ -98,7 +98,7 @@ class HubClient:
         ask_again(lambda: self.api.auth_check(**self.repo, write=True))
 
     def holds_more(self) -> bool:
-        """Return whether the server says that the owner of the repository has a paid account."""
+        """Return whether the owner of the repository has a paid account, as far as the server states it."""
         try:
             user = ask_again(self.api.whoami)
         except Exception as error:
