@@ -88,7 +88,7 @@ def arrow_files_of_cache(names: Iterable[str], splits: list[str], split: str | N
 
 @dataclass(frozen=True, slots=True)
 class RowFiles:
-    """Files of one format, in order. `delimiter` is that of CSV. `empty` are names of empty files, which are left out."""
+    """Files of one format, in order. `delimiter` is that of CSV. `empty` are names of skipped empty files."""
 
     files: FileSet
     kind: Kind
