@@ -1,8 +1,8 @@
 """Storage of a saved plan and of the receipts of its parts: both in one folder, or in a bucket.
 
 `PLAN.parts/` has a folder with a ledger for each part of the plan. Besides source and destination, this is the only
-folder that the machines have to share. A run of a part shares the lock of the folder and holds the lock of the part; the
-run that finishes the plan holds the lock of the folder alone.
+folder that the machines have to share. A run of a part shares the lock of the folder and holds the lock of the part;
+the run that finishes the plan holds the lock of the folder alone.
 
 From a bucket, the plan is fetched once and kept in the user's state folder. The ledger of a part is written there too,
 and copied to the bucket every few seconds and at the end: work of a killed part since the last copy is repeated.
