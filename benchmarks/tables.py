@@ -105,7 +105,7 @@ def print_machine(facts: dict[str, str]) -> None:
 
 
 def write_json(path: str | Path | None, facts: dict[str, str], parts: dict[str, Part]) -> None:
-    """Tables, goals and every single run, for --json FILE: what page.py makes docs/benchmarks.md of."""
+    """Tables, goals and every single run, for --json FILE: what page.py makes docs/benchmarks/results.md of."""
     if path is not None:
         told = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
         Path(path).write_text(json.dumps(told, indent=1) + "\n")

@@ -6,7 +6,7 @@
 CHECKOUT is a clone of github.com/huggingface/datasets at the version that is installed, or near it. Nothing of it is
 copied: its tests run where they are, first as they are and then with brim's functions in the place of the methods
 that they call. Counted are those that pass unpatched. Those that look into cache files, mocks or private names of the
-original are counted apart. What differs is printed with the reason that docs/map.md gives for it, or with none.
+original are counted apart. A test that differs is printed with its reason in docs/reference/map.md, if it has one.
 
 push_to_hub is called with private=False where a test says nothing, and the files of .brim/ are left out of what tests
 list: these two differences are known, and would hide all others.
@@ -30,7 +30,7 @@ from typing import Any
 from tables import Part, at_least, machine, print_goals, print_machine, print_part, progress
 
 HERE = Path(__file__).resolve().parent
-REASONS = HERE.parent / "docs" / "map.md"
+REASONS = HERE.parent / "docs/reference/map.md"
 FILES = ("test_arrow_dataset", "test_dataset_dict", "test_iterable_dataset", "test_fingerprint", "test_load")
 FILES += ("test_fingerprint_tokenizer_stability", "test_search", "test_table", "test_upstream_hub")
 USER, TOKEN = "__DUMMY_DATASETS_USER__", "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"  # those that the tests know
@@ -162,7 +162,7 @@ def plain(test: str) -> str:
 
 
 def reasons() -> dict[str, str]:
-    """What docs/map.md says of each test that differs: lines of a table, | `test_name` | reason |."""
+    """What docs/reference/map.md says of each test that differs: lines of a table, | `test_name` | reason |."""
     found = re.findall(r"^\| ((?:`test_\w+`(?:, )?)+) \| (.+?) \|$", REASONS.read_text(), re.MULTILINE)
     return {name: why for names, why in found for name in re.findall(r"`(test_\w+)`", names)}
 

@@ -1,7 +1,7 @@
 """Which jobs, destinations and engines there are, and what is proved of each by tests/integration/test_matrix.py.
 
 python -m tests.matrix           print the table
-python -m tests.matrix --write   put it into docs/internals.md
+python -m tests.matrix --write   put it into docs/contributing/architecture.md
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent / "docs" / "internals.md"
+PAGE = Path(__file__).parent.parent / "docs/contributing/architecture.md"
 BEGIN, END = "<!-- the matrix: python -m tests.matrix --write -->", "<!-- the end of the matrix -->"
 VERBS = ("build", "map", "tokenize", "embed")
 FILES = ("file.safetensors", "file.npy", "file.parquet", "bucket.npy", "hubbucket.npy")

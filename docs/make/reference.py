@@ -14,7 +14,7 @@ from brim.options.declare import declared_options, options_table
 from brim.options.monitor_options import FORECASTS
 
 ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "docs" / "reference"
+DOCS = ROOT / "docs"
 FUNCTIONS = {
     "Sources": ["files", "table", "bids", "dataset", "recipes"],
     "Package and publish": ["plan", "build", "select", "open_plan", "push_to_hub", "verify", "unpack", "check", "info"],
@@ -25,7 +25,7 @@ FUNCTIONS = {
 
 def command_section(heading: str, name: str, command: Any, summary: str) -> str:
     """Return summary, examples, details and the table of options of a command."""
-    examples = "\n".join(f"$ {line}" for line in command.examples.strip().splitlines())
+    examples = "\n".join(f"$ {line}" for line in command.examples)
     kinds = [command.options, *([command.saved] if command.saved else [])]
     kind = (
         FORECASTS.get(name.removeprefix("forecast "))
@@ -36,7 +36,13 @@ def command_section(heading: str, name: str, command: Any, summary: str) -> str:
     tables = ["\n".join(options_table(kind, known)).replace("<", "&lt;") for kind in kinds]
     if len(tables) > 1:
         tables.insert(1, "With `--plan`, in place of these:")
-    parts = [heading, summary, f"```console\n{examples}\n```", command.details.strip().replace("<", "&lt;"), *tables]
+    parts = [
+        heading,
+        summary,
+        f"```console\n{examples}\n```",
+        *(text.replace("<", "&lt;") for text in command.details),
+        *tables,
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -99,15 +105,14 @@ def decisions() -> str:
 
 
 def main() -> None:
-    PAGES.mkdir(exist_ok=True)
     made = {
-        "commands.md": commands(),
-        "python.md": functions(),
-        "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
-        "decisions.md": decisions(),
+        "reference/commands.md": commands(),
+        "reference/python.md": functions(),
+        "reference/changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+        "contributing/decisions.md": decisions(),
     }
     for name, text in made.items():
-        (PAGES / name).write_text(text)
+        (DOCS / name).write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The progress of a running job: one object that counts, and renderers that draw snapshots of it.
 
 Jobs know only `Progress`. A terminal bar, a notebook, plain lines, JSON lines and the run log are renderers
-(`monitor/report/bars.py`, `monitor/report/recording.py`).
+(`monitor/report/progress_renderers.py`, `monitor/report/recording.py`).
 """
 
 from __future__ import annotations

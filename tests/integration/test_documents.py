@@ -1,105 +1,26 @@
-"""README.md and docs/ are true: every block of code is run, or says why it is not.
+"""README.md and docs/ are true: every block of code is run and its output compared, or says why it is not.
 
-A block is run if its page is in RUN, unless a comment before it says `not run: REASON`. Blocks of other pages are
-shown: their verbs and options must exist and their Python must compile; PAGES says why they are not run.
+tests/documents.py runs pages and explains their comments. Commands and options of blocks that are not run must still
+exist, and their Python must compile.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from tests.hub.server import TestHub
-from tests.publishing import Machine
+from tests.documents import ROOT, blocks_of, check_page, pages, reader, reason_not_run
 
 pytestmark = pytest.mark.docs
-ROOT = Path(__file__).parents[2]
-RUN = ["README.md", "docs/check.md", "docs/forecast.md", "docs/package.md", "docs/train.md"]
-# Pages whose blocks need what a test does not have, and what proves them instead.
-DATA = "about data of its reader; the verb's own tests run the same options"
-PAGES = {
-    "docs/aomic-piop1.md": "a dataset of 100 GB; tests/integration/test_recipes.py",
-    "docs/arc.md": "a dataset of 273 GB; tests/integration/test_recipes.py",
-    "docs/batch.md": "a batch system; tests/integration/test_batch.py",
-    "docs/bids.md": DATA,
-    "docs/embed.md": "needs torch; make test-embed",
-    "docs/empty-uploads.md": DATA,
-    "docs/from-datasets.md": "parts of programs; tests/integration/test_datasets.py",
-    "docs/howto-embed-images.md": "needs torch; make test-embed",
-    "docs/howto-join.md": "run by tests/integration/test_howto_select.py",
-    "docs/howto-one-subject.md": "run by tests/integration/test_howto_select.py",
-    "docs/howto-openneuro.md": "run by tests/integration/test_howto_openneuro.py",
-    "docs/howto-resume-a-map.md": DATA,
-    "docs/howto-split.md": "run by tests/integration/test_howto_select.py",
-    "docs/howto-tokenize-hub.md": "run by tests/integration/test_howto_select.py",
-    "docs/internals.md": "drawings",
-    "docs/isles24.md": "a dataset of 99 GB; tests/integration/test_recipes.py",
-    "docs/lab.md": "takes minutes; tests/integration/test_lab.py",
-    "docs/leak.md": DATA,
-    "docs/log-format.md": "a format",
-    "docs/map.md": DATA,
-    "docs/mutation.md": "takes minutes; make mutate",
-    "docs/objects.md": "needs a bucket; tests/integration/test_s3_source.py",
-    "docs/publish.md": DATA,
-    "docs/python.md": "run by tests/integration/test_api.py",
-    "docs/ray.md": "needs a cluster; make test-ray",
-    "docs/recipes.md": DATA,
-    "docs/report.md": DATA,
-    "docs/resume-upload.md": DATA,
-    "docs/run.md": DATA,
-    "docs/scale.md": "arithmetic; make bench-scale",
-    "docs/select.md": DATA,
-    "docs/tensors.md": DATA,
-    "docs/tokenize-300k.md": "examples/tokenize_300k.py",
-    "docs/tokenize.md": "run by tests/integration/test_tokenize.py",
-    "docs/verify-hub.md": DATA,
-    "docs/why-uploads-fail.md": DATA,
-    "docs/why.md": DATA,
-}
-BLOCK = re.compile(
-    r"(?:<!--\s*not run: (?P<reason>[^>]+?)\s*-->\s*)?^```(?P<kind>[a-z]*)[^\n]*\n(?P<text>.*?)^```", re.M | re.S
-)
-
-
-@dataclass(frozen=True)
-class Block:
-    page: str
-    line: int
-    kind: str
-    text: str
-    reason: str
-
-    @property
-    def commands(self) -> list[str]:
-        """What is typed in it, with lines that go on joined. A block of sh on a page that is run is nothing else."""
-        joined = self.text.replace("\\\n", " ").splitlines()
-        if self.kind == "sh" and self.page in RUN:
-            return [line for line in joined if line.strip()]
-        return [line[2:] for line in joined if self.kind == "console" and line.startswith("$ ")]
-
-
-def blocks_of(page: str) -> Iterator[Block]:
-    text = (ROOT / page).read_text()
-    for found in BLOCK.finditer(text):
-        line = text.count("\n", 0, found.start("kind")) + 1
-        yield Block(page, line, found["kind"], found["text"], found["reason"] or "")
-
-
-def pages() -> list[str]:
-    return ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-
-
-ALL = [block for page in pages() for block in blocks_of(page)]
+RUN = [page for page in pages() if not reason_not_run(page) and any(blocks_of(page))]
+CHEAT_SHEET = "docs/tutorials/twenty-tasks.md"
 
 
 @pytest.fixture(scope="module")
@@ -112,105 +33,86 @@ def group() -> Any:
     return click.Group("brim", commands={name: made.get_command(context, name) for name in COMMANDS})  # type: ignore[misc]
 
 
-def test_every_page_says_whether_it_is_run() -> None:
-    """A page with blocks is run, or listed with a reason."""
-    with_blocks = {block.page for block in ALL if block.kind in ("console", "python", "sh", "bash")}
-    assert with_blocks - set(RUN) - set(PAGES) == set()
-    assert set(PAGES) <= set(pages())
+def all_reasons() -> list[tuple[str, str]]:
+    pairs = [(page, reason_not_run(page)) for page in pages()]
+    pairs += [(f"{page}:{block.line}", block.reason) for page in pages() for block in blocks_of(page)]
+    return [(where, reason) for where, reason in pairs if reason]
+
+
+@pytest.mark.parametrize(("where", "reason"), all_reasons())
+def test_reasons_for_blocks_not_run_name_existing_files(where: str, reason: str) -> None:
+    """A test file or script that a reason names exists."""
+    assert not [name for name in re.findall(r"[\w/]+\.py", reason) if not (ROOT / name).exists()], where
 
 
 @pytest.mark.parametrize("page", pages())
 def test_extras_are_named_as_they_can_be_installed(page: str) -> None:
-    """From this folder: an index may have another project of this name."""
+    """From a checkout: a package index may have another project named brim."""
     assert re.findall(r"brim\[[a-z0-9,]+\]", (ROOT / page).read_text()) == []
 
 
+@pytest.mark.parametrize("page", [*pages(), *(str(path.relative_to(ROOT)) for path in ROOT.glob("adr/*.md"))])
+def test_links_to_files_exist(page: str) -> None:
+    """Links of README.md and of pages to files of the repository lead to files that exist, as on a code host."""
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)|(?:src|srcset)=\"([^\"]+)\"", (ROOT / page).read_text())
+    local = [link for pair in links for link in pair if link and not re.match(r"[a-z]+:", link)]
+    generated = set(re.findall(r"^docs/.*\.md$", (ROOT / ".gitignore").read_text(), re.M))
+    missing = [link for link in local if not (ROOT / page).parent.joinpath(link).exists()]
+    resolved = {(ROOT / page).parent.joinpath(link).resolve().relative_to(ROOT).as_posix() for link in missing}
+    assert not resolved - generated
+
+
 @pytest.mark.parametrize("page", pages())
-def test_commands_and_python_are_what_brim_has(page: str, group: Any) -> None:
-    """Every verb and option that is shown exists, and Python compiles."""
+def test_commands_and_python_exist(page: str, group: Any) -> None:
+    """Every command and option that is shown exists, and Python compiles."""
     for block in blocks_of(page):
         where = f"{page}:{block.line}"
         if block.kind == "python":
             lines = block.text.splitlines()
             typed = [line[4:] for line in lines if line.startswith((">>> ", "... "))]
             compile("\n".join(typed or lines), where, "exec")
-        for command in block.commands:
-            check_command(command, group, where)
+        for command, _ in block.commands if block.kind != "setup" else ():
+            for part in re.split(r"&&|\||;", command.replace("\\\n", " ")):
+                check_command(part, group, where)
 
 
 def check_command(command: str, group: Any, where: str) -> None:
-    words = shlex.split(command, comments=True)
-    if (
-        "brim" not in words
-        or any(word in words for word in ("|", "&&", "|| true"))
-        or words[0] not in ("brim", "until")
-    ):
+    try:
+        words = shlex.split(command, comments=True)
+    except ValueError:  # a quote that an earlier split cut in two
         return
-    words = words[words.index("brim") + 1 :]
-    if ";" in "".join(words):
-        words = [word.rstrip(";") for word in words[: next(n for n, word in enumerate(words) if ";" in word) + 1]]
-    node = group
+    if "brim" not in words[:2]:
+        return
+    node, words = group, words[words.index("brim") + 1 :]
     while words and hasattr(node, "commands") and words[0] in node.commands:
         node, words = node.commands[words[0]], words[1:]
     known = {name for parameter in node.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    known |= {"-h", "--help", "--help-all", "--debug", "--install-completion", "--show-completion"}
-    asked = words[: words.index("--")] if "--" in words else words
-    unknown = [word for word in asked if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
+    known |= {"-h", "--help", "--help-all", "--debug", "--version", "--install-completion", "--show-completion"}
+    given = words[: words.index("--")] if "--" in words else words
+    unknown = [word for word in given if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
     assert not unknown, f"{where}: {command}: {unknown}"
 
 
-@pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A copy of examples/sample, as README.md and docs/fresh-user.md tell to make one, and a Hub."""
-    here = tmp_path_factory.mktemp("fresh")
-    with TestHub(here / "hub") as hub:
-        machine = Machine(hub, here / "machine")
-        work = here / "work"
-        shutil.copytree(ROOT / "examples/sample", work)
-        yield machine
+@pytest.mark.parametrize("page", RUN)
+def test_pages_run(page: str, tmp_path: Path) -> None:
+    """Blocks of a page, from the first to the last, with the output that the page shows."""
+    assert check_page(page, tmp_path) == []
 
 
-def typed(place: Machine, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a line as a shell would, with this Python and this brim."""
-    words = shlex.split(command, comments=True)
-    if words[0] == "brim":
-        words = [sys.executable, "-m", *words]
-    words = [sys.executable if word == "python" else word for word in words]
-    work = place.folder.parent / "work"
-    return subprocess.run(words, cwd=work, env=place.environment, capture_output=True, text=True, timeout=300)
+def test_twenty_tasks(tmp_path: Path) -> None:
+    """The tasks of the cheat sheet, in order, each with the output that the table names."""
+    rows = re.findall(r"^\| +(\d+) \| (.+?) \| `(.+?)` \| `(.+?)` \|$", (ROOT / CHEAT_SHEET).read_text(), re.M)
+    assert len(rows) == 20
+    wrong = []
+    with reader(tmp_path, CHEAT_SHEET) as shell:
+        for _, task, command, output in rows:
+            done = shell.run(command)
+            if done.exit_code or re.sub(r"\s+", " ", output) not in re.sub(r"\s+", " ", done.output):
+                wrong.append(f"{task}: {command}\n{done.exit_code}\n{done.output}")
+    assert not wrong
 
 
-def tasks() -> list[tuple[str, str, str]]:
-    rows = re.findall(r"^\| +(\d+) \| (.+?) \| `(.+?)` \| `(.+?)` \|$", (ROOT / "docs/fresh-user.md").read_text(), re.M)
-    return [(task, command, says) for _, task, command, says in rows]
-
-
-def test_a_fresh_user(place: Machine) -> None:
-    """Twenty tasks, in their order, each as the page says."""
-    went = []
-    for task, command, says in tasks():
-        done = typed(place, command)
-        well = done.returncode == 0 and re.sub(r"\s+", " ", says) in re.sub(r"\s+", " ", done.stdout + done.stderr)
-        went.append((task, well, "" if well else f"{command}\n{done.returncode}\n{done.stdout}\n{done.stderr}"))
-    assert len(went) == 20
-    assert not [told for told in went if not told[1]]
-
-
-@pytest.mark.parametrize("page", [page for page in RUN if (ROOT / page).exists()])
-def test_pages_run(page: str, place: Machine) -> None:
-    """Blocks of a page, from the first to the last; a Python block is one program."""
-    for block in blocks_of(page):
-        if block.reason:
-            continue
-        where = f"{page}:{block.line}"
-        if block.kind == "python":
-            done = typed(place, shlex.join(["python", "-c", block.text]))
-            assert done.returncode == 0, f"{where}\n{done.stdout}\n{done.stderr}"
-        for command in block.commands:
-            done = typed(place, command)
-            assert done.returncode == 0, f"{where}: {command}\n{done.stdout}\n{done.stderr}"
-
-
+# Rows of the README's table that cannot run here, and what runs them.
 NOT_RUN = {
     "embed": "needs torch; make test-embed",
     "run": "names a program of the reader's",
@@ -218,26 +120,27 @@ NOT_RUN = {
 }
 
 
-def test_commands_of_the_readme_table_run(place: Machine, group: Any) -> None:
+def test_commands_of_the_readme_table_run(tmp_path: Path, group: Any) -> None:
     """The table "I want to … / type …" works from top to bottom, after the blocks above it."""
     commands = re.findall(r"^\| .+ \| `(brim .+)` \|$", (ROOT / "README.md").read_text(), re.M)
     assert len(commands) >= 9
-    assert typed(place, "brim build photos out --label-from parent").returncode == 0
-    for command in commands:
-        check_command(command, group, "README.md")
-        if command.split()[1] not in NOT_RUN and "s3://" not in command:
-            done = typed(place, command)
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    with reader(tmp_path, "README.md") as shell:
+        assert shell.run("brim build photos out --label-from parent").exit_code == 0
+        for command in commands:
+            check_command(command, group, "README.md")
+            if command.split()[1] not in NOT_RUN:
+                done = shell.run(command)
+                assert done.exit_code == 0, f"{command}\n{done.output}"
 
 
 def test_figures_are_what_was_measured() -> None:
-    """docs/benchmarks.md and the table of README.md are made of benchmarks/results, and not by hand."""
+    """docs/benchmarks/results.md and the table of README.md are generated from benchmarks/results."""
     done = subprocess.run([sys.executable, "benchmarks/page.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_every_benchmark_writes_its_tables() -> None:
-    """What prints tables takes --json, and writes them so that they land on the page."""
+    """A benchmark that prints tables takes --json, and writes them so that they appear on the page."""
     texts = {path.name: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
     printing = {name for name, text in texts.items() if "print_part(" in text and name != "tables.py"}
     written = {

@@ -465,7 +465,7 @@ def test_words_that_never_come_again_do_not_fill_the_memory(made: dict[str, Path
 
 @pytest.mark.parametrize("row", [b'{"text": "a\\ud83d"}', b'{"text": "a", "text": "b"}', b'{"text": "a"}\n{"text": 5}'])
 def test_json_is_not_parsed_by_what_reads_other_values(row: bytes) -> None:
-    """docs/tokenize.md says so of polars: it takes what pyarrow refuses. If that has changed, it may be looked at."""
+    """polars accepts JSON that pyarrow refuses, which is why brim does not parse with it."""
     polars = pytest.importorskip("polars")
     with pytest.raises(pa.ArrowInvalid):
         pyarrow.json.read_json(pa.BufferReader(row))

@@ -1,4 +1,4 @@
-"""docs/howto-openneuro.md, run as written on a copy of the dataset's tree with tiny files."""
+"""docs/how-to/openneuro-to-the-hub.md, run as written on a copy of the dataset's tree with tiny files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.generators.arc import make_arc
 from tests.hub import TestHub
 from tests.publishing import Machine
 
-PAGE = Path(__file__).parents[2] / "docs" / "howto-openneuro.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/openneuro-to-the-hub.md"
 
 
 def commands() -> list[str]:
@@ -49,11 +49,11 @@ def test_every_command_runs_as_written(tmp_path: Path) -> None:
 
 
 def test_the_plan_of_the_trap_is_made_from_the_tree(tmp_path: Path) -> None:
-    """What docs/why-uploads-fail.md shows is what brim plan prints for that tree, memory aside."""
+    """What docs/concepts/why-uploads-fail.md shows is what brim plan prints for that tree, memory aside."""
     make_arc(tmp_path / "ds004884", 902, sparse_sizes=True)
     command = [sys.executable, "-m", "brim", "plan", "ds004884/", "--recipe", "arc"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
-    page = PAGE.with_name("why-uploads-fail.md").read_text()
+    page = (PAGE.parents[1] / "concepts/why-uploads-fail.md").read_text()
     shown = page.split("$ brim plan ds004884/ --recipe arc\n")[1].split("```")[0]
     here = [line for line in done.stdout.splitlines() if not line.strip().startswith("memory")]
     assert [line for line in shown.splitlines() if not line.strip().startswith("memory")] == here

@@ -18,7 +18,7 @@ from tests.hub import TestHub
 from tests.integration.test_api import tokenizer_file
 from tests.publishing import Machine
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs/how-to"
 
 
 def commands(page: str) -> list[list[str]]:
@@ -72,7 +72,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_one_subject(machine: Machine) -> None:
     """The files of one person, as they were, and those of one column alone."""
-    said = run(machine, "howto-one-subject.md", 6)
+    said = run(machine, "one-subject-from-the-hub.md", 6)
     there = files(machine.folder / "ds")
     taken = files(machine.folder / "files")
     assert taken
@@ -89,13 +89,13 @@ def test_one_subject(machine: Machine) -> None:
 
 def test_split(machine: Machine) -> None:
     """No subject is on both sides."""
-    run(machine, "howto-split.md", 4)
+    run(machine, "split-without-leaks.md", 4)
     assert {path.name.partition("-")[0] for path in (machine.folder / "seven" / "data").iterdir()} >= {"train"}
 
 
 def test_join(machine: Machine) -> None:
     """Both datasets as one, each row once."""
-    run(machine, "howto-join.md", 7)
+    run(machine, "concatenate-datasets.md", 7)
 
     def rows(name: str) -> int:
         return sum(pq.read_metadata(path).num_rows for path in (machine.folder / name / "data").iterdir())
@@ -106,7 +106,7 @@ def test_join(machine: Machine) -> None:
 
 def test_tokenise(machine: Machine) -> None:
     """Ids of all rows, and of the chosen ones in blocks."""
-    run(machine, "howto-tokenize-hub.md", 5)
+    run(machine, "tokenize-from-the-hub.md", 5)
     rows = [pq.read_table(path) for path in sorted((machine.folder / "tokens" / "data").iterdir())]
     assert sum(map(len, rows)) == 300
     (blocks, *_) = [pq.read_table(path) for path in sorted((machine.folder / "english" / "data").iterdir())]

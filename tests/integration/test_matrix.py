@@ -270,5 +270,5 @@ class TestEveryCell:
 
 
 def test_the_page_has_the_table() -> None:
-    """docs/internals.md tells of the cells that there are: `python -m tests.matrix --write`."""
+    """docs/contributing/architecture.md tells of the cells that there are: `python -m tests.matrix --write`."""
     assert block(PAGE.read_text()) == table()

@@ -468,9 +468,9 @@ def test_the_verb_lists_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_documented_recipe_works(tmp_path: Path) -> None:
-    """The recipe of docs/recipes.md is whole and reads the folder drawn beside it."""
-    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
-    recipe = parse_recipe(page.split("```toml\n")[1].split("```")[0])
+    """The recipe of docs/how-to/write-a-recipe.md reads the folder that the page shows."""
+    page = (Path(__file__).parents[2] / "docs/how-to/write-a-recipe.md").read_text()
+    recipe = parse_recipe(page.split('```toml title="mine.toml"\n')[1].split("```")[0])
     scans = {f"scans/p{i}/p{i}_{kind}.png": b"x" for i in (1, 2) for kind in ("front", "side-1", "side-2")}
     people = "patient,Age,Smoker\np1,61,yes\np2,n/a,no\n"
     write_files(tmp_path, scans | {"scans/p1/report.txt": b"fine", "scans/people.csv": people.encode()})

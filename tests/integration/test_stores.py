@@ -2,7 +2,7 @@
 own server.
 
 The suite runs SeaweedFS and gs://; `make test-stores` installs the others. BRIM_STORES_TABLE names a file into which
-the table of docs/objects.md is written.
+the table of docs/how-to/buckets.md is written.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def cells(store: RunningStore) -> dict[str, str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def table() -> Iterator[None]:
-    """The table of docs/objects.md, for whoever asks for it."""
+    """The table of docs/how-to/buckets.md, for whoever asks for it."""
     yield
     if path := os.environ.get("BRIM_STORES_TABLE"):
         lines = [f"| store | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]

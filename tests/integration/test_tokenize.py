@@ -479,7 +479,7 @@ def test_refused_in_words(work: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_blocks_of_the_documentation_run(work: Path, tmp_path: Path) -> None:
-    """docs/tokenize.md, with a corpus and a tokenizer in the places that it names."""
+    """docs/how-to/tokenize-text.md, with a corpus and a tokenizer in the places that it names."""
     made = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
     made.add_special_tokens(["<|endoftext|>"])
     (tmp_path / "gpt2").mkdir()
@@ -490,7 +490,7 @@ def test_the_blocks_of_the_documentation_run(work: Path, tmp_path: Path) -> None
     (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(lines))
     (tmp_path / "books").mkdir()
     pq.write_table(pa.table({"text": TEXTS}), tmp_path / "books" / "1.parquet")
-    page = (Path(__file__).parents[2] / "docs" / "tokenize.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/tokenize-text.md").read_text()
     typed = [line[2:] for line in page.splitlines() if line.startswith("$ brim ")]
     assert len(typed) == 3
     for line in typed:

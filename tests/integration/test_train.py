@@ -1,4 +1,4 @@
-"""docs/train.md: what brim built feeds a DataLoader: ranks, a stop in the middle of an epoch, large rows."""
+"""docs/how-to/train.md: what brim built feeds a DataLoader: ranks, a stop in the middle of an epoch, large rows."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
     python -m tests.mutation.run thrift --again     those that survived the last time; the others count as killed
 
 What was found is kept in .mutation for as long as the module and its tests stay the same, so a run can be cut short.
-Every run writes docs/mutation.md anew from what is kept.
+Every run writes docs/contributing/mutation.md anew from what is kept.
 
 A mutant is one small change to one module (mutants.py). It is killed if a test of that module fails, or does not end.
 The same mutants are drawn every time. Each runs in a process that was forked from one that has imported pytest, numpy
@@ -36,7 +36,7 @@ from types import CodeType
 from tests.mutation.mutants import Mutant, all_mutants, mutated
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "mutation.md"
+PAGE = ROOT / "docs/contributing/mutation.md"
 REASONS = Path(__file__).with_name("survivors.json")
 MOST, GOAL = 100, 0.85
 _SURVIVED, _KILLED = 0, 1
@@ -275,7 +275,7 @@ def kept_result(module: Module) -> Result:
 
 
 def page(results: Sequence[Result]) -> str:
-    """docs/mutation.md."""
+    """docs/contributing/mutation.md."""
     reasons = json.loads(REASONS.read_text()) if REASONS.exists() else {}
     lines = [
         "# Mutation testing",

@@ -1,4 +1,4 @@
-"""docs/internals.md tells of the house as it is."""
+"""docs/contributing/architecture.md tells of the house as it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import brim
 
 SOURCE = Path(brim.__file__).parent
-PAGE = (Path(__file__).parents[2] / "docs" / "internals.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/contributing/architecture.md").read_text()
 
 
 def test_what_is_named_is_there() -> None:

@@ -1,4 +1,4 @@
-"""The house stands as docs/internals.md draws it."""
+"""The house stands as docs/contributing/architecture.md draws it."""
 
 import ast
 import subprocess

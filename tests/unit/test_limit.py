@@ -133,7 +133,9 @@ def test_a_scheduler_that_gives_less_is_named(tmp_path: Path) -> None:
     group(root, "memory/slurm/uid_7/job_3", memory__limit_in_bytes=400_000_000, memory__usage_in_bytes=0)
     limit = effective_limit("2GB", {}, root)
     assert limit.bytes == 2 * GB
-    assert limit.warning == "--memory is 2.00 GB, but Slurm gives this job 400 MB: the kernel ends what takes more"
+    assert (
+        limit.warning == "--memory is 2.00 GB, but Slurm gives this job 400 MB: the kernel kills a job that uses more"
+    )
     assert effective_limit("300MB", {}, root).warning == ""
 
 

@@ -246,7 +246,7 @@ def test_nothing_but_kills() -> None:
     assert found[-1].evidence[0].line == 160 * block.count(b"\n") + 1
     assert reader.middle.looked_like_kills > 150_000
     assert peak < 100e6
-    assert took_s < 60  # traced, and on a busy machine; docs/why.md has the figure
+    assert took_s < 60  # traced, and on a busy machine; docs/how-to/why-did-it-die.md has the figure
 
 
 def test_kubectl_of_several_pods() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from brim.memory.meter import proportional_usage, read_process, started, tree
-from brim.memory.tree_meter import TmpfsFiles, TreeMeter
+from brim.memory.tmpfs_files import TmpfsFiles
+from brim.memory.tree_meter import TreeMeter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 MB = 1_000_000
@@ -54,7 +55,7 @@ def test_forked_readers_count_once() -> None:
     """A 60 MB parent and six forks sum to 420 MB and hold 60."""
     with child(FORKS) as pid:
         meter = TreeMeter(lambda: [pid])
-        reading = meter.read(line_bytes=100 * MB)
+        reading = meter.read(threshold_bytes=100 * MB)
         assert len(reading.processes) == 7
         assert sum(p.usage.total_bytes for p in reading.processes) > 400 * MB
         assert 60 * MB < reading.usage.total_bytes < 90 * MB
@@ -75,10 +76,10 @@ signal.signal(signal.SIGUSR1, lambda *_: os.write(write, b"1"))
 """
     with child(code) as pid:
         meter = TreeMeter(lambda: [pid])
-        assert meter.read(line_bytes=70 * MB).usage.total_bytes < 90 * MB
+        assert meter.read(threshold_bytes=70 * MB).usage.total_bytes < 90 * MB
         os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + 10
-        while meter.read(line_bytes=70 * MB).usage.total_bytes < 115 * MB:
+        while meter.read(threshold_bytes=70 * MB).usage.total_bytes < 115 * MB:
             assert time.monotonic() < deadline, "the copies were not seen"
             time.sleep(0.05)
 
@@ -124,7 +125,7 @@ shared[:] = b"x" * len(shared)
 time.sleep(0.5)
 """
     with child(code) as pid:
-        reading = TreeMeter(lambda: [pid]).read(line_bytes=10 * MB)
+        reading = TreeMeter(lambda: [pid]).read(threshold_bytes=10 * MB)
         assert sum(p.usage.shmem_bytes for p in reading.processes) > 140 * MB
         assert 45 * MB < reading.usage.shmem_bytes < 60 * MB
 
@@ -149,10 +150,10 @@ def test_files_in_tmpfs_count(folder_in_memory: Path) -> None:
     code = "import sys; open(sys.argv[1], 'wb').write(b'x' * 30_000_000)"
     with child(code, str(file)) as pid:
         meter = TreeMeter(lambda: [pid], tmpfs=growth)
-        assert 28 * MB < meter.read(line_bytes=MB).usage.shmem_bytes < 33 * MB
+        assert 28 * MB < meter.read(threshold_bytes=MB).usage.shmem_bytes < 33 * MB
         file.unlink()
         deadline = time.monotonic() + 10
-        while TreeMeter(lambda: [pid], tmpfs=growth).read(line_bytes=MB).usage.shmem_bytes > 5 * MB:
+        while TreeMeter(lambda: [pid], tmpfs=growth).read(threshold_bytes=MB).usage.shmem_bytes > 5 * MB:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
@@ -162,7 +163,7 @@ def test_a_strangers_tmpfs_file_does_not_count(folder_in_memory: Path) -> None:
     growth = TmpfsFiles()
     code = "import sys; f = open(sys.argv[1], 'wb'); f.write(b'x' * 30_000_000); f.flush()"
     with child(code, str(folder_in_memory / "other")), child("") as pid:
-        assert TreeMeter(lambda: [pid], tmpfs=growth).read(line_bytes=MB).usage.shmem_bytes < 5 * MB
+        assert TreeMeter(lambda: [pid], tmpfs=growth).read(threshold_bytes=MB).usage.shmem_bytes < 5 * MB
 
 
 def test_files_count_while_another_is_written(folder_in_memory: Path) -> None:
@@ -179,7 +180,7 @@ threading.Thread(target=write).start()
         there: list[str] = []
         while len(there) < 60:
             there = sorted(map(str, folder_in_memory.iterdir()))
-            growth._again = 0.0
+            growth._next_listing = 0.0
             growth.bytes_of([pid])
             assert {path for path, _ in growth.left_behind()} >= {*there[:-1]}  # the last one may be under way
 
@@ -189,7 +190,7 @@ def test_what_a_bystander_wrote_and_closed_does_not_count(folder_in_memory: Path
     growth = TmpfsFiles()
     with child("") as pid:
         (folder_in_memory / "closed").write_bytes(b"x" * 30_000_000)
-        assert TreeMeter(lambda: [pid], tmpfs=growth).read(line_bytes=MB).usage.shmem_bytes < 5 * MB
+        assert TreeMeter(lambda: [pid], tmpfs=growth).read(threshold_bytes=MB).usage.shmem_bytes < 5 * MB
         assert growth.left_behind() == []
 
 

@@ -8,36 +8,34 @@ from brim.cli.command import Command
 from brim.cli.plan_command import show_plan
 from brim.cli.print_output import emit, memory_held, print_lines, show_progress, waiting_for
 from brim.options.build_options import BuildOptions
-from brim.options.declare import Option, Path
+from brim.options.declare import Common, Option, Path
 from brim.options.groups import RunOptions, SavedPlanOptions, ShowOptions
 from brim.records import dataclass
 
-EXAMPLES = """
-brim build photos/ out/ --label-from parent --memory 1GB
-brim build scans.csv hf://datasets/me/scans --files t1w:nifti
-brim build s3://openneuro.org/ds004884 out/ --recipe arc --anonymous
-"""
-
-DETAILS = """
-Writes Parquet (or WebDataset) shards and a dataset card, so that `load_dataset("DEST")` works and decodes, in about 60
-MB of memory (100 MB to the Hub, up to 200 MB from or to an object store) however large the files are. Run the same
-command again after a crash, a kill or Ctrl-C: it resumes.
-
-To the Hub or an object store nothing is written to disk but a ledger. Readers of the Hub see the old version or the new
-one, never a part of it. The token comes from `hf auth login` or HF_TOKEN, the keys of a store from the environment,
-AWS_PROFILE or the role of the machine.
-
-With --plan, a plan that `brim plan --save` wrote is built: part I of N with --part I/N, on any machine that sees the
-source; --finish publishes the output of all parts; without either option, this machine builds all missing parts and
-publishes.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
-class BuildCommand(BuildOptions, ShowOptions, panel="Run"):
-    """`brim build SOURCE DEST`."""
+class BuildCommand(ShowOptions, BuildOptions, panel="Run"):
+    """`brim build SOURCE DEST`.
 
-    dry_run: Annotated[bool, Option("Only show the plan, as brim plan does.", common=True)] = False
+    Examples:
+        brim build photos/ out/ --label-from parent --memory 1GB
+        brim build scans.csv hf://datasets/me/scans --files t1w:nifti
+        brim build s3://openneuro.org/ds004884 out/ --recipe arc --anonymous
+
+    Writes Parquet (or WebDataset) shards and a dataset card, so that `load_dataset("DEST")` works and decodes, in
+    about 60 MB of memory (100 MB to the Hub, up to 200 MB from or to an object store) however large the files are.
+    Run the same command again after a crash, a kill or Ctrl-C: it resumes.
+
+    To the Hub or an object store nothing is written to disk but a ledger. Readers of the Hub see the old version or
+    the new one, never a part of it. The token comes from `hf auth login` or HF_TOKEN, the keys of a store from the
+    environment, AWS_PROFILE or the role of the machine.
+
+    With --plan, a plan that `brim plan --save` wrote is built: part I of N with --part I/N, on any machine that
+    sees the source (--root names its folder where that differs); --finish publishes the output of all parts;
+    without either option, this machine builds all missing parts and publishes.
+    """
+
+    dry_run: Annotated[bool, Common("Only show the plan, as brim plan does.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,4 +102,4 @@ def _next_steps(options: BuildCommand | BuildPartCommand, job: Any, result: Any)
     return [*lines, ("verify with", shlex.join(["brim", "verify", destination, *source, *flags]))]
 
 
-COMMAND = Command(BuildCommand, run, EXAMPLES, DETAILS, saved=BuildPartCommand)
+COMMAND = Command(BuildCommand, run, saved=BuildPartCommand)

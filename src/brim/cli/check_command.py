@@ -6,38 +6,37 @@ from brim.cli.command import Command
 from brim.cli.print_output import emit, show_progress, waiting_for, wrapped
 from brim.errors import VerificationError
 from brim.options.check_options import CheckOptions
-from brim.options.declare import Option
+from brim.options.declare import Common
 from brim.options.groups import ShowOptions
 from brim.records import dataclass
-
-EXAMPLES = """
-brim check scans.csv --files t1w:nifti --all
-brim check ds004884/ --bids-validator --list
-brim check hf://datasets/me/arc --recipe arc
-"""
-
-DETAILS = """
-For a source, checks that every file exists, can be read, contains data instead of a Git LFS or git-annex pointer, is
-not empty, and fits the format. The headers of NIfTI files, images, PDFs and gzip streams are checked in a sample of the
-files. With --all, they are checked in every file, and gzip streams are read to the end.
-
-For a dataset (a folder, hf:// or s3://, written by brim or by another program), checks the schema, the counts that a
-recipe expects, the lengths of lists that belong together, and the headers of a sample of the files (--all: of all
-files). `brim verify` compares the bytes.
-
-Nothing is written. Exits with 3 if anything is wrong, and names the files.
-"""
 
 _SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckCommand(CheckOptions, ShowOptions):
-    """`brim check SOURCE`."""
+class CheckCommand(ShowOptions, CheckOptions):
+    """`brim check SOURCE`.
 
-    every_file: Annotated[
-        bool, Option("Name every file that fails, not only three per check.", flags=("--list",), common=True)
-    ] = False
+    Examples:
+        brim check scans.csv --files t1w:nifti --all
+        brim check ds004884/ --bids-validator --list
+        brim check hf://datasets/me/arc --recipe arc
+
+    For a source, checks that every file exists, can be read, contains data instead of a Git LFS or git-annex
+    pointer, is not empty, and fits the format. The headers of NIfTI files, images, PDFs and gzip streams are
+    checked in a sample of the files. With --all, they are checked in every file, and gzip streams are read to the
+    end.
+
+    For a dataset (a folder, hf:// or s3://, written by brim or by another program), checks the schema, the counts
+    that a recipe expects, the lengths of lists that belong together, and the headers of a sample of the files
+    (--all: of all files). `brim verify` compares the bytes.
+
+    Nothing is written. Exits with 3 if anything is wrong, and names the files.
+    """
+
+    every_file: Annotated[bool, Common("Name every file that fails, not only three per check.", flags=("--list",))] = (
+        False
+    )
 
 
 def run(options: CheckCommand) -> None:
@@ -106,4 +105,4 @@ def _files(item: Any) -> list[str]:
     return [f"{path} ({fault})" for path, fault in zip(item.failed, item.faults, strict=True)]
 
 
-COMMAND = Command(CheckCommand, run, EXAMPLES, DETAILS)
+COMMAND = Command(CheckCommand, run)

@@ -7,23 +7,21 @@ from brim.options.groups import JsonOptions
 from brim.records import dataclass
 from brim.sizes import format_size
 
-EXAMPLES = """
-brim clean
-brim clean --remove --older-than 30
-brim clean --remove --unfinished
-"""
-
-DETAILS = """
-Results of brim.map, brim.tokenize and brim.embed without a destination are cached: the same call returns at once, and
-an interrupted one resumes. A cache that a running job uses is never removed. A dataset that is open in a program stays
-readable until it is closed. With BRIM_CACHE_MAX=50GB in the environment, the least recently used caches are removed
-automatically, unless they are open.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
-class CleanCommand(CleanOptions, JsonOptions):
-    """`brim clean`."""
+class CleanCommand(JsonOptions, CleanOptions):
+    """`brim clean`.
+
+    Examples:
+        brim clean
+        brim clean --remove --older-than 30
+        brim clean --remove --unfinished
+
+    Results of brim.map, brim.tokenize and brim.embed without a destination are cached: the same call returns at
+    once, and an interrupted one resumes. A cache that a running job uses is never removed. A dataset that is open
+    in a program stays readable until it is closed. With BRIM_CACHE_MAX=50GB in the environment, the least recently
+    used caches are removed automatically, unless they are open.
+    """
 
 
 def run(options: CleanCommand) -> None:
@@ -57,4 +55,4 @@ def run(options: CleanCommand) -> None:
         print(f"{total} in {len(caches)} caches in {home}{cap}. `brim clean --remove` removes them.")
 
 
-COMMAND = Command(CleanCommand, run, EXAMPLES, DETAILS)
+COMMAND = Command(CleanCommand, run)

@@ -16,21 +16,26 @@ from brim.cli.command import Command
 from brim.cli.print_output import emit, print_lines
 from brim.extras import EXTRAS, install_command, installed_version, is_missing, own_requirements
 from brim.options.groups import JsonOptions
+from brim.records import dataclass
 from brim.sizes import format_size
-
-EXAMPLES = """
-brim doctor
-brim doctor --json
-"""
-
-DETAILS = """
-Changes nothing, and takes less than two seconds: the request to the Hub for the owner of the token times out after one.
-"""
 
 _HUB_S = 1.0
 
 
-def run(options: JsonOptions) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DoctorCommand(JsonOptions):
+    """`brim doctor`.
+
+    Examples:
+        brim doctor
+        brim doctor --json
+
+    Changes nothing, and takes less than two seconds: the request to the Hub for the owner of the token times out after
+    one.
+    """
+
+
+def run(options: DoctorCommand) -> None:
     hub_request = _HubRequest()  # runs while the other values are collected
     libraries = dict(_libraries())
     extras = [_extra(name) for name in EXTRAS]
@@ -172,4 +177,4 @@ def _advice(extras: list[dict[str, Any]], hub: dict[str, Any], memory: dict[str,
     yield from memory["not_seen"]
 
 
-COMMAND = Command(JsonOptions, run, EXAMPLES, DETAILS)
+COMMAND = Command(DoctorCommand, run)

@@ -9,26 +9,24 @@ from brim.options.compute_options import EmbedToDestinationOptions, SaveOptions
 from brim.options.groups import SavedPlanOptions, ShowOptions
 from brim.records import dataclass
 
-EXAMPLES = """
-brim embed texts.parquet emb.npy --column text --model intfloat/e5-small-v2
-brim embed photos/ emb.npy --image image --model openai/clip-vit-large-patch14
-brim embed pairs.jsonl vectors/ --column caption --model mine:factory
-"""
-
-DETAILS = """
-SOURCE is rows (JSONL, CSV, Parquet, Arrow, text; also .gz and .zst) or a folder of images, also in an object store.
-DEST ends in .safetensors, .npy or .parquet; or it is a folder, hf://datasets/ORG/NAME or s3://BUCKET/PREFIX for Parquet
-shards. Vectors are written to disk as they are computed, in the order of the rows; run the same command again after a
-crash to resume.
-
-With --save, nothing is computed: brim embed --plan PLAN --part 3/100 then processes one of 100 parts on any machine,
-and brim embed --plan PLAN --finish publishes the result.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedCommand(EmbedToDestinationOptions, SaveOptions, ShowOptions):
-    """`brim embed SOURCE DEST`."""
+class EmbedCommand(ShowOptions, SaveOptions, EmbedToDestinationOptions):
+    """`brim embed SOURCE DEST`.
+
+    Examples:
+        brim embed texts.parquet emb.npy --column text --model intfloat/e5-small-v2
+        brim embed photos/ emb.npy --image image --model openai/clip-vit-large-patch14
+        brim embed pairs.jsonl vectors/ --column caption --model mine:factory
+
+    SOURCE is rows (JSONL, CSV, Parquet, Arrow, text; also .gz and .zst) or a folder of images, also in an object
+    store. DEST ends in .safetensors, .npy or .parquet; or it is a folder, hf://datasets/ORG/NAME or
+    s3://BUCKET/PREFIX for Parquet shards. Vectors are written to disk as they are computed, in the order of the
+    rows; run the same command again after a crash to resume.
+
+    With --save, nothing is computed: brim embed --plan PLAN --part 3/100 then processes one of 100 parts on any
+    machine, and brim embed --plan PLAN --finish publishes the result.
+    """
 
 
 def run(options: EmbedCommand | SavedPlanOptions) -> None:
@@ -50,4 +48,4 @@ def run(options: EmbedCommand | SavedPlanOptions) -> None:
     show_result(options, result, progress, job, lines)
 
 
-COMMAND = Command(EmbedCommand, run, EXAMPLES, DETAILS, saved=SavedPlanOptions)
+COMMAND = Command(EmbedCommand, run, saved=SavedPlanOptions)

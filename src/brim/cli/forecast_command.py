@@ -15,36 +15,75 @@ brim forecast embed-files scans/
 brim forecast pid 4242 --adds 19GB
 """
 
-DETAILS = """
-Adds up the peak memory of a kind of job, as a range where a value is uncertain, and compares it with the limit: LOW
-below 70 %, MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate
-cannot be made.
-"""
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedFilesForecastCommand(JsonOptions, EmbedFilesForecast):
+    """Files read into a table and written as Parquet, by shards.
+
+    Examples:
+        brim forecast embed-files scans/ --memory 32GB
+        brim forecast embed-files --shard-bytes 3.6GB --largest-file 300MB --workers 4
+
+    Adds up the peak memory, as a range where a value is uncertain, and compares it with the limit: LOW below 70 %,
+    MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate cannot be
+    made.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedFilesForecastCommand(EmbedFilesForecast, JsonOptions):
-    """`brim forecast embed-files [SOURCE]`."""
+class MapForecastCommand(JsonOptions, MapForecast):
+    """datasets.map, or tokenizing: batches in, batches out.
+
+    Examples:
+        brim forecast map --row-bytes 200KB --batch-size 1000 --workers 8
+        brim forecast map --row-bytes 5KB --output-bytes 40KB --per-worker 500MB
+
+    Adds up the peak memory, as a range where a value is uncertain, and compares it with the limit: LOW below 70 %,
+    MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate cannot be
+    made.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapForecastCommand(MapForecast, JsonOptions):
-    """`brim forecast map`."""
+class ConcatForecastCommand(JsonOptions, ConcatForecast):
+    """Batches of vectors appended to lists and concatenated at the end.
+
+    Examples:
+        brim forecast concat --rows 2,857,545 --dims 768,1024 --dtype float32
+
+    Adds up the peak memory, as a range where a value is uncertain, and compares it with the limit: LOW below 70 %,
+    MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate cannot be
+    made.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConcatForecastCommand(ConcatForecast, JsonOptions):
-    """`brim forecast concat`."""
+class PidForecastCommand(JsonOptions, PidForecast):
+    """A running process: its memory now, and after its next step.
+
+    Examples:
+        brim forecast pid 4242 --adds 19GB
+        brim forecast pid 4242 --rows 3M --dims 768,1024
+
+    Adds up the peak memory, as a range where a value is uncertain, and compares it with the limit: LOW below 70 %,
+    MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate cannot be
+    made.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
-class PidForecastCommand(PidForecast, JsonOptions):
-    """`brim forecast pid PID`."""
+class SampledForecastCommand(JsonOptions, SampledForecast):
+    """A command that was run on parts of its data, extrapolated.
 
+    Examples:
+        brim run --fraction 1/32 --log a.jsonl -- python job.py
+        brim run --fraction 1/8 --log b.jsonl -- python job.py
+        brim forecast sampled a.jsonl b.jsonl --memory 64GB
 
-@dataclass(frozen=True, kw_only=True)
-class SampledForecastCommand(SampledForecast, JsonOptions):
-    """`brim forecast sampled [LOG…]`."""
+    Adds up the peak memory, as a range where a value is uncertain, and compares it with the limit: LOW below 70 %,
+    MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate cannot be
+    made.
+    """
 
 
 def run(shape: str, options: Any) -> None:
@@ -58,44 +97,13 @@ def run(shape: str, options: Any) -> None:
         print_lines(forecast.lines)
 
 
-_EMBED_FILES = """
-brim forecast embed-files scans/ --memory 32GB
-brim forecast embed-files --shard-bytes 3.6GB --largest-file 300MB --workers 4
-"""
-_MAP = """
-brim forecast map --row-bytes 200KB --batch-size 1000 --workers 8
-brim forecast map --row-bytes 5KB --output-bytes 40KB --per-worker 500MB
-"""
-_CONCAT = """
-brim forecast concat --rows 2,857,545 --dims 768,1024 --dtype float32
-"""
-_PID = """
-brim forecast pid 4242 --adds 19GB
-brim forecast pid 4242 --rows 3M --dims 768,1024
-"""
-_SAMPLED = """
-brim run --fraction 1/32 --log a.jsonl -- python job.py
-brim run --fraction 1/8 --log b.jsonl -- python job.py
-brim forecast sampled a.jsonl b.jsonl --memory 64GB
-"""
-
-
-def _command(shape: str, options: type[Any], examples: str, summary: str) -> Command:
-    return Command(options, functools.partial(run, shape), examples, DETAILS, summary=summary)
-
-
 SUBCOMMANDS = {
-    name: _command(name, options, examples, summary)
-    for name, options, examples, summary in (
-        (
-            "embed-files",
-            EmbedFilesForecastCommand,
-            _EMBED_FILES,
-            "Files read into a table and written as Parquet, by shards.",
-        ),
-        ("map", MapForecastCommand, _MAP, "datasets.map, or tokenizing: batches in, batches out."),
-        ("concat", ConcatForecastCommand, _CONCAT, "Batches of vectors appended to lists and concatenated at the end."),
-        ("pid", PidForecastCommand, _PID, "A running process: its memory now, and after its next step."),
-        ("sampled", SampledForecastCommand, _SAMPLED, "A command that was run on parts of its data, extrapolated."),
-    )
+    name: Command(options, functools.partial(run, name))
+    for name, options in {
+        "embed-files": EmbedFilesForecastCommand,
+        "map": MapForecastCommand,
+        "concat": ConcatForecastCommand,
+        "pid": PidForecastCommand,
+        "sampled": SampledForecastCommand,
+    }.items()
 }

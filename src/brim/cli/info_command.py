@@ -10,22 +10,20 @@ from brim.options.groups import JsonOptions
 from brim.records import dataclass
 from brim.sizes import format_size
 
-EXAMPLES = """
-brim info out/
-brim info hf://datasets/me/arc --head 2
-brim info s3://lab/scans --json
-"""
-
-DETAILS = """
-Reads the Parquet footers, the dataset card and the manifest of a local or remote dataset, written by brim or by another
-program. --head shows the first rows; a file is shown by its type, shape and size. `brim check` checks more, and `brim
-verify` compares every byte.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
-class InfoCommand(InfoOptions, JsonOptions):
-    """`brim info DATASET`."""
+class InfoCommand(JsonOptions, InfoOptions):
+    """`brim info DATASET`.
+
+    Examples:
+        brim info out/
+        brim info hf://datasets/me/arc --head 2
+        brim info s3://lab/scans --json
+
+    Reads the Parquet footers, the dataset card and the manifest of a local or remote dataset, written by brim or by
+    another program. --head shows the first rows; a file is shown by its type, shape and size. `brim check` checks
+    more, and `brim verify` compares every byte.
+    """
 
 
 def run(options: InfoCommand) -> None:
@@ -52,4 +50,4 @@ def _cell(value: Any) -> str:
     return "null" if value is None else repr(value) if isinstance(value, str) else str(value)
 
 
-COMMAND = Command(InfoCommand, run, EXAMPLES, DETAILS)
+COMMAND = Command(InfoCommand, run)

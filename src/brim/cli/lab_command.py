@@ -15,11 +15,6 @@ brim lab embed-list --rows 100000
 brim lab map --mode shard --interrupt-after 3
 """
 
-DETAILS = """
-Each experiment runs in separate processes, is measured from outside, and takes some seconds and less than 1 GB. Prints
-the memory at each step, a chart, and the result with the installed versions in two sentences.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentOptions(JsonOptions):
@@ -31,7 +26,14 @@ class ExperimentOptions(JsonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LeakExperimentCommand(ExperimentOptions):
-    """`brim lab leak`."""
+    """A growing list, and a memory-mapped file that looks like a leak.
+
+    Examples:
+        brim lab leak --size 500MB
+
+    Each experiment runs in separate processes, is measured from outside, and takes some seconds and less than 1 GB.
+    Prints the memory at each step, a chart, and the result with the installed versions in two sentences.
+    """
 
     size: Annotated[Size, Option("Size of the list and of the file.")] = "200MB"
     pieces: Annotated[int, Option("Number of steps.", minimum=1)] = 4
@@ -39,7 +41,14 @@ class LeakExperimentCommand(ExperimentOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedListExperimentCommand(ExperimentOptions):
-    """`brim lab embed-list`."""
+    """Vectors collected in a list, compared with written in batches.
+
+    Examples:
+        brim lab embed-list --rows 100000 --dims 768
+
+    Each experiment runs in separate processes, is measured from outside, and takes some seconds and less than 1 GB.
+    Prints the memory at each step, a chart, and the result with the installed versions in two sentences.
+    """
 
     rows: Annotated[int, Option("Number of vectors.", minimum=1)] = 40_000
     dims: Annotated[int, Option("Length of a vector.", minimum=1)] = 1024
@@ -48,7 +57,14 @@ class EmbedListExperimentCommand(ExperimentOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PushExperimentCommand(ExperimentOptions):
-    """`brim lab push`."""
+    """Files embedded into a table and then written, compared with brim.
+
+    Examples:
+        brim lab push --files 40 --file-size 10MB
+
+    Each experiment runs in separate processes, is measured from outside, and takes some seconds and less than 1 GB.
+    Prints the memory at each step, a chart, and the result with the installed versions in two sentences.
+    """
 
     files: Annotated[int, Option("Number of files.", minimum=1)] = 24
     file_size: Annotated[Size, Option("Size of a file.")] = "5MB"
@@ -56,7 +72,15 @@ class PushExperimentCommand(ExperimentOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MapExperimentCommand(ExperimentOptions):
-    """`brim lab map`."""
+    """datasets.map over large texts, interrupted and run again.
+
+    Examples:
+        brim lab map --mode shard --num-files 8 --interrupt-after 3
+        brim lab map --mode basic --num-proc 2
+
+    Each experiment runs in separate processes, is measured from outside, and takes some seconds and less than 1 GB.
+    Prints the memory at each step, a chart, and the result with the installed versions in two sentences.
+    """
 
     mode: Annotated[Literal["basic", "shard"], Option("All files in one call, or one call per file.")] = "shard"
     num_files: Annotated[int, Option("Number of text files.", minimum=1)] = 6
@@ -142,32 +166,8 @@ def _bytes(size: Any) -> int:
 
 
 SUBCOMMANDS = {
-    "leak": Command(
-        LeakExperimentCommand,
-        _leak,
-        "brim lab leak --size 500MB",
-        DETAILS,
-        summary="A growing list, and a memory-mapped file that looks like a leak.",
-    ),
-    "embed-list": Command(
-        EmbedListExperimentCommand,
-        _embed_list,
-        "brim lab embed-list --rows 100000 --dims 768",
-        DETAILS,
-        summary="Vectors collected in a list, compared with written in batches.",
-    ),
-    "push": Command(
-        PushExperimentCommand,
-        _push,
-        "brim lab push --files 40 --file-size 10MB",
-        DETAILS,
-        summary="Files embedded into a table and then written, compared with brim.",
-    ),
-    "map": Command(
-        MapExperimentCommand,
-        _map,
-        "brim lab map --mode shard --num-files 8 --interrupt-after 3\nbrim lab map --mode basic --num-proc 2",
-        DETAILS,
-        summary="datasets.map over large texts, interrupted and run again.",
-    ),
+    "leak": Command(LeakExperimentCommand, _leak),
+    "embed-list": Command(EmbedListExperimentCommand, _embed_list),
+    "push": Command(PushExperimentCommand, _push),
+    "map": Command(MapExperimentCommand, _map),
 }

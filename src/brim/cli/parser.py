@@ -31,7 +31,7 @@ class BrimGroup(click.Group):
         module = importlib.import_module(f"brim.cli.{name}_command")
         if hasattr(module, "SUBCOMMANDS"):
             return _Subcommands(name, module.SUBCOMMANDS, module.EXAMPLES)
-        return click_command(name, module.COMMAND)
+        return click_command(name, module.COMMAND, COMMANDS[name])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the commands without importing them."""
@@ -47,7 +47,7 @@ class _Subcommands(click.Group):
     """A command with subcommands, such as `brim forecast map`."""
 
     def __init__(self, name: str, subcommands: dict[str, Command], examples: str) -> None:
-        parsers = {key: click_command(key, command) for key, command in subcommands.items()}
+        parsers: dict[str, click.Command] = {key: click_command(key, command) for key, command in subcommands.items()}
         super().__init__(name, commands=parsers, context_settings={"help_option_names": ["-h", "--help"]})
         self.subcommands, self.examples = subcommands, examples
 

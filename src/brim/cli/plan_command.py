@@ -7,45 +7,43 @@ from brim.cli.command import Command
 from brim.cli.print_output import emit, print_lines, waiting_for
 from brim.errors import InputError
 from brim.options.build_options import PlanOptions
-from brim.options.declare import Option, Path
-from brim.options.groups import PARTS, JsonOptions, RunOptions
+from brim.options.declare import PARTS, Common, Option, Path
+from brim.options.groups import JsonOptions, RunOptions
 from brim.records import dataclass
-
-EXAMPLES = """
-brim plan scans/
-brim plan scans.csv --files t1w:nifti --shard-size 1GB
-brim plan ds004884/ hf://datasets/me/arc --save shared/arc.plan
-"""
-
-DETAILS = """
-Lists every file without reading it, and prints the rows, size, shards and memory of a build. Nothing is written. Exits
-with 2 if `brim build` would refuse a file.
-
---save writes the plan to a file. `brim build --plan` then works on it in parts, on many machines; --plan shows such a
-plan and its progress: sbatch --array=$(brim plan --plan shared/arc.plan --list-missing 100) …
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanCommand(PlanOptions, JsonOptions, panel=PARTS):
-    """`brim plan SOURCE [DEST]`."""
+class PlanCommand(JsonOptions, PlanOptions, panel=PARTS):
+    """`brim plan SOURCE [DEST]`.
 
-    save: Annotated[Path | None, Option("Write the plan to a file, for brim build --plan.", "PLAN", common=True)] = None
+    Examples:
+        brim plan scans/
+        brim plan scans.csv --files t1w:nifti --shard-size 1GB
+        brim plan ds004884/ hf://datasets/me/arc --save shared/arc.plan
+
+    Lists every file without reading it, and prints the rows, size, shards and memory of a build. Nothing is
+    written. Exits with 2 if `brim build` would refuse a file.
+
+    --save writes the plan to a file. `brim build --plan` then works on it in parts, on many machines; --plan shows
+    such a plan and its progress: sbatch --array=$(brim plan --plan shared/arc.plan --list-missing 100) …
+    """
+
+    save: Annotated[Path | None, Common("Write the plan to a file, for brim build --plan.", "PLAN")] = None
     save_recipe: Annotated[
         Path | None, Option("Write the columns that were found as a recipe, for later builds.", "FILE.toml")
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowPlanCommand(RunOptions, JsonOptions, panel=PARTS):
+class ShowPlanCommand(JsonOptions, RunOptions, panel=PARTS):
     """`brim plan --plan PLAN`."""
 
-    plan: Annotated[Path, Option("Show this saved plan and its progress.", "PLAN", common=True)]
+    plan: Annotated[Path, Common("Show this saved plan and its progress.", "PLAN")]
     list_missing: Annotated[
         int | None,
         Option(
             "With --plan: print which of N parts are not done, such as 3,7-9, and nothing else.",
-            "N", minimum=1, maximum=99_999, old=("missing",),
+            "N", minimum=1, maximum=99_999, old="missing",
         ),
     ] = None  # fmt: skip
     root: Annotated[Path | None, Option("Folder of the source on this machine.", "DIR")] = None
@@ -109,4 +107,4 @@ def _show_saved(options: ShowPlanCommand) -> None:
         print_lines(saved.lines)
 
 
-COMMAND = Command(PlanCommand, run, EXAMPLES, DETAILS, saved=ShowPlanCommand)
+COMMAND = Command(PlanCommand, run, saved=ShowPlanCommand)

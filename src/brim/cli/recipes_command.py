@@ -9,20 +9,18 @@ from brim.options.groups import JsonOptions
 from brim.options.read_options import RecipesOptions
 from brim.records import dataclass
 
-EXAMPLES = """
-brim recipes
-brim recipes arc > mine.toml
-"""
-
-DETAILS = """
-A recipe describes how a folder becomes rows and columns, and which files and counts the complete dataset should have.
-With NAME, prints that recipe: a file to start your own from.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
-class RecipesCommand(RecipesOptions, JsonOptions):
-    """`brim recipes [NAME]`."""
+class RecipesCommand(JsonOptions, RecipesOptions):
+    """`brim recipes [NAME]`.
+
+    Examples:
+        brim recipes
+        brim recipes arc > mine.toml
+
+    A recipe describes how a folder becomes rows and columns, and which files and counts the complete dataset should
+    have. With NAME, prints that recipe: a file to start your own from.
+    """
 
 
 def run(options: RecipesCommand) -> None:
@@ -100,4 +98,4 @@ def _facts(recipe: Any) -> dict[str, Any]:
     }
 
 
-COMMAND = Command(RecipesCommand, run, EXAMPLES, DETAILS)
+COMMAND = Command(RecipesCommand, run)

@@ -6,31 +6,28 @@ from typing import Annotated
 from brim.cli.command import Command
 from brim.cli.print_output import emit, print_lines, print_stderr
 from brim.errors import InputError
-from brim.options.declare import Names, Option
+from brim.options.declare import Argument, Common, Names
 from brim.options.groups import JsonOptions, LiveOptions
 from brim.records import dataclass
 
-EXAMPLES = """
-brim report run.jsonl night.html
-brim report monday.jsonl tuesday.jsonl
-brim report run.jsonl --follow
-"""
-
-DETAILS = """
-Writes one self-contained HTML file: memory over time against the limit, events, processes, estimate and measurement,
-and why the run ended. The option --report of other commands writes the same page at the end of a run. This command
-makes it from the log alone, also while the run continues or after it was killed. Several logs are shown side by side.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand(JsonOptions, LiveOptions):
-    """`brim report LOG.jsonl… [FILE.html]`."""
+class ReportCommand(LiveOptions, JsonOptions):
+    """`brim report LOG.jsonl… [FILE.html]`.
 
-    logs: Annotated[Names, Option("Logs of brim run, and the page to write.", "LOG.jsonl… [FILE.html]", argument=True)]
-    follow: Annotated[
-        bool, Option("Serve the page while the log grows, until Ctrl-C or the end of the run.", common=True)
-    ] = False
+    Examples:
+        brim report run.jsonl night.html
+        brim report monday.jsonl tuesday.jsonl
+        brim report run.jsonl --follow
+
+    Writes one self-contained HTML file: memory over time against the limit, events, processes, estimate and
+    measurement, and why the run ended. The option --report of other commands writes the same page at the end of a
+    run. This command makes it from the log alone, also while the run continues or after it was killed. Several logs
+    are shown side by side.
+    """
+
+    logs: Annotated[Names, Argument("Logs of brim run, and the page to write.", "LOG.jsonl… [FILE.html]")]
+    follow: Annotated[bool, Common("Serve the page while the log grows, until Ctrl-C or the end of the run.")] = False
 
 
 def run(options: ReportCommand) -> None:
@@ -77,4 +74,4 @@ def _follow(logs: list[Path], pages: list[Path], options: ReportCommand) -> None
         pass  # Ctrl-C is how the user stops it
 
 
-COMMAND = Command(ReportCommand, run, EXAMPLES, DETAILS)
+COMMAND = Command(ReportCommand, run)

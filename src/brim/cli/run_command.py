@@ -14,26 +14,11 @@ from typing import Annotated, Any
 from brim.cli.command import Command
 from brim.cli.print_output import absolute, page_path, print_stderr, print_stderr_lines
 from brim.errors import BrimError, InputError
-from brim.options.declare import Names, Option
+from brim.options.declare import Argument, Common, Names, Option
 from brim.options.groups import LiveOptions, QuietOptions
 from brim.options.monitor_options import MonitorOptions
 from brim.records import dataclass
 from brim.state.stop import settle_stop_file
-
-EXAMPLES = """
-brim run -- python train.py
-brim run --memory 40GB --stop-file run/stop -- python train.py --epochs 8
-brim run --memory 300MB --log run.jsonl --report run.html -- ./job.sh
-"""
-
-DETAILS = """
-Watches the command and all its child processes from outside: the memory that the kernel cannot take back, against a
-limit. brim warns, then asks the command to stop, then kills it, before the kernel kills something else; where the
-system allows it, the kernel enforces the limit (a cgroup). stdin, stdout, signals and the exit code are those of the
-command; brim prints to stderr. Exits with 4 if the command was stopped for its memory.
-
-With --fraction, the command processes a part of its data, and `brim forecast sampled` estimates all of it.
-"""
 
 _FOR_MEMORY = 4
 # With --quiet, a run that ends by one of these signals is not reported.
@@ -41,19 +26,30 @@ _EXPECTED_SIGNALS = (None, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCommand(MonitorOptions, LiveOptions, QuietOptions):
-    """`brim run -- COMMAND…`."""
+class RunCommand(LiveOptions, QuietOptions, MonitorOptions, panel="Run"):
+    """`brim run -- COMMAND…`.
 
-    command: Annotated[Names, Option("The command to run, after --.", "COMMAND…", argument=True)]
-    cgroup: Annotated[bool, Option("Watch only from outside, even where the kernel could enforce the limit.")] = True
+    Examples:
+        brim run -- python train.py
+        brim run --memory 40GB --stop-file run/stop -- python train.py --epochs 8
+        brim run --memory 300MB --log run.jsonl --report run.html -- ./job.sh
+
+    Watches the command and all its child processes from outside: the memory that the kernel cannot take back,
+    against a limit. brim warns, then asks the command to stop, then kills it, before the kernel kills something
+    else; where the system allows it, the kernel enforces the limit (a cgroup). stdin, stdout, signals and the exit
+    code are those of the command; brim prints to stderr. Exits with 4 if the command was stopped for its memory.
+
+    With --fraction, the command processes a part of its data, and `brim forecast sampled` estimates all of it.
+    """
+
+    command: Annotated[Names, Argument("The command to run, after --.", "COMMAND…")]
+    cgroup: Annotated[bool, Option("Let the kernel enforce the limit where it can (a cgroup).")] = True
     fraction: Annotated[
         str | None,
         Option("The command processes this part of its data (BRIM_FRACTION), for brim forecast sampled.", "1/N"),
     ] = None
-    json: Annotated[
-        bool, Option("At the end print one JSON object on stderr, and nothing else there.", common=True)
-    ] = False
-    quiet: Annotated[bool, Option("Print only problems.", flags=("--quiet", "-q"), common=True)] = False
+    json: Annotated[bool, Common("At the end print one JSON object on stderr, and nothing else there.")] = False
+    quiet: Annotated[bool, Common("Print only problems.", flags=("--quiet", "-q"))] = False
 
 
 def run(options: RunCommand) -> None:
@@ -262,4 +258,4 @@ def write_report(options: MonitorOptions, log: Path) -> None:
         print_stderr(f"brim: the report was not written: {reason} The log is complete: {log}")
 
 
-COMMAND = Command(RunCommand, run, EXAMPLES, DETAILS, is_wrapper=True)
+COMMAND = Command(RunCommand, run, is_wrapper=True)

@@ -7,34 +7,33 @@ from brim.cli.command import Command
 from brim.cli.plan_command import show_plan
 from brim.cli.print_output import emit, memory_held, print_lines, show_progress, waiting_for
 from brim.options.build_options import SelectOptions
-from brim.options.declare import Option
+from brim.options.declare import Common
 from brim.options.groups import ShowOptions
 from brim.records import dataclass
 
-EXAMPLES = """
-brim select hf://datasets/me/arc women/ --where 'age > 40 and sex == "F"'
-brim select arc/ parts/ --split-into train=0.9,test=0.1 --group-by subject_id
-brim select one/ both/ --concat two/ --columns image,label --shuffle 7
-"""
-
-DETAILS = """
-Rows are selected by their small columns; large values are copied as byte ranges of the old shards. So a selection uses
-as much memory as a build and takes about as long as copying the selected rows. Of a remote dataset, only the selected
-rows are downloaded.
-
---where has the syntax of Python and the null rules of SQL: age > 40 and sex == "F"; subject in ["M1", "M2"]; "x" in
-tags; seen >= "2024-01-31"; site is not None; name.lower().startswith("a"); image.path.endswith(".png").
-
-The steps run in this order: concat, where or sql, distinct, sample, sort-by or shuffle, limit, split-into; columns and
-drop come last. Random choices use the seed of --shuffle, or 0.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
-class SelectCommand(SelectOptions, ShowOptions, panel="Run"):
-    """`brim select SOURCE DEST`."""
+class SelectCommand(ShowOptions, SelectOptions, panel="Run"):
+    """`brim select SOURCE DEST`.
 
-    dry_run: Annotated[bool, Option("Only show the plan and how much would be read.", common=True)] = False
+    Examples:
+        brim select hf://datasets/me/arc women/ --where 'age > 40 and sex == "F"'
+        brim select arc/ parts/ --split-into train=0.9,test=0.1 --group-by subject_id
+        brim select one/ both/ --concat two/ --columns image,label --shuffle 7
+
+    Rows are selected by their small columns; large values are copied as byte ranges of the old shards. So a
+    selection uses as much memory as a build and takes about as long as copying the selected rows. Of a remote
+    dataset, only the selected rows are downloaded.
+
+    --where has the syntax of Python and the null rules of SQL: age > 40 and sex == "F"; subject in ["M1", "M2"]; "x"
+    in tags; seen >= "2024-01-31"; site is not None; name.lower().startswith("a"); image.path.endswith(".png").
+    Several conditions must all be true.
+
+    The steps run in this order: concat, where or sql, distinct, sample, sort-by or shuffle, limit, split-into;
+    columns and drop come last. Random choices use the seed of --shuffle, or 0.
+    """
+
+    dry_run: Annotated[bool, Common("Only show the plan and how much would be read.")] = False
 
 
 def run(options: SelectCommand) -> None:
@@ -70,4 +69,4 @@ def run(options: SelectCommand) -> None:
     print_lines([*lines, ("verify with", shlex.join(["brim", "verify", destination]))])
 
 
-COMMAND = Command(SelectCommand, run, EXAMPLES, DETAILS)
+COMMAND = Command(SelectCommand, run)

@@ -11,25 +11,23 @@ from brim.options.compute_options import SaveOptions, TokenizeToDestinationOptio
 from brim.options.groups import SavedPlanOptions, ShowOptions
 from brim.records import dataclass
 
-EXAMPLES = """
-brim tokenize corpus.jsonl.zst tokens/ --tokenizer gpt2 --memory 2GB
-brim tokenize 'corpus/*.parquet' blocks/ --tokenizer gpt2 --pack 2048
-brim tokenize a.jsonl out/ --tokenizer gpt2 --split-into train=0.9,test=0.1
-"""
-
-DETAILS = """
-SOURCE is JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst), a folder or a glob of them, also in an object
-store, or a folder that `datasets` has saved. The ids are those of `Tokenizer.encode`. The output does not depend on the
-number of workers, the memory or an interruption; run the same command again to resume.
-
-With --save, nothing is computed: brim tokenize --plan PLAN --part 3/100 then processes one of 100 parts on any machine,
-and brim tokenize --plan PLAN --finish publishes the result.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeCommand(TokenizeToDestinationOptions, SaveOptions, ShowOptions):
-    """`brim tokenize SOURCE DEST`."""
+class TokenizeCommand(ShowOptions, SaveOptions, TokenizeToDestinationOptions):
+    """`brim tokenize SOURCE DEST`.
+
+    Examples:
+        brim tokenize corpus.jsonl.zst tokens/ --tokenizer gpt2 --memory 2GB
+        brim tokenize 'corpus/*.parquet' blocks/ --tokenizer gpt2 --pack 2048
+        brim tokenize a.jsonl out/ --tokenizer gpt2 --split-into train=0.9,test=0.1
+
+    SOURCE is JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst), a folder or a glob of them, also in an
+    object store, or a folder that `datasets` has saved. The ids are those of `Tokenizer.encode`. The output does
+    not depend on the number of workers, the memory or an interruption; run the same command again to resume.
+
+    With --save, nothing is computed: brim tokenize --plan PLAN --part 3/100 then processes one of 100 parts on any
+    machine, and brim tokenize --plan PLAN --finish publishes the result.
+    """
 
 
 def run(options: TokenizeCommand | SavedPlanOptions) -> None:
@@ -81,4 +79,4 @@ def _lines(result: Any, seconds: float, eos: str | None, pack: int | None) -> li
     return [*lines, ("notes", "; ".join(notes))] if notes else lines
 
 
-COMMAND = Command(TokenizeCommand, run, EXAMPLES, DETAILS, saved=SavedPlanOptions)
+COMMAND = Command(TokenizeCommand, run, saved=SavedPlanOptions)

@@ -7,22 +7,21 @@ from brim.options.groups import ShowOptions
 from brim.records import dataclass
 from brim.sizes import format_size
 
-EXAMPLES = """
-brim unpack out/ files/
-brim unpack hf://datasets/me/arc files/
-brim unpack s3://lab/arc files/ --where 'subject_id == "sub-M2230"'
-"""
-
-DETAILS = """
-Writes exact copies of the files under their relative paths; files of a remote dataset are written while they download.
-Existing files with the same content are left alone, so that an interrupted run can be repeated. A path that leads out
-of the folder is refused. With --where or --columns, only these files are written, and nothing else is downloaded.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
-class UnpackCommand(UnpackOptions, ShowOptions):
-    """`brim unpack DATASET FOLDER`."""
+class UnpackCommand(ShowOptions, UnpackOptions):
+    """`brim unpack DATASET FOLDER`.
+
+    Examples:
+        brim unpack out/ files/
+        brim unpack hf://datasets/me/arc files/
+        brim unpack s3://lab/arc files/ --where 'subject_id == "sub-M2230"'
+
+    Writes exact copies of the files under their relative paths; files of a remote dataset are written while they
+    download. Existing files with the same content are left alone, so that an interrupted run can be repeated. A
+    path that leads out of the folder is refused. With --where or --columns, only these files are written, and
+    nothing else is downloaded.
+    """
 
 
 def run(options: UnpackCommand) -> None:
@@ -41,4 +40,4 @@ def run(options: UnpackCommand) -> None:
     print_lines(lines)
 
 
-COMMAND = Command(UnpackCommand, run, EXAMPLES, DETAILS)
+COMMAND = Command(UnpackCommand, run)

@@ -7,30 +7,28 @@ from brim.options.groups import ShowOptions
 from brim.records import dataclass
 from brim.sizes import format_size, plural
 
-EXAMPLES = """
-brim verify out/
-brim verify out/ scans/ --repair
-brim verify hf://datasets/me/arc ds004884/
-"""
-
-DETAILS = """
-Reads every shard of a local dataset again: size, SHA-256 against the receipts, Parquet footers and row counts, and the
-card against the shards. With SOURCE, compares every source file byte by byte with its copy in the shards. All configs
-and splits are verified, or one of them (--from-config, --from-split). Exits with 3 and names the files that are
-damaged, missing, unfinished or not part of the dataset.
-
-Damaged shards are recorded in the ledger: the command that built them writes exactly those again. --repair writes them
-at once, also without a ledger.
-
-For a dataset on the Hub, only Parquet footers are downloaded. The sizes and SHA-256 that the Hub lists are compared
-with the manifest, and those of SOURCE with the SHA-256 that its shards must have. In an object store, sizes and ETags
-are compared instead of SHA-256. --deep downloads and compares all bytes.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyCommand(VerifyOptions, ShowOptions):
-    """`brim verify DATASET [SOURCE]`."""
+class VerifyCommand(ShowOptions, VerifyOptions):
+    """`brim verify DATASET [SOURCE]`.
+
+    Examples:
+        brim verify out/
+        brim verify out/ scans/ --repair
+        brim verify hf://datasets/me/arc ds004884/
+
+    Reads every shard of a local dataset again: size, SHA-256 against the receipts, Parquet footers and row counts,
+    and the card against the shards. With SOURCE, compares every source file byte by byte with its copy in the
+    shards. All configs and splits are verified, or one of them (--from-config, --from-split). Exits with 3 and
+    names the files that are damaged, missing, unfinished or not part of the dataset.
+
+    Damaged shards are recorded in the ledger: the command that built them writes exactly those again. --repair
+    writes them at once, also without a ledger.
+
+    For a dataset on the Hub, only Parquet footers are downloaded. The sizes and SHA-256 that the Hub lists are
+    compared with the manifest, and those of SOURCE with the SHA-256 that its shards must have. In an object store,
+    sizes and ETags are compared instead of SHA-256. --deep downloads and compares all bytes.
+    """
 
 
 def run(options: VerifyCommand) -> None:
@@ -52,4 +50,4 @@ def run(options: VerifyCommand) -> None:
     print_lines([*lines, *(("not verified", text) for text in result.unproved)])
 
 
-COMMAND = Command(VerifyCommand, run, EXAMPLES, DETAILS)
+COMMAND = Command(VerifyCommand, run)

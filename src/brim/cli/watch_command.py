@@ -11,44 +11,36 @@ from brim.cli.command import Command
 from brim.cli.print_output import emit, print_stderr, print_stderr_lines
 from brim.cli.run_command import check_report, log_path, make_levels, write_report
 from brim.errors import InputError
-from brim.options.declare import Option
+from brim.options.declare import Argument, Common, Option
 from brim.options.groups import ShowOptions
 from brim.options.monitor_options import MonitorOptions, Seconds
 from brim.records import dataclass
-
-EXAMPLES = """
-brim watch 4711
-brim watch --match train.py --memory 40GB --background
-brim watch 4711 --memory 40GB --enforce --stop-file run/stop
-"""
-
-DETAILS = """
-Watches a process that was not started by `brim run`: by its process id, by the name of its program or script (also
-after a restart), or the whole machine. Prints warnings and creates the file of --stop-file. Stops and kills a process
-only with --enforce. Ctrl-C ends the watch; the watched process continues.
-"""
 
 _FOR_MEMORY = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchCommand(MonitorOptions, ShowOptions):
-    """`brim watch [PID]`."""
+class WatchCommand(ShowOptions, MonitorOptions):
+    """`brim watch [PID]`.
 
-    pid: Annotated[
-        int | None, Option("The process to watch, with its child processes.", "PID", argument=True, minimum=1)
-    ] = None
-    match: Annotated[
-        str | None, Option("Watch processes whose program or script has this in its name.", "TEXT", common=True)
-    ] = None
-    system: Annotated[bool, Option("Watch the whole machine.", common=True)] = False
-    enforce: Annotated[
-        bool, Option("Stop and kill the process at these levels, not only warn.", common=True, old=("act",))
-    ] = False
-    enforce_all: Annotated[
-        bool, Option("With --match and --enforce: stop every program that matches.", old=("all",))
-    ] = False
-    background: Annotated[bool, Option("Continue in the background.", common=True)] = False
+    Examples:
+        brim watch 4711
+        brim watch --match train.py --memory 40GB --background
+        brim watch 4711 --memory 40GB --enforce --stop-file run/stop
+
+    Watches a process that was not started by `brim run`: by its process id, by the name of its program or script
+    (also after a restart), or the whole machine. Prints warnings and creates the file of --stop-file. Stops and
+    kills a process only with --enforce. Ctrl-C ends the watch; the watched process continues.
+    """
+
+    pid: Annotated[int | None, Argument("The process to watch, with its child processes.", "PID", minimum=1)] = None
+    match: Annotated[str | None, Common("Watch processes whose program or script has this in its name.", "TEXT")] = None
+    system: Annotated[bool, Common("Watch the whole machine.")] = False
+    enforce: Annotated[bool, Common("Stop and kill the process at these levels, not only warn.", old="act")] = False
+    enforce_all: Annotated[bool, Option("With --match and --enforce: stop every program that matches.", old="all")] = (
+        False
+    )
+    background: Annotated[bool, Common("Continue in the background.")] = False
     for_s: Annotated[Seconds | None, Option("End the watch after this many seconds.", flags=("--for",))] = None
 
     def check_options(self) -> None:
@@ -219,4 +211,4 @@ def _show(log: Path, as_json: bool) -> None:
         print_stderr_lines(screen(summary))
 
 
-COMMAND = Command(WatchCommand, run, EXAMPLES, DETAILS)
+COMMAND = Command(WatchCommand, run)

@@ -5,7 +5,7 @@ columns' `bytes` leaves are replaced by plain pages of lengths and file segments
 footer and page index are written again to match. The result is an ordinary Parquet file whose size is known before a
 source file is opened.
 
-Byte layout and the reasons for it: docs/internals.md. Locating the files in such a shard: parquet_locate.py.
+docs/contributing/architecture.md explains the byte layout. parquet_locate.py locates the files in such a shard.
 """
 
 from __future__ import annotations

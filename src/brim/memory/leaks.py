@@ -1,7 +1,7 @@
 """Classify the memory of a finished or running process: steady, leaking, growing, or only mapping files.
 
 The floor decides, that is the lowest reading of each of twelve equal spans of time: what a program still holds after
-its garbage collector has run. See docs/leak.md.
+its garbage collector has run. See docs/how-to/find-a-leak.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How much memory a job may take: the user's word, or half of what is really there.
+"""Determine the memory limit of a job: the number that the user set, or half of the available memory.
 
-What is there is the smallest headroom of all that stand above this process: the machine (MemAvailable),
-each cgroup up to the root (limit − usage + pages the kernel can take back), and Slurm's allocation.
+The available memory is the smallest headroom of everything above this process: the machine (MemAvailable), each cgroup
+up to the root (limit − usage + reclaimable pages), and the allocation by Slurm.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from brim.memory.meter import meminfo, tree_bytes
+from brim.memory.meter import meminfo, read_counters, read_number, tree_bytes
 from brim.records import dataclass
 from brim.sizes import format_size, parse_size
+
+UNLIMITED = 1 << 60  # cgroup v1 writes a huge number for an unlimited group
 
 
 def usable_cores() -> int:
@@ -22,55 +24,57 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-_UNLIMITED = 1 << 60  # cgroup v1 writes a huge number where there is no limit
-
-
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A number of bytes, and who decides it."""
+    """A memory limit and its origin."""
 
     bytes: int
     reason: str
     asked_for: bool = False
-    above: str = ""  # who gives less than was asked for, and how much
-    asked_bytes: int = 0  # of a watch: what was asked for, where a cgroup above leaves less
+    above: str = ""  # the cgroup or scheduler that allows less than the user set, and how much
+    asked_bytes: int = 0  # of a watch: the number that the user set, if a cgroup above leaves less
 
     def __str__(self) -> str:
-        asked = f" {format_size(self.asked_bytes)}" if self.asked_bytes not in (0, self.bytes) else ""
-        return f"{format_size(self.bytes)} ({self.reason}{asked}{f'; but {self.above}' if self.above else ''})"
+        return f"{format_size(self.bytes)} ({self.origin})"
+
+    @property
+    def origin(self) -> str:
+        """Return the reason with everything that makes the limit lower than the user set."""
+        size = f" {format_size(self.asked_bytes)}" if self.asked_bytes not in (0, self.bytes) else ""
+        return f"{self.reason}{size}{f'; but {self.above}' if self.above else ''}"
 
     @property
     def warning(self) -> str:
-        """To be said before any work; empty if nobody gives less than was asked for."""
+        """Return the warning to print before any work; empty if nothing above allows less."""
         if not self.above:
             return ""
-        return f"{self.reason} is {format_size(self.bytes)}, but {self.above}: the kernel ends what takes more"
+        return f"{self.reason} is {format_size(self.bytes)}, but {self.above}: the kernel kills a job that uses more"
 
 
 def effective_limit(
     memory: str | int | float | None = None, environment: Mapping[str, str] | None = None, root: Path = Path("/")
 ) -> Limit:
-    """The limit of a job: `memory`, else $BRIM_MEMORY, else half of the headroom."""
+    """Return the limit of a job: `memory`, else $BRIM_MEMORY, else half of the headroom."""
     environment = os.environ if environment is None else environment
-    given, name = (memory, "--memory") if memory is not None else (environment.get("BRIM_MEMORY"), "BRIM_MEMORY")
-    if given:
-        asked = parse_size(given)
-        return Limit(asked, name, asked_for=True, above=gives_less(asked, environment, root))
+    text, name = (memory, "--memory") if memory is not None else (environment.get("BRIM_MEMORY"), "BRIM_MEMORY")
+    if text:
+        size = parse_size(text)
+        return Limit(size, name, asked_for=True, above=gives_less(size, environment, root))
     smallest = min(headrooms(environment, root), key=lambda limit: limit.bytes, default=None)
     if smallest is None:
         return Limit(_physical_bytes() // 2, "half of the machine's memory")
     return Limit(max(smallest.bytes // 2, 1), f"half of {smallest.reason}")
 
 
-def gives_less(asked: int, environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> str:
-    """Whoever set a limit below what was asked for: that one strikes first. Empty if nobody did."""
+def gives_less(requested: int, environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> str:
+    """Return the lowest limit below `requested`, which is reached first, and its owner; empty if there is none."""
     environment = os.environ if environment is None else environment
     limits = [(limit, group) for group, limit, _, _ in cgroups(root)]
     slurm = _slurm_bytes(environment)
     if slurm is not None:
         limits.append((slurm, "slurm"))
-    least, group = min(limits, default=(asked, ""))
-    if least >= asked:
+    least, group = min(limits, default=(requested, ""))
+    if least >= requested:
         return ""
     if "slurm" in group or (environment.get("SLURM_JOB_ID") and "job_" in group):
         return f"Slurm gives this job {format_size(least)}"
@@ -89,29 +93,31 @@ def watch_limit(
     held_bytes: int | None = None,
     pid: int | str = "self",
 ) -> Limit:
-    """The limit of what is only watched: as above, but all of the headroom, for it is not brim's to halve.
+    """Return the limit of a watched process: as above, but all of the headroom, which brim need not divide.
 
-    `held_bytes` is what `pid`, which runs already, has of it.
+    `held_bytes` is the memory of `pid` if that process already runs.
     """
     environment = os.environ if environment is None else environment
     if memory is not None or environment.get("BRIM_MEMORY"):
-        asked = effective_limit(memory, environment, root)
-        room = min(cgroup_rooms(held_bytes, pid, root), default=asked.bytes)
-        above = asked.above
-        if not above and (total := meminfo(root / "proc/meminfo").get("MemTotal", asked.bytes)) < asked.bytes:
+        requested = effective_limit(memory, environment, root)
+        headroom = min(cgroup_headrooms(held_bytes, pid, root), default=requested.bytes)
+        above = requested.above
+        if not above and (total := meminfo(root / "proc/meminfo").get("MemTotal", requested.bytes)) < requested.bytes:
             above = f"this machine has {format_size(total)}"
-        return replace(asked, bytes=min(asked.bytes, max(room, 1)), above=above, asked_bytes=asked.bytes)
-    smallest = min(
-        headrooms(environment, root, held_bytes=held_bytes, pid=pid), key=lambda limit: limit.bytes, default=None
-    )
+        if not above and headroom < requested.bytes:
+            above = f"the cgroups above leave {format_size(headroom)}"
+        size = min(requested.bytes, max(headroom, 1))
+        return replace(requested, bytes=size, above=above, asked_bytes=requested.bytes)
+    available = headrooms(environment, root, held_bytes=held_bytes, pid=pid)
+    smallest = min(available, key=lambda limit: limit.bytes, default=None)
     return smallest or Limit(_physical_bytes(), "the machine's memory")
 
 
-def cgroup_rooms(held_bytes: int | None = None, pid: int | str = "self", root: Path = Path("/")) -> Iterator[int]:
-    """What each limited cgroup above a process leaves it, with what it holds: `held_bytes`, or that of this tree."""
-    held = tree_bytes() if held_bytes is None else held_bytes
+def cgroup_headrooms(held_bytes: int | None = None, pid: int | str = "self", root: Path = Path("/")) -> Iterator[int]:
+    """Yield how much a process may use within each limited cgroup above it; `held_bytes` is its present memory."""
+    used = tree_bytes() if held_bytes is None else held_bytes
     for _, limit, usage, reclaimable in cgroups(root, pid):
-        yield max(limit - usage + reclaimable + held, 0)
+        yield max(limit - usage + reclaimable + used, 0)
 
 
 def headrooms(
@@ -121,24 +127,23 @@ def headrooms(
     held_bytes: int | None = None,
     pid: int | str = "self",
 ) -> Iterator[Limit]:
-    """What each thing above a process leaves it; with `held_bytes`, that and what it holds: the most it may."""
-    held, also = (0, "") if held_bytes is None else (held_bytes, "what it holds and ")
+    """Yield the memory that the machine, each cgroup and Slurm leave to a process, with its present `held_bytes`."""
+    used, prefix = (0, "") if held_bytes is None else (held_bytes, "its memory and ")
     available = meminfo(root / "proc/meminfo").get("MemAvailable")
     if available is not None:
-        yield Limit(available + held, f"{also}the {format_size(available)} available on this machine")
+        yield Limit(available + used, f"{prefix}the {format_size(available)} available on this machine")
     own = tree_bytes() if held_bytes is None else 0
     for group, limit, usage, reclaimable in cgroups(root, pid):
-        left = max(limit - usage + reclaimable + own, 0)
-        yield Limit(
-            left + held, f"{also}the {format_size(left)} that the cgroup {group} (limit {format_size(limit)}) leaves"
-        )
+        headroom = max(limit - usage + reclaimable + own, 0)
+        reason = f"the {format_size(headroom)} that the cgroup {group} (limit {format_size(limit)}) leaves"
+        yield Limit(headroom + used, prefix + reason)
     slurm = _slurm_bytes(environment)
     if slurm is not None:
         yield Limit(slurm, f"the {format_size(slurm)} allocated by Slurm")
 
 
 def cgroups(root: Path = Path("/"), pid: int | str = "self") -> Iterator[tuple[str, int, int, int]]:
-    """(name, limit, usage, reclaimable) of every limited cgroup above a process, v2 or v1."""
+    """Yield (name, limit, usage, reclaimable) of every limited cgroup above a process, v2 or v1."""
     try:
         lines = (root / f"proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
@@ -155,28 +160,12 @@ def cgroups(root: Path = Path("/"), pid: int | str = "self") -> Iterator[tuple[s
         parts = [part for part in group.split("/") if part]
         for depth in range(len(parts), -1, -1):
             folder = mount.joinpath(*parts[:depth])
-            limit, usage = _number(folder / names[0]), _number(folder / names[1])
-            if limit is None or usage is None or limit >= _UNLIMITED:
+            limit, usage = read_number(folder / names[0]), read_number(folder / names[1])
+            if limit is None or usage is None or limit >= UNLIMITED:
                 continue
-            stat = _stat(folder / "memory.stat")
+            stat = read_counters(folder / "memory.stat")
             cache = stat.get(names[2] + "inactive_file", 0) + stat.get(names[2] + "active_file", 0)
             yield "/" + "/".join(parts[:depth]), limit, usage, cache
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _stat(path: Path) -> dict[str, int]:
-    try:
-        pairs = (line.split() for line in path.read_text().splitlines())
-        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
-    except OSError:
-        return {}
 
 
 def _slurm_bytes(environment: Mapping[str, str]) -> int | None:

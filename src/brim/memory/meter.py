@@ -1,13 +1,13 @@
-"""How much memory processes hold that the kernel cannot take back, and what the machine says about itself.
+"""Read the unreclaimable memory of processes, and the memory of the machine.
 
-Counted are anonymous + shared + swapped pages. From /proc/PID/status that takes 0.02 ms a process, and a sum over a
-tree is an upper bound: pages that forked processes share are counted once for each. /proc/PID/smaps_rollup counts every
-page once, takes milliseconds a gigabyte and holds the process up meanwhile: brim.memory.tree_meter says when it is
-worth it. File-backed pages (page cache, memory maps) stand beside and are not counted: the kernel takes them back when
-it needs them. Where there is no /proc, the resident size is all that can be seen.
+The unreclaimable memory of a process is its anonymous, shared and swapped pages. /proc/PID/status takes 0.02 ms per
+process, and a sum over a process tree is an upper bound: pages that forked processes share count for each of them.
+/proc/PID/smaps_rollup counts every page once, but takes milliseconds per gigabyte, and page faults of the process wait
+during that time: `brim.memory.tree_meter` decides when it is read. File-backed pages (page cache, memory maps) are
+reported separately and never counted, because the kernel reclaims them when it needs memory. Without /proc, only
+resident sizes are known.
 
-Of the machine: memory left, swap, pressure, kills, boot, versions. Each is a small file below /proc. What a system does
-not have (pressure on an old kernel, /proc on macOS) is None or absent, never an error.
+Values that a system does not have (pressure on an old kernel, /proc on macOS) are None or absent, never an error.
 """
 
 from __future__ import annotations
@@ -22,11 +22,30 @@ from typing import Any
 from brim.records import dataclass
 
 PROC = Path("/proc")
+_ENDED = (FileNotFoundError, ProcessLookupError)
+
+
+def read_number(path: Path) -> int | None:
+    """Return the number in a file of the kernel; None if the file is missing or contains no number."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def read_counters(path: Path) -> dict[str, int]:
+    """Return the lines "name number" of a file of the kernel; empty if the file is missing."""
+    try:
+        fields = (line.split() for line in path.read_text().splitlines())
+        return {pair[0]: int(pair[1]) for pair in fields if len(pair) == 2 and pair[1].isdigit()}
+    except OSError:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine at one moment. None: this system does not say."""
+    """The memory of the machine. None: this system does not report it."""
 
     total_bytes: int | None = None
     available_bytes: int | None = None
@@ -39,7 +58,7 @@ class Machine:
 
     @property
     def used_bytes(self) -> int:
-        """What cannot be had any more: everything that is not available."""
+        """Return the memory that is not available."""
         if self.total_bytes is None or self.available_bytes is None:
             return 0
         return self.total_bytes - self.available_bytes
@@ -52,7 +71,10 @@ class Machine:
 def machine_now(proc: Path = PROC) -> Machine:
     info = meminfo(proc / "meminfo")
     if not info:
-        return _machine_elsewhere()
+        import psutil
+
+        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+        return Machine(memory.total, memory.available, swap.total, swap.free)
     shmem = info.get("Shmem", 0)
     return Machine(
         total_bytes=info.get("MemTotal"),
@@ -66,47 +88,33 @@ def machine_now(proc: Path = PROC) -> Machine:
     )
 
 
-def _machine_elsewhere() -> Machine:
-    import psutil
-
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    return Machine(memory.total, memory.available, swap.total, swap.free)
-
-
 def meminfo(path: Path = PROC / "meminfo") -> dict[str, int]:
-    """/proc/meminfo in bytes; empty where there is none."""
+    """Return /proc/meminfo in bytes; empty without that file."""
     try:
-        lines = path.read_bytes().splitlines()
+        fields = (line.split() for line in path.read_bytes().splitlines())
+        return {parts[0][:-1].decode(): int(parts[1]) * 1024 for parts in fields if len(parts) > 1}
     except OSError:
         return {}
-    fields = (line.split() for line in lines)
-    return {parts[0][:-1].decode(): int(parts[1]) * 1024 for parts in fields if len(parts) > 1}
 
 
 def pressure(path: Path = PROC / "pressure/memory") -> float | None:
-    """The share of the last 10 s, in percent, in which some task waited for memory."""
+    """Return the percentage of the last 10 s in which some task waited for memory."""
     try:
         text = path.read_text()
     except OSError:
         return None
-    _, found, rest = text.partition("some avg10=")
-    return float(rest.split()[0]) if found else None
+    _, label, values = text.partition("some avg10=")
+    return float(values.split()[0]) if label else None
 
 
 def oom_kills(proc: Path = PROC) -> int | None:
-    """How many processes the kernel has killed for memory since it booted, anywhere on the machine."""
-    try:
-        for line in (proc / "vmstat").read_bytes().splitlines():
-            if line.startswith(b"oom_kill "):
-                return int(line.split()[1])
-    except OSError:
-        return None
-    return None
+    """Return how many processes of the whole machine the kernel has killed for memory since boot."""
+    return read_counters(proc / "vmstat").get("oom_kill")
 
 
 @functools.cache
 def boot_id(proc: Path = PROC) -> str | None:
-    """Another one after every boot: a log that ends under an old one was cut by a reboot."""
+    """Return the identifier of this boot. A log without an end and with an earlier one was cut by a reboot."""
     try:
         return (proc / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -114,7 +122,7 @@ def boot_id(proc: Path = PROC) -> str | None:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What does not change while a machine is up."""
+    """Return the properties of the machine that do not change while it is up."""
     now = machine_now()
     return {
         "ram_bytes": now.total_bytes,
@@ -132,26 +140,23 @@ def versions() -> dict[str, str]:
 
 
 def blind_spots() -> list[str]:
-    """What cannot be seen on this system, in words for its user; empty on Linux with all it has."""
+    """Return sentences about measurements that this system does not offer; empty on a Linux that has all of them."""
     if sys.platform != "linux":
         return [
-            "this is not Linux: only resident sizes are seen (memory maps count too, pages shared by processes "
-            "count for each), and there is no hard limit"
+            "this is not Linux: only resident sizes are known (memory maps count too, pages shared by processes "
+            "count for each), and no limit can be enforced by the kernel"
         ]
     missing = []
     if pressure() is None:
-        missing.append("no /proc/pressure: how long tasks wait for memory is not seen")
+        missing.append("no /proc/pressure: the time that tasks wait for memory is unknown")
     if oom_kills() is None:
         missing.append("/proc/vmstat has no oom_kill: kills by the kernel are not counted")
     return missing
 
 
-_GONE = (FileNotFoundError, ProcessLookupError)
-
-
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Memory by kind. `total_bytes` is what counts: all but the file pages."""
+    """Memory by kind. `total_bytes` is the unreclaimable memory: all but the file pages."""
 
     anon_bytes: int = 0
     shmem_bytes: int = 0
@@ -173,16 +178,20 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process and what it holds, counted as if it shared nothing."""
+    """A process and its memory, in which shared pages count in full."""
 
     pid: int
     name: str
     usage: Usage
-    most_resident_bytes: int = 0  # file pages included, since it was started (VmHWM)
+    most_resident_bytes: int = 0  # since it was started, file pages included (VmHWM)
+
+
+def largest_first(processes: Iterable[Process]) -> list[Process]:
+    return sorted(processes, key=lambda process: -process.usage.total_bytes)
 
 
 def tree_bytes(pid: int | None = None) -> int:
-    """Unreclaimable bytes of a process and everything it started."""
+    """Return the unreclaimable memory of a process (default: this one) and its descendants."""
     pid = os.getpid() if pid is None else pid
     if sys.platform != "linux":
         return sum(process.usage.total_bytes for process in resident_tree([pid]))
@@ -190,35 +199,31 @@ def tree_bytes(pid: int | None = None) -> int:
 
 
 def process_bytes(pid: int) -> int:
-    """Unreclaimable bytes of one process; 0 if it is gone."""
+    """Return the unreclaimable memory of a process; 0 if it has ended."""
     process = read_process(pid)
     return process.usage.total_bytes if process else 0
 
 
 def read_process(pid: int) -> Process | None:
-    """A process from its /proc/PID/status; None if it has ended, be it reaped or not."""
+    """Read a process from /proc/PID/status; None if it has ended, is a zombie or a kernel thread."""
     text = _read(f"/proc/{pid}/status")
     if b"RssAnon:" not in text:
-        return None  # gone, a zombie or a kernel thread: no memory of its own
-    usage = Usage(
-        _kilobytes(text, b"\nRssAnon:"),
-        _kilobytes(text, b"\nRssShmem:"),
-        _kilobytes(text, b"\nVmSwap:"),
-        _kilobytes(text, b"\nRssFile:"),
-    )
+        return None
+    labels = (b"\nRssAnon:", b"\nRssShmem:", b"\nVmSwap:", b"\nRssFile:")
     name = text[len(b"Name:") : text.index(b"\n")].strip().decode(errors="replace")
-    return Process(pid, name, usage, _kilobytes(text, b"\nVmHWM:"))
+    return Process(pid, name, Usage(*(_kilobytes(text, label) for label in labels)), _kilobytes(text, b"\nVmHWM:"))
 
 
 def proportional_usage(pid: int) -> Usage | None:
-    """A process with every shared page divided by those who share it; None if this user may not look.
+    """Read the memory of a process, with every shared page divided by the number of its users.
 
-    Reading takes milliseconds for every gigabyte, and page faults of the process wait meanwhile.
+    Reading takes milliseconds per gigabyte, and page faults of the process wait during that time. None if this user
+    may not read it.
     """
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             text = file.read()
-    except _GONE:
+    except _ENDED:
         return Usage()
     except OSError:
         return None
@@ -226,46 +231,66 @@ def proportional_usage(pid: int) -> Usage | None:
     if b"\nPss_Anon:" in text:
         anon, shmem = _kilobytes(text, b"\nPss_Anon:"), _kilobytes(text, b"\nPss_Shmem:")
         return Usage(anon, shmem, swap, max(pss - anon - shmem, 0))
-    # Kernels before 5.4 do not split it: what is not anonymous may be a file, so this may be too much.
+    # Kernels before 5.4 do not split the sum, which may contain file pages: this is an upper bound.
     return Usage(min(_kilobytes(text, b"\nAnonymous:"), pss), 0, swap, 0) if pss else None
 
 
 def tree(roots: Iterable[int]) -> list[int]:
-    """The roots and all their descendants."""
+    """Return the roots and all their descendants."""
     members = list(dict.fromkeys(roots))
-    seen = set(members)
-    for member in members:  # grows while it is walked
+    known = set(members)
+    for member in members:  # grows while it is iterated
         try:
             for thread in os.listdir(f"/proc/{member}/task"):
-                for child in map(int, _read_pages(f"/proc/{member}/task/{thread}/children").split()):
-                    if child not in seen:
-                        seen.add(child)
+                # Not one os.read: the kernel returns the list of children one page at a time.
+                with open(f"/proc/{member}/task/{thread}/children", "rb", buffering=0) as file:
+                    children = file.read()
+                for child in map(int, children.split()):
+                    if child not in known:
+                        known.add(child)
                         members.append(child)
         except OSError:
             continue
     return members
 
 
+def all_pids() -> list[int]:
+    """Return every process of the machine that this user can list."""
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
 def started(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot: with its number, a name that is never used again."""
+    """Return when a process started, in clock ticks since boot; None if it has ended.
+
+    Together with the process number it identifies a process for good.
+    """
     fields = _stat_fields(pid)
     return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
 
 
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 if the process has ended."""
+    fields = _stat_fields(pid)
+    return int(fields[1]) if fields else 0
+
+
 def minor_faults(pid: int) -> int:
-    """How often a process got a page without reading a disk; copies of shared pages are among them."""
+    """Return how often a process got a page without reading a disk; copies of shared pages are among them."""
     fields = _stat_fields(pid)
     return int(fields[7]) if fields else 0
 
 
 def _stat_fields(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat behind the name, which may hold blanks and parentheses."""
-    _, _, rest = _read(f"/proc/{pid}/stat").rpartition(b")")
-    return rest.split()
+    """Return the fields of /proc/PID/stat after the name, which may contain blanks and parentheses."""
+    _, _, fields = _read(f"/proc/{pid}/stat").rpartition(b")")
+    return fields.split()
 
 
 def _read(path: str) -> bytes:
-    """A whole small file below /proc; empty if its process is gone or not ours to look at."""
+    """Read a small file below /proc with few system calls; empty if its process has ended or is not readable."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -278,27 +303,16 @@ def _read(path: str) -> bytes:
         os.close(descriptor)
 
 
-def _read_pages(path: str) -> bytes:
-    """Read a file below /proc that the kernel returns a page at a time, such as the list of a thread's children."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return b"".join(iter(lambda: file.read(1 << 16), b""))
-    except OSError:
-        return b""
-
-
 def _kilobytes(text: bytes, label: bytes) -> int:
-    at = text.find(label)
-    if at < 0:
-        return 0
-    return int(text[at + len(label) : text.index(b"kB", at)]) * 1024
+    start = text.find(label)
+    return 0 if start < 0 else int(text[start + len(label) : text.index(b"kB", start)]) * 1024
 
 
 def resident_tree(roots: Iterable[int]) -> list[Process]:
-    """Where there is no /proc: resident sizes, memory maps and shared pages included."""
+    """Return a process tree without /proc, with resident sizes that include memory maps and shared pages."""
     import psutil
 
-    found: dict[int, Process] = {}
+    processes: dict[int, Process] = {}
     for root in roots:
         try:
             process = psutil.Process(root)
@@ -307,7 +321,7 @@ def resident_tree(roots: Iterable[int]) -> list[Process]:
             continue
         for member in members:
             try:
-                found[member.pid] = Process(member.pid, member.name(), Usage(anon_bytes=member.memory_info().rss))
+                processes[member.pid] = Process(member.pid, member.name(), Usage(anon_bytes=member.memory_info().rss))
             except psutil.Error:
                 continue
-    return list(found.values())
+    return list(processes.values())

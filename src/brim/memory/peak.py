@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from types import TracebackType
 
 from brim.memory.meter import process_bytes
 
@@ -12,7 +11,7 @@ _INTERVAL_S = 0.02
 
 
 class PeakSampler:
-    """Measures from its start to its end. `peak_bytes` is the most that was seen."""
+    """Measures within a `with` block. `peak_bytes` is the highest sample."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
@@ -20,18 +19,15 @@ class PeakSampler:
         self._thread = threading.Thread(target=self._sample, name="peak", daemon=True)
 
     def _sample(self) -> None:
-        pid = os.getpid()
-        while True:
+        pid, has_ended = os.getpid(), False
+        while not has_ended:
             self.peak_bytes = max(self.peak_bytes, process_bytes(pid))
-            if self._ended.wait(_INTERVAL_S):
-                return
+            has_ended = self._ended.wait(_INTERVAL_S)
 
     def __enter__(self) -> PeakSampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()

@@ -1,15 +1,15 @@
-"""Predict from readings when memory reaches a target, without knowing the process.
+"""Predict from readings when memory will reach a target. Nothing is known about the process.
 
-The history is the highest and lowest reading of each short bin of time. Three kinds of growth are recognized:
+The history consists of the highest and lowest reading of each short bin of time. Three kinds of growth are recognized:
 
-- `predict_growth`: slow growth, smooth or hidden under a sawtooth. It compares windows of several lengths. A length is
+- `predict_growth`: slow growth, smooth or hidden by a sawtooth. It compares windows of several lengths. A length is
   usable if both the peaks and the floors of its windows only rise: the peaks give the time of arrival, the floors show
   that bursts are not merely getting taller. A single jump is not growth, and growth that slows down is extrapolated
   at its latest rate.
-- `predict_rush`: a climb within the last seconds, which ends before slow growth could be seen.
+- `predict_rush`: a climb within the last seconds, which ends before slow growth can be recognized.
 - `predict_staircase`: steps of similar size at regular intervals, as a training loop leaks.
 
-Window lengths are fractions of the lead time, so that a short lead looks at a short history.
+Window lengths are fractions of the lead time, so that a short lead uses a short history.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WINDOWS = 5
 _MAX_BINS = 1500
 _TOLERANCE, _TOLERATED_SHARE = 0.003, 0.2  # by how much a peak or floor may fall: share of the limit, of the mean rise
 _NOTABLE = 0.02  # growth below this share of the limit is noise
-_FLOORS_FOLLOW = 0.4  # of what the peaks rise, the floors rise at least so much
+_FLOORS_FOLLOW = 0.4  # of the rise of the peaks, the floors rise by at least this share
 _RISING_WINDOWS = 3
 _GAP_BINS = 60  # after a longer silence (a suspended machine) the history is dropped
 _RUSH_WINDOWS = 4
@@ -49,10 +49,10 @@ def median(values: Iterable[float]) -> float:
 def theil_sen_slope(points: Sequence[Point]) -> float:
     """Return the median slope between all pairs of points, in bytes per second; 0 without a pair."""
     slopes = [
-        (later[1] - earlier[1]) / (later[0] - earlier[0])
-        for number, earlier in enumerate(points)
-        for later in points[number + 1 :]
-        if later[0] > earlier[0]
+        (second[1] - first[1]) / (second[0] - first[0])
+        for number, first in enumerate(points)
+        for second in points[number + 1 :]
+        if second[0] > first[0]
     ]
     return median(slopes) if slopes else 0.0
 
@@ -69,7 +69,7 @@ class Prediction:
 
 @dataclass(slots=True)
 class MemoryHistory:
-    """The highest and lowest reading of each bin of `bin_s`; a bin without a reading repeats the one before."""
+    """The highest and lowest reading of each bin of `bin_s`; a bin without a reading repeats the previous one."""
 
     bin_s: float
     peaks: list[float] = field(default_factory=list)
@@ -78,19 +78,19 @@ class MemoryHistory:
     _last_used: float = 0.0
 
     def add(self, now: float, used: float) -> bool:
-        """Add a reading. Return whether it begins a new bin."""
+        """Add a reading. Return whether it starts a new bin."""
         number = int(now // self.bin_s)
-        ahead = number - (self._first_bin + len(self.peaks) - 1) if self.peaks else 0
+        new_bins = number - (self._first_bin + len(self.peaks) - 1) if self.peaks else 0
         last_used, self._last_used = self._last_used, used
-        if not self.peaks or ahead > _GAP_BINS or ahead < 0:
+        if not self.peaks or new_bins > _GAP_BINS or new_bins < 0:
             self.peaks, self.floors, self._first_bin = [used], [used], number
             return True
-        if ahead == 0:
+        if new_bins == 0:
             self.peaks[-1] = max(self.peaks[-1], used)
             self.floors[-1] = min(self.floors[-1], used)
             return False
-        self.peaks += [last_used] * (ahead - 1) + [used]
-        self.floors += [last_used] * (ahead - 1) + [used]
+        self.peaks += [last_used] * (new_bins - 1) + [used]
+        self.floors += [last_used] * (new_bins - 1) + [used]
         surplus = len(self.peaks) - _MAX_BINS
         if surplus > 0:
             del self.peaks[:surplus], self.floors[:surplus]
@@ -98,36 +98,36 @@ class MemoryHistory:
         return True
 
     def seconds_above(self, level: float) -> float:
-        """Return how long ago a reading was last below this level; the whole history if none was."""
-        for back, floor in enumerate(reversed(self.floors)):
+        """Return how long ago a reading was below this level; the length of the history if none was."""
+        for age, floor in enumerate(reversed(self.floors)):
             if floor < level:
-                return back * self.bin_s
+                return age * self.bin_s
         return len(self.floors) * self.bin_s
 
     def windows(self, length: int) -> tuple[list[Point], list[Point]] | None:
         """Return peaks and floors, with their times, of the last windows of `length` bins; None if history is short."""
-        begin = len(self.peaks) - _WINDOWS * length
-        if begin < 0:
+        first = len(self.peaks) - _WINDOWS * length
+        if first < 0:
             return None
         high, low = [], []
-        for start in range(begin, len(self.peaks), length):
+        for start in range(first, len(self.peaks), length):
             peaks, floors = self.peaks[start : start + length], self.floors[start : start + length]
             highest, lowest = max(peaks), min(floors)
-            # The latest of equal peaks: a plateau lasts until then.
+            # The last of equal peaks: a plateau lasts until then.
             high.append(((start + length - 1 - peaks[::-1].index(highest)) * self.bin_s, highest))
             low.append(((start + floors.index(lowest)) * self.bin_s, lowest))
         return high, low
 
     def has_stalled(self, length: int, notable: float) -> bool:
         """Check whether the present plateau is longer than every earlier one in the last windows of `length` bins."""
-        longest = since = 0
+        longest = plateau = 0
         highest = -math.inf
         for peak in self.peaks[-_WINDOWS * length :]:
             if peak > highest + notable:
-                longest, since, highest = max(longest, since), 0, peak
+                longest, plateau, highest = max(longest, plateau), 0, peak
             else:
-                since += 1
-        return since > _STANDSTILL * longest + 2
+                plateau += 1
+        return plateau > _STANDSTILL * longest + 2
 
 
 def predict_growth(history: MemoryHistory, target: float, limit: float, lead_s: float) -> list[Prediction]:
@@ -139,8 +139,8 @@ def predict_growth(history: MemoryHistory, target: float, limit: float, lead_s: 
         if windows is None:
             break
         high, low = windows
-        begin = len(history.peaks) - _WINDOWS * length
-        earlier_peak = max(history.peaks[max(begin - _REMEMBERED_BINS, 0) : begin], default=0.0)
+        first = len(history.peaks) - _WINDOWS * length
+        earlier_peak = max(history.peaks[max(first - _REMEMBERED_BINS, 0) : first], default=0.0)
         if max(high[-1][1], high[-2][1]) < earlier_peak + _TOLERANCE * limit:
             continue  # it has been this high before, and came down again
         if not _is_growth(high, low, limit) or history.has_stalled(length, _TOLERANCE * limit):
@@ -159,9 +159,9 @@ def _is_growth(high: list[Point], low: list[Point], limit: float) -> bool:
     if rise < _NOTABLE * limit or low[-1][1] - low[0][1] < _FLOORS_FOLLOW * rise:
         return False
     slack = _TOLERANCE * limit + _TOLERATED_SHARE * rise / (_WINDOWS - 1)
-    if any(later[1] < earlier[1] - slack for points in (high, low) for earlier, later in pairwise(points)):
+    if any(second[1] < first[1] - slack for points in (high, low) for first, second in pairwise(points)):
         return False
-    steps = [later[1] - earlier[1] for earlier, later in pairwise(high)]
+    steps = [second[1] - first[1] for first, second in pairwise(high)]
     return steps[-1] > 0 and sum(step > rise / (3 * len(steps)) for step in steps) >= _RISING_WINDOWS
 
 
@@ -192,7 +192,7 @@ def predict_rush(history: MemoryHistory, target: float, lengths: Sequence[int] =
         if len(recent) < (_RUSH_WINDOWS + 1) * length:
             return None
         peaks = [max(recent[start : start + length]) for start in range(0, len(recent), length)]
-        steps = [later - earlier for earlier, later in pairwise(peaks)]
+        steps = [second - first for first, second in pairwise(peaks)]
         mean = (peaks[-1] - peaks[0]) / len(steps)
         if mean > 0 and min(steps) >= mean / 4:
             rate = mean / (length * history.bin_s)
@@ -207,7 +207,7 @@ def predict_staircase(history: MemoryHistory, target: float, limit: float) -> Pr
     are enough for small steps at a high level, which no model of up to eight shards makes.
     """
     peaks = history.peaks[-_STAIRCASE_BINS:]
-    rises = [later - earlier for earlier, later in pairwise(peaks)]
+    rises = [second - first for first, second in pairwise(peaks)]
     steps: list[tuple[int, float]] = []  # the last bin of each step, and its size; a step may span two bins
     for number, rise in enumerate(rises):
         if rise > _TOLERANCE * limit:
@@ -215,17 +215,17 @@ def predict_staircase(history: MemoryHistory, target: float, limit: float) -> Pr
                 steps[-1] = number, steps[-1][1] + rise
             else:
                 steps.append((number, rise))
-    small = all(size < _SMALL_STEP * limit for _, size in steps[-_FEW_STEPS:])
-    high = peaks[-1] >= _HIGH_LEVEL * limit
-    wanted = _FEW_STEPS if small and high and len(steps) < _MANY_STEPS else _MANY_STEPS
-    if len(steps) < wanted:
+    is_small = all(size < _SMALL_STEP * limit for _, size in steps[-_FEW_STEPS:])
+    is_high = peaks[-1] >= _HIGH_LEVEL * limit
+    needed = _FEW_STEPS if is_small and is_high and len(steps) < _MANY_STEPS else _MANY_STEPS
+    if len(steps) < needed:
         return None
-    steps = steps[-wanted:]
-    intervals = [later[0] - earlier[0] for earlier, later in pairwise(steps)]
+    steps = steps[-needed:]
+    intervals = [second[0] - first[0] for first, second in pairwise(steps)]
     sizes = [size for _, size in steps]
     interval, since = median(intervals), len(rises) - 1 - steps[-1][0]
     fallen = -sum(rise for rise in rises[steps[0][0] :] if rise < 0)
-    ratios = [later / earlier for earlier, later in pairwise(sizes)]
+    ratios = [second / first for first, second in pairwise(sizes)]
     if interval < 2 or max(intervals) > 2 * interval + 1 or since > 1.5 * interval + 1:
         return None
     if max(ratios) > 3 or min(ratios) < 1 / 3 or fallen > sum(sizes) / 10:

@@ -1,14 +1,16 @@
-"""Give back what can be given back: garbage, the C library's free lists, Arrow's pool, CUDA's cache.
+"""Return unused memory to the system: Python's garbage, free lists of the C library, Arrow's pool, CUDA's cache.
 
-Only libraries that are already loaded are asked. What is still referenced stays: this frees nothing in use.
+Only libraries that are already loaded are called. Memory that is still referenced is not freed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from brim.memory.meter import process_bytes
@@ -16,13 +18,13 @@ from brim.records import dataclass
 from brim.sizes import format_size
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_LEFT = 8  # blocks at the end of the heap that stay when they are freed
+_KEPT_BLOCKS = 8  # free blocks at the end of the heap that are not returned
 _LARGE_BYTES = 1 << 16
 
 
 @cache
 def _libc() -> Any:
-    """None where the C library is another one."""
+    """Return glibc; None with another C library."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         return libc if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt") else None
@@ -31,17 +33,17 @@ def _libc() -> Any:
 
 
 def keep_heap_small(*, large_bytes: int | None = _LARGE_BYTES) -> None:
-    """From now on, threads share one heap, and blocks of `large_bytes` go back to the system when they are freed.
+    """Let all later threads share one heap, and return blocks of `large_bytes` to the system when they are freed.
 
-    That costs system calls, and the next block is cleared anew: whoever takes and frees blocks of one size all the time
-    gives a larger one, and whoever frees much together None, and gives it back by `give_back_heap`. A thread that has
-    a heap of its own by then keeps it.
+    This costs system calls, and the next block is cleared again. A caller that allocates and frees blocks of one size
+    all the time passes a larger size. A caller that frees much at once passes None and calls `give_back_heap`. A thread
+    that already has its own heap keeps it.
     """
     if _libc() is not None:
         _libc().mallopt(_M_ARENA_MAX, 1)
         if large_bytes is not None:
             _libc().mallopt(_M_MMAP_THRESHOLD, large_bytes)
-            _libc().mallopt(_M_TRIM_THRESHOLD, _LEFT * large_bytes)
+            _libc().mallopt(_M_TRIM_THRESHOLD, _KEPT_BLOCKS * large_bytes)
 
 
 def give_back_heap() -> None:
@@ -52,7 +54,7 @@ def give_back_heap() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Bytes given back to the system by each step, as measured; `cuda_bytes` lie on the GPU."""
+    """Measured bytes that each step returned to the system; `cuda_bytes` are on the GPU."""
 
     gc_bytes: int
     arrow_bytes: int
@@ -61,7 +63,7 @@ class Released:
 
     @property
     def total_bytes(self) -> int:
-        """What this process holds less, not counting the GPU."""
+        """Return by how much the memory of this process decreased, without the GPU."""
         return self.gc_bytes + self.arrow_bytes + self.malloc_bytes
 
     def __str__(self) -> str:
@@ -71,8 +73,8 @@ class Released:
             ("malloc_trim", self.malloc_bytes),
             ("CUDA's cache", self.cuda_bytes),
         ]
-        given = ", ".join(f"{name} {format_size(size)}" for name, size in steps if size)
-        return f"released {format_size(self.total_bytes)}" + (f" ({given})" if given else "")
+        texts = ", ".join(f"{name} {format_size(size)}" for name, size in steps if size)
+        return f"released {format_size(self.total_bytes)}" + (f" ({texts})" if texts else "")
 
 
 def release() -> Released:
@@ -88,35 +90,24 @@ def release() -> Released:
         >>> brim.release().total_bytes >= 0
         True
     """
-    before = _held()
+
+    def used() -> int:
+        return process_bytes(os.getpid()) if sys.platform == "linux" else 0
+
+    sizes = [used()]
     gc.collect()
-    collected = _held()
-    _release_arrow()
-    without_arrow = _held()
-    give_back_heap()
-    trimmed = _held()
-    return Released(
-        max(before - collected, 0), max(collected - without_arrow, 0), max(without_arrow - trimmed, 0), _empty_cuda()
-    )
-
-
-def _held() -> int:
-    import os
-
-    return process_bytes(os.getpid()) if sys.platform == "linux" else 0
-
-
-def _release_arrow() -> None:
+    sizes.append(used())
     arrow = sys.modules.get("pyarrow")
     if arrow is not None and hasattr(arrow, "default_memory_pool"):
         arrow.default_memory_pool().release_unused()
-
-
-def _empty_cuda() -> int:
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_available() or not cuda.is_initialized():
-        return 0
-    before = int(cuda.memory_reserved())
-    cuda.empty_cache()
-    return max(before - int(cuda.memory_reserved()), 0)
+    sizes.append(used())
+    give_back_heap()
+    sizes.append(used())
+    cuda_bytes = 0
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_available() and cuda.is_initialized():
+        before = int(cuda.memory_reserved())
+        cuda.empty_cache()
+        cuda_bytes = max(before - int(cuda.memory_reserved()), 0)
+    gc_bytes, arrow_bytes, malloc_bytes = (max(before - after, 0) for before, after in pairwise(sizes))
+    return Released(gc_bytes, arrow_bytes, malloc_bytes, cuda_bytes)

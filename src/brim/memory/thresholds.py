@@ -5,7 +5,7 @@ processes or clocks: `Guard.observe(now, used)` gets both and returns the alarms
 on them. `brim run`, `brim watch` and the workers of map and tokenize use the same guard.
 
 The constants are a compromise between stop requests that come in time and false alarms. `make bench-stop` measures
-both for each shape of growth; docs/run.md has the results.
+both for each shape of growth; docs/how-to/run-under-a-limit.md has the results.
 """
 
 from __future__ import annotations
@@ -81,12 +81,8 @@ def standard_thresholds(
     alert: Level | None, stop: Level | None, kill: Level | None, alert_after_s: float = 10.0, stop_after_s: float = 3.0
 ) -> list[Threshold]:
     """Return the thresholds to warn, stop and kill, without those whose level is None. Stop and kill do not repeat."""
-    wanted = (
-        ("alert", alert, alert_after_s, _REPEAT_S),
-        ("stop", stop, stop_after_s, None),
-        ("kill", kill, 0.0, None),
-    )
-    return [Threshold(kind, level, after, repeat) for kind, level, after, repeat in wanted if level is not None]
+    rows = (("alert", alert, alert_after_s, _REPEAT_S), ("stop", stop, stop_after_s, None), ("kill", kill, 0.0, None))
+    return [Threshold(kind, level, after, repeat) for kind, level, after, repeat in rows if level is not None]
 
 
 def check_order(thresholds: Iterable[Threshold], limit_bytes: int) -> None:
@@ -158,7 +154,7 @@ class Guard:
 
     def level_bytes(self, kind: str) -> int | None:
         """Return the level of the threshold of this kind; None without such a threshold."""
-        levels = (one.level.in_bytes(self.limit_bytes) for one in self.thresholds if one.kind == kind)
+        levels = (each.level.in_bytes(self.limit_bytes) for each in self.thresholds if each.kind == kind)
         return min(levels, default=None)
 
     @property
@@ -169,32 +165,34 @@ class Guard:
 
     def lowest_bytes(self) -> int:
         """Return the lowest threshold. Below it no exact reading is needed."""
-        return min((one.level.in_bytes(self.limit_bytes) for one in self.thresholds), default=self.limit_bytes)
+        return min((each.level.in_bytes(self.limit_bytes) for each in self.thresholds), default=self.limit_bytes)
 
     def observe(self, now: float, used_bytes: int) -> list[Alarm]:
         """Return the alarms that this reading raises, the gravest first."""
         passed_s = 0.0 if self._last is None else now - self._last
         self._last = now
-        if self.horizon_s or self.lead_s:
-            self._fast.add(now, used_bytes)
+        stop_bytes, state = self.level_bytes("stop"), self._states.setdefault("stop", _State())
+        is_due = False  # within a bin only a higher reading can be the reason for a stop
+        if self.horizon_s or (self.lead_s and stop_bytes is not None):
+            peak = self._fast.peaks[-1] if self._fast.peaks else 0
+            is_due = self._fast.add(now, used_bytes) or used_bytes > peak
             if self._history.add(now, used_bytes):
                 lead_s = self.lead_s or DEFAULT_LEAD_S
                 self._predictions = predict_growth(self._history, self.end_bytes, self.limit_bytes, lead_s)
                 self._predicted = now
-        alarms = [alarm for one in self.thresholds if (alarm := self._cross(one, now, used_bytes, passed_s))]
-        stop_bytes, state = self.level_bytes("stop"), self._states.setdefault("stop", _State())
-        if stop_bytes is not None and self.lead_s and state.raised is None:
+        alarms = [alarm for each in self.thresholds if (alarm := self._cross(each, now, used_bytes, passed_s))]
+        if is_due and stop_bytes is not None and self.lead_s and state.raised is None:
             reason = self._stop_reason(now, used_bytes, stop_bytes)
             if reason is not None:
                 state.raised = now
                 alarms.append(self._alarm("stop", used_bytes, self.end_bytes, reason))
         alarms.sort(key=lambda alarm: -alarm.level_bytes)
         # Exhaustion is announced long before it happens, and only if two leads of history or more show it.
-        lasting = [one for one in self._predictions if one.seen_s >= 2 * (self.lead_s or DEFAULT_LEAD_S)]
-        quiet = self._announced is None or now - self._announced >= _REPEAT_S
-        if quiet and len(self._predictions) >= _AGREEING and lasting and 0 < lasting[0].left_s <= self.horizon_s:
+        long = [each for each in self._predictions if each.seen_s >= 2 * (self.lead_s or DEFAULT_LEAD_S)]
+        may_announce = self._announced is None or now - self._announced >= _REPEAT_S
+        if may_announce and len(self._predictions) >= _AGREEING and long and 0 < long[0].left_s <= self.horizon_s:
             self._announced = now
-            alarms.append(self._alarm("exhaustion", used_bytes, self.end_bytes, lasting[0]))
+            alarms.append(self._alarm("exhaustion", used_bytes, self.end_bytes, long[0]))
         return alarms
 
     def prediction(self, now: float) -> Prediction | None:
@@ -232,29 +230,27 @@ class Guard:
 
     def _stop_reason(self, now: float, used_bytes: int, stop_bytes: int) -> Prediction | None:
         """Return the prediction because of which the stop must be requested now, if there is one."""
-        end, begin = self.end_bytes, _PREDICT_FROM * self.limit_bytes
-        if used_bytes >= stop_bytes:
-            rush = predict_rush(self._fast, end)
-            if rush is not None and rush.left_s < self.lead_s:
-                return rush
-        elif used_bytes >= stop_bytes - _RUSH_MARGIN * self.limit_bytes:
-            rush = predict_rush(self._fast, end, RUSH_LENGTHS[:1])
-            if rush is not None and rush.left_s < min(_RUSH_LEFT_S, self.lead_s):
-                return rush
-        if used_bytes >= begin:
+        end, start = self.end_bytes, _PREDICT_FROM * self.limit_bytes
+        if used_bytes >= stop_bytes - _RUSH_MARGIN * self.limit_bytes:
+            is_above = used_bytes >= stop_bytes
+            climb = predict_rush(self._fast, end, RUSH_LENGTHS if is_above else RUSH_LENGTHS[:1])
+            if climb is not None and climb.left_s < (self.lead_s if is_above else min(_RUSH_LEFT_S, self.lead_s)):
+                return climb
+        if used_bytes >= start:
             stairs = predict_staircase(self._fast, end, self.limit_bytes)
             if stairs is not None and stairs.left_s <= max(stairs.step_s, _STAIRCASE_LEFT_S):
                 return stairs  # the next step does not fit, or is about to be the last
-        if max(self._history.peaks[-_RECENT_BINS:]) < begin:
+        if max(self._history.peaks[-_RECENT_BINS:]) < start:
             return None
-        aged_s, climbed_s = now - self._predicted, self._history.seconds_above(begin)
-        agreeing = []
-        for one in self._predictions:
-            left_s = one.left_s - aged_s
-            if left_s > _LEAD_MARGIN * self.lead_s + self._history.bin_s:
-                continue
-            slow = one.bytes_per_s * _SLOW_CLIMB_LEADS * self.lead_s <= end - begin
-            if slow or climbed_s + left_s >= _SLOW_CLIMB_LEADS * self.lead_s:
-                agreeing.append(Prediction(max(left_s, 0.0), one.bytes_per_s, one.seen_s))
-        lasting = agreeing and agreeing[-1].seen_s >= _SEEN_LEADS * self.lead_s
-        return agreeing[0] if lasting and len(agreeing) >= _AGREEING else None
+        aged_s, soon_s = now - self._predicted, _LEAD_MARGIN * self.lead_s + self._history.bin_s
+        soon = [
+            Prediction(max(each.left_s - aged_s, 0.0), each.bytes_per_s, each.seen_s)
+            for each in self._predictions
+            if each.left_s - aged_s <= soon_s
+        ]
+        if len(soon) < _AGREEING:
+            return None
+        slow_s, climbed_s = _SLOW_CLIMB_LEADS * self.lead_s, self._history.seconds_above(start)
+        agreeing = [p for p in soon if p.bytes_per_s * slow_s <= end - start or climbed_s + p.left_s >= slow_s]
+        has_lasted = agreeing and agreeing[-1].seen_s >= _SEEN_LEADS * self.lead_s
+        return agreeing[0] if has_lasted and len(agreeing) >= _AGREEING else None

@@ -5,9 +5,10 @@ from dataclasses import field
 from typing import Annotated, Any
 
 from brim.options.build_options import ReadFilesOptions
-from brim.options.declare import Kind, Option, Path
+from brim.options.declare import Argument, Common, Kind, Option, Path, PythonOnly, check_type
 from brim.options.groups import (
     DATASET,
+    OPENED,
     SOURCE,
     CheckFileOptions,
     FilterOptions,
@@ -24,15 +25,15 @@ from brim.records import dataclass
 class VerifyOptions(FromOptions, StateOptions, StorageOptions, ProgressOptions):
     """The options of `brim.verify`."""
 
-    destination: Annotated[Path, Option(DATASET, "DATASET", argument=True)] = field(kw_only=False)
-    source: Annotated[Any, Option("What the dataset was built from, to compare it with.", "SOURCE", argument=True)] = (
-        field(default=None, kw_only=False)
+    destination: Annotated[Path, Argument(DATASET, "DATASET")] = field(kw_only=False)
+    source: Annotated[Any, Argument("The source of the build, to compare it with.", "SOURCE", python=OPENED)] = field(
+        default=None, kw_only=False
     )
-    deep: Annotated[bool, Option("Read every byte back, also from the Hub or an object store.", common=True)] = False
-    repair: Annotated[bool, Option("Write damaged shards of a local dataset again from SOURCE.", common=True)] = False
+    deep: Annotated[bool, Common("Read every byte back, also from the Hub or an object store.")] = False
+    repair: Annotated[bool, Common("Write damaged shards of a local dataset again from SOURCE.")] = False
     root: Annotated[
         Path | None,
-        Option("Folder where relative paths of a table start.", "DIR", default="the folder of the table", common=True),
+        Common("Folder where relative paths of a table start.", "DIR", default="the folder of the table"),
     ] = None
 
 
@@ -40,15 +41,13 @@ class VerifyOptions(FromOptions, StateOptions, StorageOptions, ProgressOptions):
 class UnpackOptions(FilterOptions, FromOptions, StateOptions, ReadStorageOptions, ProgressOptions):
     """The options of `brim.unpack`."""
 
-    destination: Annotated[Any, Option(DATASET, "DATASET", argument=True)] = field(kw_only=False)
-    out: Annotated[Path, Option("Folder that the files are written to.", "FOLDER", argument=True)] = field(
-        kw_only=False
-    )
+    destination: Annotated[Any, Argument(DATASET, "DATASET", python="Or a selection.")] = field(kw_only=False)
+    out: Annotated[Path, Argument("Folder to write the files to.", "FOLDER")] = field(kw_only=False)
 
 
 def _bytes_or_none(value: Any) -> Any:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise TypeError(value)
+    if value is not None and check_type(value, int) < 1:
+        raise ValueError(value)
     return value
 
 
@@ -56,19 +55,16 @@ def _bytes_or_none(value: Any) -> Any:
 class CheckOptions(ReadFilesOptions, CheckFileOptions, FilterOptions, StateOptions, StorageOptions, ProgressOptions):
     """The options of `brim.check`."""
 
-    source: Annotated[Any, Option(SOURCE, "SOURCE|DATASET", argument=True)] = field(kw_only=False)
-    sample_size: Annotated[
-        int, Option("Number of files per column whose headers are read.", minimum=0, common=True)
-    ] = 10
+    source: Annotated[Any, Argument(SOURCE, "SOURCE|DATASET", python=OPENED)] = field(kw_only=False)
+    sample_size: Annotated[int, Common("Number of files per column whose headers are read.", minimum=0)] = 10
     everything: Annotated[
-        bool,
-        Option("Read every header, and every gzip stream to its end.", flags=("--all", "--deep"), common=True),
+        bool, Common("Read every header, and every gzip stream to its end.", flags=("--all", "--deep"))
     ] = False
-    deep: Annotated[bool, Option("The same as everything.", cli=False)] = False
+    deep: Annotated[bool, PythonOnly("The same as everything.")] = False
     max_cell_bytes: Annotated[
         int | None,
         Kind("a number of bytes, or None", _bytes_or_none),
-        Option("Largest file that fits the format; None if it has no limit.", cli=False),
+        PythonOnly("Largest file that fits the format; None if it has no limit."),
     ] = 2_147_483_630  # MAX_CELL_BYTES of formats/parquet_writer.py, which needs numpy
     tolerance: Annotated[
         float | None,
@@ -80,15 +76,13 @@ class CheckOptions(ReadFilesOptions, CheckFileOptions, FilterOptions, StateOptio
             maximum=1,
         ),
     ] = None
-    bids_validator: Annotated[
-        bool, Option("Run the official BIDS validator too (bids-validator-deno).", common=True)
-    ] = False
-    extra: Annotated[Sequence[Any], Option("Checks (`brim.Check`) to add to the report.", cli=False)] = ()
+    bids_validator: Annotated[bool, Common("Run the official BIDS validator too (bids-validator-deno).")] = False
+    extra: Annotated[Sequence[Any], PythonOnly("Checks (`brim.Check`) to add to the report.")] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class InfoOptions(FromOptions, StateOptions, ReadStorageOptions):
     """The options of `brim.info`."""
 
-    dataset: Annotated[Path, Option(DATASET, "DATASET", argument=True)] = field(kw_only=False)
-    head: Annotated[int, Option("Show the first rows too.", minimum=0, common=True)] = 0
+    dataset: Annotated[Path, Argument(DATASET, "DATASET")] = field(kw_only=False)
+    head: Annotated[int, Common("Number of first rows to show.", minimum=0)] = 0

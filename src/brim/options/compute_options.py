@@ -2,7 +2,7 @@
 
 `brim.map` and `brim.filter` take the arguments of `Dataset.map` and `Dataset.filter` by position, in the same order.
 Positional fields are ordered by the base classes from right to left, so these arguments are divided into groups where
-the two functions differ. An argument without a help text has the same meaning as in `datasets`.
+the two functions differ. Arguments that mean the same as in `datasets` are not explained in the docstrings of Python.
 """
 
 import json
@@ -12,38 +12,40 @@ from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from brim.errors import InputError
-from brim.options.declare import Kind, Names, Option, Options, Path, choose_one, parse_pairs
+from brim.options.declare import (
+    PARTS,
+    Argument,
+    Common,
+    Kind,
+    Names,
+    Option,
+    Options,
+    Path,
+    PythonOnly,
+    check_type,
+    choose_one,
+    parse_pairs,
+    text_tuple,
+)
 from brim.options.groups import (
     DESTINATION,
-    PARTS,
     ROWS,
     ComputedJobOptions,
     ProgressOptions,
     ReportOptions,
-    RunOptions,
     parse_shares,
 )
 from brim.records import dataclass
 
 SUFFIX = "_{rank:05d}_of_{num_proc:05d}"
-_CACHE = "Without a destination: folder of the cache."
 _MATCH = "Name by which the rows of an iterator are found in the cache again, together with the code that makes it."
 _ROWS_PER_SHARD = "Number of rows per shard."
-_KEEP = "Column to keep next to the {}. May be repeated."
-AS_IN_DATASETS = Option("", cli=False)
-
-
-def _columns(value: Any) -> tuple[str, ...] | None:
-    names = None if value is None else (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(name, str) for name in names or ()):
-        raise TypeError(value)
-    return names
+_KEEP = "Column to keep next to the {}."
+AS_IN_DATASETS = PythonOnly("")
 
 
 def _mapping(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        raise TypeError(value)
-    return value
+    return check_type(value, Mapping)
 
 
 def _json_pairs(texts: list[str]) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def _json_pairs(texts: list[str]) -> dict[str, Any]:
 
 
 # None is not the same as no columns: without input_columns, the function takes the row.
-Columns = Annotated[str | Sequence[str] | None, Kind("one or more texts", _columns)]
+Columns = Annotated[str | Sequence[str] | None, Kind("one or more texts", text_tuple)]
 
 
 # The arguments of Dataset.map and Dataset.filter.
@@ -68,24 +70,26 @@ Columns = Annotated[str | Sequence[str] | None, Kind("one or more texts", _colum
 class FunctionOptions(Options, panel="Function"):
     """How the function is called."""
 
-    with_indices: Annotated[bool, Option("Pass the row numbers to the function.")] = False
-    with_rank: Annotated[bool, Option("Pass the number of the worker, from 0, to the function.", cli=False)] = False
+    with_indices: Annotated[bool, Option("Pass the row numbers to the function.", python=None)] = False
+    with_rank: Annotated[bool, AS_IN_DATASETS] = False
     input_columns: Annotated[
-        Columns,
-        Option("Pass this column to the function by position. May be repeated.", "COLUMN", from_texts=tuple),
+        Columns, Option("Pass this column to the function by position.", "COLUMN", from_texts=tuple, python=None)
     ] = None
-    batched: Annotated[bool, Option("Call the function with batches of rows.", common=True)] = False
-    batch_size: Annotated[int | None, Option("Number of rows per batch.", "ROWS")] = 1000
+    batched: Annotated[bool, Common("Call the function with batches of rows.", python=None)] = False
+    batch_size: Annotated[int | None, Option("Number of rows per batch.", "ROWS", python=None)] = 1000
+    input: Annotated[
+        Literal["python", "arrow", "numpy"],
+        Option("Type of a row or batch: a dict, a pyarrow.Table (not copied), or a dict of NumPy arrays."),
+    ] = field(default="python", kw_only=True)
 
 
 @dataclass(frozen=True)
 class ColumnOptions(Options, panel="Function"):
-    """What `map` has and `filter` has not, before the cache arguments."""
+    """The arguments of `map` that `filter` does not have, before the cache arguments."""
 
     drop_last_batch: Annotated[bool, AS_IN_DATASETS] = False
     remove_columns: Annotated[
-        Columns,
-        Option("Leave this column out of the output. May be repeated.", "COLUMN", common=True, from_texts=tuple),
+        Columns, Common("Leave this column out of the output.", "COLUMN", from_texts=tuple, python=None)
     ] = None
 
 
@@ -94,16 +98,14 @@ class CacheFileOptions(Options):
     """Where `datasets` keeps results. Only `load_from_cache_file` and `writer_batch_size` have an effect here."""
 
     keep_in_memory: Annotated[bool, AS_IN_DATASETS] = False
-    load_from_cache_file: Annotated[
-        bool | None, Option("False: compute the result again.", default="as `datasets` is configured", cli=False)
-    ] = None
+    load_from_cache_file: Annotated[bool | None, AS_IN_DATASETS] = None
     cache_file_name: Annotated[str | None, AS_IN_DATASETS] = None
-    writer_batch_size: Annotated[int | None, Option("", minimum=0, cli=False)] = 1000
+    writer_batch_size: Annotated[int | None, PythonOnly("", minimum=0)] = 1000
 
 
 @dataclass(frozen=True)
 class FeatureOptions(Options):
-    """What `map` has and `filter` has not, before `fn_kwargs`."""
+    """The arguments of `map` that `filter` does not have, before `fn_kwargs`."""
 
     features: Annotated[Any, AS_IN_DATASETS] = None
     disable_nullable: Annotated[bool, AS_IN_DATASETS] = False
@@ -114,7 +116,7 @@ class CallOptions(Options):
     """The last arguments that `map` and `filter` share."""
 
     fn_kwargs: Annotated[dict[str, Any] | None, Kind("a dict", _mapping), AS_IN_DATASETS] = None
-    num_proc: Annotated[int | None, Option("Another name for workers.", cli=False)] = None
+    num_proc: Annotated[int | None, PythonOnly("The same as workers.")] = None
     suffix_template: Annotated[str, AS_IN_DATASETS] = SUFFIX
     new_fingerprint: Annotated[str | None, AS_IN_DATASETS] = None
     desc: Annotated[str | None, AS_IN_DATASETS] = None
@@ -129,30 +131,13 @@ class TypeOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputKindOptions(Options, panel="Function"):
-    """What a row or batch looks like to the function."""
-
-    input: Annotated[
-        Literal["python", "arrow", "numpy"],
-        Option("Type of a row or batch: a dict, a pyarrow.Table (not copied), or a dict of NumPy arrays."),
-    ] = "python"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilterFunctionOptions(CallOptions, CacheFileOptions, FunctionOptions, InputKindOptions):
+class FilterFunctionOptions(CallOptions, CacheFileOptions, FunctionOptions):
     """The arguments of `Dataset.filter` after the function."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapFunctionOptions(
-    TypeOptions,
-    CallOptions,
-    FeatureOptions,
-    CacheFileOptions,
-    ColumnOptions,
-    FunctionOptions,
-    InputKindOptions,
-    panel="Function",
+    TypeOptions, CallOptions, FeatureOptions, CacheFileOptions, ColumnOptions, FunctionOptions, panel="Function"
 ):
     """The arguments of `Dataset.map` after the function."""
 
@@ -175,17 +160,19 @@ class RowOutputOptions(Options, panel="Output"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheOptions(ReportOptions, ProgressOptions):
-    """What a call from Python has besides."""
+class CacheOptions(ReportOptions, ProgressOptions, panel="Run"):
+    """What a call from Python has in addition."""
 
-    cache_dir: Annotated[Path | None, Option(_CACHE, default="BRIM_CACHE", cli=False)] = None
+    cache_dir: Annotated[
+        Path | None, PythonOnly("Without a destination: folder of the cache.", default="BRIM_CACHE")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedRowsOptions(CacheOptions):
+class NamedRowsOptions(CacheOptions, panel="Source"):
     """How rows that have no name of their own are found in the cache."""
 
-    name: Annotated[str | None, Option(_MATCH, cli=False)] = None
+    name: Annotated[str | None, PythonOnly(_MATCH)] = None
     cache_file_names: Annotated[Mapping[str, str | None] | None, AS_IN_DATASETS] = None
 
 
@@ -193,20 +180,27 @@ class NamedRowsOptions(CacheOptions):
 class RowFunctionOptions(Options, panel="Function"):
     """The first two arguments of `map` and `filter`."""
 
-    dataset: Annotated[Any, Option(ROWS, "SOURCE", argument=True)]
+    dataset: Annotated[
+        Any,
+        Argument(
+            ROWS,
+            "SOURCE",
+            python="Or a Dataset, a DatasetDict, a table of pandas, Polars or Arrow, a list of rows, or a function "
+            "that yields rows.",
+        ),
+    ]
     function: Annotated[
         Callable[..., Any] | str | None,
-        Option(
+        Common(
             "The function, or FILE.py:FUNCTION. Without it, the rows are written as they are.",
             "MODULE:FUNCTION",
             flags=("--fn",),
-            common=True,
         ),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapJobOptions(ComputedJobOptions, RowOutputOptions):
+class MapJobOptions(RowOutputOptions, ComputedJobOptions):
     """What `map` and `filter` share with tokenize and embed, and how rows are written."""
 
 
@@ -214,9 +208,7 @@ class MapJobOptions(ComputedJobOptions, RowOutputOptions):
 class MapOptions(MapFunctionOptions, RowFunctionOptions, MapJobOptions, NamedRowsOptions):
     """The options of `brim.map`, without a destination."""
 
-    with_split: Annotated[bool, Option("Of a DatasetDict: pass the name of the split to the function.", cli=False)] = (
-        False
-    )
+    with_split: Annotated[bool, PythonOnly("For a DatasetDict: pass the name of the split to the function.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +222,7 @@ class MapToCacheOptions(MapOptions):
 class MapToDestinationOptions(MapOptions):
     """The options of `brim.map` with a destination, and of `brim map`."""
 
-    destination: Annotated[Path, Option(DESTINATION, "DEST", argument=True)]
+    destination: Annotated[Path, Argument(DESTINATION, "DEST")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,16 +234,11 @@ class FilterRowsOptions(FilterFunctionOptions, RowFunctionOptions, MapJobOptions
 class TextOptions(Options, panel="Tokens"):
     """How texts become tokens."""
 
-    column: Annotated[str, Option("Column of text.", "NAME", common=True)] = "text"
-    keep_columns: Annotated[Names, Option(_KEEP.format("ids"), "COLUMN", common=True, old=("keep",))] = ()
+    column: Annotated[str, Common("Column of text.", "NAME")] = "text"
+    keep_columns: Annotated[Names, Common(_KEEP.format("ids"), "COLUMN", old="keep")] = ()
     eos: Annotated[
         str | None,
-        Option(
-            "Append this token to every document.",
-            "TOKEN",
-            default="none; with --pack the tokenizer's eos_token",
-            common=True,
-        ),
+        Common("Append this token to every document.", "TOKEN", default="none; with --pack the tokenizer's eos_token"),
     ] = None
     max_length: Annotated[int | None, Option("Truncate documents to N tokens, special tokens included.", minimum=1)] = (
         None
@@ -264,7 +251,7 @@ class TextOptions(Options, panel="Tokens"):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions(Options, panel="Tokens"):
-    """What else decides the tokens of a document."""
+    """Other options that affect the tokens of a document."""
 
     no_eos: Annotated[bool, Option("Pack documents without a token at their end.")] = False
     special_tokens: Annotated[
@@ -280,13 +267,11 @@ class EncoderOptions(Options, panel="Tokens"):
 class TokenFileOptions(Options, panel="Output"):
     """How tokens are packed, ordered and written."""
 
-    pack: Annotated[int | None, Option("Write rows of exactly N tokens, across documents.", minimum=2, common=True)] = (
-        None
-    )
+    pack: Annotated[int | None, Common("Write rows of exactly N tokens, across documents.", minimum=2)] = None
     pack_tail: Annotated[
         Literal["drop", "keep"], Option("What to do with tokens at the end that do not fill a row.")
     ] = "drop"
-    format: Annotated[Literal["parquet", "arrow", "bin"], Option("Output format.", common=True)] = "parquet"
+    format: Annotated[Literal["parquet", "arrow", "bin"], Common("Output format.")] = "parquet"
     dtype: Annotated[
         Literal["auto", "int32", "uint16", "uint32"],
         Option("Type of the ids. auto: int32; for bin the smallest type that fits."),
@@ -320,10 +305,10 @@ class TokenSplitOptions(Options, panel="Output"):
     split: Annotated[str | None, Option("Name of the output split.", "NAME", default="train")] = None
     split_into: Annotated[
         str | Mapping[str, float] | None,
-        Option(
-            "Assign documents to splits at random, such as train=0.9,test=0.1. The seed is that of --shuffle, or 0.",
+        Common(
+            "Assign documents at random to splits, such as train=0.9,test=0.1; the seed is that of --shuffle, or 0.",
             "SHARES",
-            common=True,
+            python="Or a dict of splits and shares.",
         ),
     ] = None
 
@@ -365,8 +350,8 @@ class TokenSplitOptions(Options, panel="Output"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeJobOptions(ComputedJobOptions, TextOptions, EncoderOptions, TokenFileOptions, TokenSplitOptions):
-    """What a plan of tokenize has besides its source, tokenizer and destination."""
+class TokenizeJobOptions(TokenSplitOptions, TokenFileOptions, EncoderOptions, TextOptions, ComputedJobOptions):
+    """What a plan of tokenize has in addition to its source, tokenizer and destination."""
 
     def check_options(self) -> None:
         if self.keep_columns and (self.pack is not None or self.format == "bin"):
@@ -383,12 +368,9 @@ class TokenizeJobOptions(ComputedJobOptions, TextOptions, EncoderOptions, TokenF
 class TokenizerOptions(Options, panel="Tokens"):
     """The positional arguments of tokenize."""
 
-    source: Annotated[Any, Option(ROWS, "SOURCE", argument=True)]
+    source: Annotated[Any, Argument(ROWS, "SOURCE", python="Or a Dataset, a table or a list of rows.")]
     tokenizer: Annotated[
-        Any,
-        Option(
-            "A tokenizer.json; or a folder or a name on the Hub, as AutoTokenizer loads it.", "FILE|NAME", common=True
-        ),
+        Any, Common("A tokenizer.json; or a folder or a name on the Hub, as AutoTokenizer loads it.", "FILE|NAME")
     ]
 
 
@@ -396,7 +378,7 @@ class TokenizerOptions(Options, panel="Tokens"):
 class TokenizeOptions(TokenizeJobOptions, CacheOptions, TokenizerOptions):
     """The options of `brim.tokenize`, without a destination."""
 
-    name: Annotated[str | None, Option(_MATCH, cli=False)] = None
+    name: Annotated[str | None, PythonOnly(_MATCH)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,7 +392,7 @@ class TokenizeToCacheOptions(TokenizeOptions):
 class TokenizeToDestinationOptions(TokenizeOptions):
     """The options of `brim.tokenize` with a destination, and of `brim tokenize`."""
 
-    destination: Annotated[Path, Option(DESTINATION, "DEST", argument=True)]
+    destination: Annotated[Path, Argument(DESTINATION, "DEST")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -422,18 +404,14 @@ class ModelOptions(Options, panel="Model"):
         Literal["auto", "float32", "float16", "bfloat16"], Option("Type of the weights. auto: as they are stored.")
     ] = "auto"
     pooling: Annotated[Literal["mean", "cls", "last"] | None, Option("Pooling of a transformers model of text.")] = None
-    projection: Annotated[bool, Option("CLIP: write the vectors before the projection.")] = True
+    projection: Annotated[bool, Option("Apply the projection of a CLIP model.")] = True
     max_tokens: Annotated[int | None, Option("Truncate texts to N tokens.", minimum=1)] = None
     prompt: Annotated[str | None, Option("Put this before every text.")] = None
     revision: Annotated[str | None, Option("Revision of a model on the Hub.", "REV")] = None
     model_arg: Annotated[
         Mapping[str, Any] | None,
         Kind("names and values", _mapping, "NAME=VALUE"),
-        Option(
-            "Argument for your own factory; the value may be JSON. May be repeated.",
-            from_texts=_json_pairs,
-            old=("argument",),
-        ),
+        Option("Argument for your own factory; the value may be JSON.", from_texts=_json_pairs, old="argument"),
     ] = None
 
     def check_options(self) -> None:
@@ -458,11 +436,11 @@ class ModelOptions(Options, panel="Model"):
 class VectorOptions(Options, panel="Vectors"):
     """The columns to embed, and how the vectors are written."""
 
-    column: Annotated[str | None, Option("Column of texts.", "NAME", common=True)] = None
-    image: Annotated[str | None, Option("Column of images.", "NAME", common=True)] = None
-    keep_columns: Annotated[Names, Option(_KEEP.format("vectors"), "COLUMN", common=True, old=("keep",))] = ()
-    batch_size: Annotated[int, Option("Number of rows per call of the model.", "ROWS", minimum=1, common=True)] = 32
-    normalize: Annotated[bool, Option("Scale every vector to length 1.", common=True)] = False
+    column: Annotated[str | None, Common("Column of texts.", "NAME")] = None
+    image: Annotated[str | None, Common("Column of images.", "NAME")] = None
+    keep_columns: Annotated[Names, Common(_KEEP.format("vectors"), "COLUMN", old="keep")] = ()
+    batch_size: Annotated[int, Common("Number of rows per call of the model.", "ROWS", minimum=1)] = 32
+    normalize: Annotated[bool, Common("Scale every vector to length 1.")] = False
     nan: Annotated[
         Literal["error", "keep"], Option("What to do with vectors that contain NaN: refuse or write them.")
     ] = "error"
@@ -472,7 +450,7 @@ class VectorOptions(Options, panel="Vectors"):
     name: Annotated[
         Mapping[str, str] | None,
         Kind("names and new names", _mapping, "OLD=NEW"),
-        Option("Rename the vectors of a model. May be repeated.", from_texts=parse_pairs),
+        Option("Rename the vectors of a model.", from_texts=parse_pairs),
     ] = None
 
     def check_options(self) -> None:
@@ -481,12 +459,12 @@ class VectorOptions(Options, panel="Vectors"):
                 "There is nothing to embed.", hint="Name a column of texts with --column, or of images with --image."
             )
         if twice := {name for name in self.keep_columns if self.keep_columns.count(name) > 1}:
-            raise InputError(f"--keep-columns names the column {min(twice)!r} twice.")
+            raise InputError(f"--keep-columns names the column {min(twice)!r} twice.", hint="Leave it out once.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedJobOptions(ComputedJobOptions, ModelOptions, VectorOptions, panel="Vectors"):
-    """What a plan of embed has besides its source, model and destination."""
+class EmbedJobOptions(VectorOptions, ModelOptions, ComputedJobOptions, panel="Output"):
+    """What a plan of embed has in addition to its source, model and destination."""
 
     split: Annotated[str, Option("Name of the split that the shards become.", "NAME")] = "train"
 
@@ -495,13 +473,14 @@ class EmbedJobOptions(ComputedJobOptions, ModelOptions, VectorOptions, panel="Ve
 class EmbedOptions(EmbedJobOptions, CacheOptions, panel="Model"):
     """The options of `brim.embed`, without a destination."""
 
-    source: Annotated[Any, Option(f"{ROWS} Or a folder of images.", "SOURCE", argument=True)] = field(kw_only=False)
+    source: Annotated[
+        Any, Argument(f"{ROWS} Or a folder of images.", "SOURCE", python="Or a Dataset, a table or a list of rows.")
+    ] = field(kw_only=False)
     model: Annotated[
         str | os.PathLike[str] | Callable[..., Any],
-        Option(
+        Common(
             "A model of sentence-transformers or transformers, or your own factory (also FILE.py:FACTORY).",
             "NAME|FOLDER|MODULE:FACTORY",
-            common=True,
         ),
     ] = field(kw_only=False)
 
@@ -520,15 +499,7 @@ class EmbedToCacheOptions(EmbedOptions):
 class EmbedToDestinationOptions(EmbedOptions):
     """The options of `brim.embed` with a destination, and of `brim embed`."""
 
-    destination: Annotated[Path, Option(_VECTORS, "DEST", argument=True)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenJobOptions(RunOptions):
-    """The options of `brim.open_job`."""
-
-    path: Annotated[Path, Option("The saved plan.")] = field(kw_only=False)
-    endpoint_url: Annotated[str | None, Option("Address of the object store of the plan.")] = None
+    destination: Annotated[Path, Argument(_VECTORS, "DEST")]
 
 
 @dataclass(frozen=True, kw_only=True)

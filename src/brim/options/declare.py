@@ -5,7 +5,8 @@ their validation, and the tables of the reference docs. A domain class that need
 takes it as it is.
 
 Modules that declare options do not use `from __future__ import annotations`: the types are read at run time. A field
-holds what the user gave, checked; where the domain needs another form (bytes of a size), the class has a property.
+holds the checked value that the user passed; where the domain needs another form (the bytes of a size), the class has a
+property.
 """
 
 import difflib
@@ -30,25 +31,39 @@ O = TypeVar("O")  # noqa: E741
 R = TypeVar("R")
 _AnyOptions = TypeVar("_AnyOptions", bound="Options")
 
+LEVELS, LOGS, LIVE, PARTS = "When to warn, stop and kill", "Logs", "Live page", "In parts, on many machines"
+BIDS, HUB, STORES = "BIDS datasets and recipes", "Hugging Face Hub", "Object stores (s3://, gs://, az://)"
+# The groups of options in the order in which help pages, signatures and docs show them.
+PANELS = (
+    *("", "Function", "Tokens", "Model", "Vectors", "Source", BIDS, "Output"),
+    *("Run", LEVELS, LOGS, LIVE, PARTS, HUB, STORES),
+)
+
 
 class Option(NamedTuple):
-    """What the type and the default of an option do not say."""
+    """The properties of an option that its type and default do not express."""
 
     help: str
     metavar: str | None = None
-    default: str | None = None  # in words, where the value does not say it
+    default: str | None = None  # in words, where the value does not express it
     minimum: float | None = None
     maximum: float | None = None
     flags: tuple[str, ...] = ()  # on the command line, if not --NAME
     argument: bool = False  # by position on the command line
     common: bool = False  # shown by --help; the others by --help-all
     cli: bool = True
-    old: tuple[str, ...] = ()  # deprecated names: accepted, not shown
+    old: str = ""  # a deprecated name, which is accepted and not shown
     from_texts: Callable[[list[str]], Any] | None = None  # for an option that may be repeated in the terminal
+    python: str | None = ""  # what Python accepts in addition; None: Python's docstring leaves the option out
+
+
+Argument = functools.partial(Option, argument=True)
+Common = functools.partial(Option, common=True)
+PythonOnly = functools.partial(Option, cli=False)
 
 
 class Kind(NamedTuple):
-    """How a value is checked: `check` returns the value to keep, or raises TypeError, ValueError or InputError."""
+    """How a value is checked: `check` returns the value to store, or raises TypeError, ValueError or InputError."""
 
     expected: str
     check: Callable[[Any], Any]
@@ -58,38 +73,33 @@ class Kind(NamedTuple):
     is_list: bool = False
 
 
-def _size(value: Any) -> Any:
+def _check_size(value: Any) -> Any:
     parse_size(value)
     return value
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(name, str) for name in names):
+def text_tuple(value: Any) -> tuple[str, ...]:
+    """Return one text or several as a tuple; None is an empty one."""
+    texts = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(text, str) for text in texts):
         raise TypeError(value)
-    return names
+    return texts
 
 
-def _path(value: Any) -> Any:
-    path = os.fspath(value)
-    if not isinstance(path, str):
-        raise TypeError(value)
-    return path
-
-
-def _instance(value: Any, *types: type) -> Any:
+def check_type(value: Any, *types: type) -> Any:
+    """Return a value of one of the types; a boolean is not a number."""
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise TypeError(value)
     return value
 
 
-def _switch(value: Any) -> bool:
+def _check_switch(value: Any) -> bool:
     if value not in (True, False):  # 1, 0 and the booleans of NumPy are accepted; a text such as "no" is not
         raise TypeError(value)
     return bool(value)
 
 
-def _whole_number(value: Any) -> Any:
+def _check_whole_number(value: Any) -> Any:
     if isinstance(value, bool):
         raise TypeError(value)
     return operator.index(value)
@@ -100,18 +110,14 @@ def _parse_whole_number(text: str) -> int:
     return -parse_count(text[1:]) if text.startswith("-") else parse_count(text)
 
 
-def _number(value: Any) -> Any:
-    if not math.isfinite(_instance(value, int, float)):
+def _check_number(value: Any) -> Any:
+    if not math.isfinite(check_type(value, int, float)):
         raise ValueError(value)
     return value
 
 
-def _unchecked(value: Any) -> Any:
-    return value
-
-
 def split_commas(texts: Iterable[str]) -> tuple[str, ...]:
-    """Split names that the terminal gave separated by commas, by several options, or both."""
+    """Split names that the terminal passed separated by commas, by several options, or both."""
     return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
 
 
@@ -124,14 +130,16 @@ def parse_pairs(texts: Iterable[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-Size = Annotated[str | int | float | None, Kind("a size such as 500MB or 2GB", _size, "SIZE")]
-Names = Annotated[Sequence[str], Kind("one or more texts", _names, is_list=True)]
-Path = Annotated[str | os.PathLike[str], Kind("a path or an address", _path, "PATH")]
+Size = Annotated[str | int | float | None, Kind("a size such as 500MB or 2GB", _check_size, "SIZE")]
+Names = Annotated[Sequence[str], Kind("one or more texts", text_tuple, is_list=True)]
+Path = Annotated[
+    str | os.PathLike[str], Kind("a path or an address", lambda value: check_type(os.fspath(value), str), "PATH")
+]
 _PLAIN = {
-    bool: Kind("True or False", _switch),
-    str: Kind("a text", lambda value: _instance(value, str), "TEXT"),
-    int: Kind("a whole number", _whole_number, "N", _parse_whole_number),
-    float: Kind("a number", _number, "N", float),
+    bool: Kind("True or False", _check_switch),
+    str: Kind("a text", lambda value: check_type(value, str), "TEXT"),
+    int: Kind("a whole number", _check_whole_number, "N", _parse_whole_number),
+    float: Kind("a number", _check_number, "N", float),
 }
 
 
@@ -139,9 +147,7 @@ def _kind_of(annotation: Any) -> Kind:
     """Choose the check for a plain type, a Literal, a class, or one of them or None."""
     members = get_args(annotation) if NoneType in get_args(annotation) else (annotation,)
     types = [member for member in members if member is not NoneType]
-    if len(types) != 1 or types[0] is Any:
-        return Kind("", _unchecked)
-    only = types[0]
+    only = types[0] if len(types) == 1 else Any
     if get_origin(only) is Annotated:
         return next(item for item in get_args(only) if isinstance(item, Kind))
     if get_origin(only) is Literal:
@@ -150,9 +156,9 @@ def _kind_of(annotation: Any) -> Kind:
         return Kind(expected, lambda value: words[words.index(value)], "|".join(words), choices=words)
     if only in _PLAIN:
         return _PLAIN[only]
-    if isinstance(only, type):
-        return Kind(f"a brim.{only.__name__}", lambda value: _instance(value, only))
-    return Kind("", _unchecked)
+    if isinstance(only, type) and only is not Any:
+        return Kind(f"a brim.{only.__name__}", lambda value: check_type(value, only))
+    return Kind("", lambda value: value)
 
 
 class Declared(NamedTuple):
@@ -164,20 +170,28 @@ class Declared(NamedTuple):
     default: Any  # MISSING if the option is required
     panel: str
     annotation: Any
+    is_keyword: bool  # in Python
 
     @property
     def flags(self) -> tuple[str, ...]:
         """How the terminal spells it; a switch that is on by default is switched off by --no-NAME."""
-        if self.option.flags:
-            return self.option.flags
         flag = self.name.replace("_", "-")
         if self.is_switch and self.default is None:
-            return (f"--{flag}/--no-{flag}",)
-        return (f"--no-{flag}",) if self.is_switch and self.default is True else (f"--{flag}",)
+            return self.option.flags or (f"--{flag}/--no-{flag}",)
+        return self.option.flags or ((f"--no-{flag}",) if self.is_negated else (f"--{flag}",))
 
     @property
     def is_switch(self) -> bool:
         return self.kind is _PLAIN[bool]
+
+    @property
+    def is_negated(self) -> bool:
+        return self.is_switch and self.default is True
+
+    @property
+    def is_multiple(self) -> bool:
+        """Whether the terminal may repeat it."""
+        return self.kind.is_list or self.option.from_texts is not None
 
     @property
     def metavar(self) -> str | None:
@@ -189,32 +203,49 @@ class Declared(NamedTuple):
         return self.option.metavar or self.name if self.option.argument else self.flags[0].partition("/")[0]
 
     @property
-    def help(self) -> str:
-        """The help text with the default, for the terminal and for the docs."""
+    def empty_default(self) -> Any:
+        """The default as `check` returns it."""
+        return () if self.kind.is_list and self.default is None else self.default
+
+    def _with_default(self, text: str) -> str:
         default = self.option.default
         if default is None and not isinstance(self.default, bool) and self.default not in (MISSING, None, (), ""):
-            default = str(self.default)
-        return f"{self.option.help} (default: {default})" if default else self.option.help
+            default = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return f"{text} (default: {default})" if default else text
+
+    @property
+    def help(self) -> str:
+        """The help text with the default, for the terminal and for the tables of the docs."""
+        text = self.option.help
+        if self.is_negated and not self.option.flags:
+            text = f"Do not {text[0].lower()}{text[1:]}"
+        repeated = " May be repeated." if self.is_multiple and not self.option.argument else ""
+        return self._with_default(text + repeated)
 
     @property
     def short_help(self) -> str:
         """The first sentence of the help text, with the default."""
-        _, has_default, default = self.help.partition(" (default: ")
-        sentence = self.option.help.partition(". ")[0].rstrip(".")
-        return f"{sentence}.{has_default}{default}"
+        return self._with_default(f"{self.option.help.partition('. ')[0].rstrip('.')}.")
+
+    @property
+    def python_help(self) -> str:
+        """The help text for a docstring; empty if the function's docstring leaves the option out."""
+        if self.option.python is None or not self.option.help:
+            return ""
+        return self._with_default(f"{self.option.help} {self.option.python}".rstrip())
 
     def check(self, value: Any) -> Any:
-        """Return the value to keep, or raise ArgumentError."""
+        """Return the value to store, or raise ArgumentError."""
         if value is None and not self.kind.is_list and (self.default is None or NoneType in get_args(self.annotation)):
             return None
+        low, high = self.option.minimum, self.option.maximum
         try:
-            kept = self.kind.check(value)
+            checked = self.kind.check(value)
         except (TypeError, ValueError, OverflowError, InputError) as error:
             raise self.refused(value) from error
-        low, high = self.option.minimum, self.option.maximum
-        if (low is not None and kept < low) or (high is not None and kept > high):
+        if (low is not None and checked < low) or (high is not None and checked > high):
             raise self.refused(value)
-        return kept
+        return checked
 
     def refused(self, value: Any) -> ArgumentError:
         expected, low, high = self.kind.expected, self.option.minimum, self.option.maximum
@@ -223,23 +254,26 @@ class Declared(NamedTuple):
         elif low is not None:
             number = "a number" if isinstance(value, int) or self.kind is not _PLAIN[int] else "a whole number"
             expected = f"{number} above zero" if low == 1 else f"{number} of at least {low}"
-        spelling = f"{self.name}=" if self.is_switch or not self.option.cli else self.spelling
-        return ArgumentError(f"{spelling} takes {expected}, not {value!r}.", option=self.name.replace("_", "-"))
+        return self._error(f"{expected}, not {value!r}")
 
-    def parse(self, given: Any) -> Any:
-        """Turn what the terminal gave (a text, several texts, or True for a switch) into a value for Python."""
+    def _error(self, expected: str) -> ArgumentError:
+        spelling = f"{self.name}=" if self.is_switch or not self.option.cli else self.spelling
+        return ArgumentError(f"{spelling} takes {expected}.", option=self.name.replace("_", "-"))
+
+    def parse(self, typed: Any) -> Any:
+        """Turn what the user typed (a text, several texts, or True for a switch) into a value for Python."""
         if self.is_switch:
-            return given if self.default is None else not self.default
+            return typed if self.default is None else not self.default
         try:
             if self.option.from_texts is not None:
-                return self.option.from_texts(list(given))
-            if self.kind.is_list or not isinstance(given, str):
-                return tuple(given)
-            return self.kind.from_text(given)
+                return self.option.from_texts(list(typed))
+            if self.kind.is_list or not isinstance(typed, str):
+                return tuple(typed)
+            return self.kind.from_text(typed)
         except (ValueError, InputError) as error:
             if isinstance(error, InputError) or self.kind.from_text is not str:
-                raise self.refused(given if isinstance(given, str) else ",".join(given)) from error
-            raise ArgumentError(f"{self.spelling} takes {error}.", option=self.name.replace("_", "-")) from error
+                raise self.refused(typed if isinstance(typed, str) else ",".join(typed)) from error
+            raise self._error(str(error)) from error
 
 
 class Options:
@@ -256,10 +290,10 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, declared in declared_options(type(self)).items():
-            given = getattr(self, name)
-            kept = declared.check(given)
-            if kept is not given:
-                object.__setattr__(self, name, kept)
+            value = getattr(self, name)
+            checked = declared.check(value)
+            if checked is not value:
+                object.__setattr__(self, name, checked)
         for base in reversed(type(self).__mro__):
             if "check_options" in vars(base):
                 vars(base)["check_options"](self)
@@ -272,11 +306,11 @@ class Options:
         """Return the values by name: all, or those of one group."""
         return {name: getattr(self, name) for name in declared_options(group or type(self))}
 
-    def changed(self, group: type["Options"] | None = None) -> list[Declared]:
-        """List the options whose value is not the default."""
-        options = declared_options(group or type(self)).values()
+    def changed(self, *groups: type["Options"]) -> list[Declared]:
+        """List the options, of all or of some groups, whose value is not the default."""
+        options = [item for group in groups or (type(self),) for item in declared_options(group).values()]
         # A required value may be a table, which cannot be compared with a default.
-        return [i for i in options if i.default is not MISSING and getattr(self, i.name) != _kept_default(i)]
+        return [i for i in options if i.default is not MISSING and getattr(self, i.name) != i.empty_default]
 
 
 def shared_values(kind: type[Options], options: Options) -> dict[str, Any]:
@@ -284,38 +318,45 @@ def shared_values(kind: type[Options], options: Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in declared_options(kind) if hasattr(options, name)}
 
 
-def _kept_default(declared: Declared) -> Any:
-    return () if declared.kind.is_list and declared.default is None else declared.default
-
-
 _declared: dict[Any, dict[str, Declared]] = {}
 
 
+def _sort_key(item: Declared) -> tuple[bool | int, ...]:
+    if not item.is_keyword:
+        return (False,)
+    return True, not item.option.argument, PANELS.index(item.panel), not item.option.common
+
+
 def declared_options(kind: type[Options]) -> dict[str, Declared]:
-    """List the options of a class by name, in the order of its fields."""
+    """List the options of a class by name: positional ones first, then by panel, in each the common ones first."""
     if kind in _declared:
         return _declared[kind]
     annotations: dict[str, tuple[Any, str]] = {}
     for base in reversed(kind.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
             annotations[name] = annotation, vars(base).get("_panel", "")
-    declared = {}
+    options = []
     for field in fields(kind):  # type: ignore[arg-type]
         annotation, panel = annotations[field.name]
         details = annotation.__metadata__ if get_origin(annotation) is Annotated else ()
         option = next((item for item in details if isinstance(item, Option)), None)
         if option is None:
             continue  # a field of a domain class that no user sets
-        given_kind = next((item for item in details if isinstance(item, Kind)), None)
-        found = given_kind or _kind_of(annotation.__origin__)
-        declared[field.name] = Declared(field.name, found, option, field.default, panel, annotation.__origin__)
-    _declared[kind] = declared
-    return declared
+        plain = annotation.__origin__
+        own_kind = next((item for item in details if isinstance(item, Kind)), None)
+        options.append(
+            Declared(
+                field.name, own_kind or _kind_of(plain), option, field.default, panel, plain, field.kw_only is True
+            )
+        )
+    options.sort(key=_sort_key)
+    _declared[kind] = {item.name: item for item in options}
+    return _declared[kind]
 
 
 def old_names(kind: type[Options]) -> dict[str, str]:
     """Map deprecated names to the present ones."""
-    return {old: item.name for item in declared_options(kind).values() for old in item.option.old}
+    return {item.option.old: item.name for item in declared_options(kind).values() if item.option.old}
 
 
 def warn_deprecated(text: str) -> None:
@@ -372,35 +413,29 @@ def takes(kind: Callable[P, O], name: str = "") -> Callable[[Callable[[O], R]], 
 
 
 def signature_of(kind: type[Options], function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature that editors, notebooks and `help` show."""
-    positional: list[inspect.Parameter] = []
-    keyword: list[inspect.Parameter] = []
-    by_name = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    """Return the signature that editors, notebooks and `help` show, without the types that only the checks need."""
+    parameters = []
     for item in declared_options(kind).values():
+        types = [get_args(each)[0] if get_origin(each) is Annotated else each for each in get_args(item.annotation)]
+        annotation = functools.reduce(operator.or_, types) if NoneType in types else item.annotation
         default = inspect.Parameter.empty if item.default is MISSING else item.default
-        is_keyword = by_name[item.name].kw_only
-        place = inspect.Parameter.KEYWORD_ONLY if is_keyword else inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameter = inspect.Parameter(item.name, place, default=default, annotation=_plain_type(item.annotation))
-        (keyword if is_keyword else positional).append(parameter)
-    result = function.__annotations__.get("return", inspect.Parameter.empty)
-    return inspect.Signature([*positional, *keyword], return_annotation=result)
-
-
-def _plain_type(annotation: Any) -> Any:
-    """Return a type without what only the checks need."""
-    types = [get_args(each)[0] if get_origin(each) is Annotated else each for each in get_args(annotation)]
-    return functools.reduce(operator.or_, types) if NoneType in types else annotation
+        position = inspect.Parameter.KEYWORD_ONLY if item.is_keyword else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters.append(inspect.Parameter(item.name, position, default=default, annotation=annotation))
+    return inspect.Signature(
+        parameters, return_annotation=function.__annotations__.get("return", inspect.Signature.empty)
+    )
 
 
 def document(text: str, kind: type[Options]) -> str:
     """Insert an Args section before the first section of a docstring, with options named as in Python."""
-    helps = {
-        item.name: worded(item.help).replace("DEST", "destination").replace("SOURCE", "source")
-        for item in _positional_first(kind)
-        if item.option.help
-    }
-    lines = [f"        {name}: {text}" for name, text in helps.items()]
-    section = "\n".join(["    Args:", *lines, "", ""])
+    options = declared_options(kind).values()
+    arguments = {item.option.metavar: f"`{item.name}`" for item in options if item.option.argument}
+    lines = ["    Args:"]
+    for item in options:
+        if item.python_help:
+            in_python = re.sub(r"\b[A-Z]+\b", lambda word: arguments.get(word[0], word[0]), worded(item.python_help))
+            lines.append(f"        {item.name}: {in_python}")
+    section = "\n".join([*lines, "", ""])
     for heading in ("    Returns:", "    Raises:", "    Examples:"):
         before, found, after = text.partition(heading)
         if found:
@@ -408,16 +443,11 @@ def document(text: str, kind: type[Options]) -> str:
     return f"{text.rstrip()}\n\n{section}"
 
 
-def _positional_first(kind: type[Options]) -> list[Declared]:
-    keywords = {field.name for field in fields(kind) if field.kw_only}  # type: ignore[arg-type]
-    return sorted(declared_options(kind).values(), key=lambda item: item.name in keywords and not item.option.argument)
-
-
 def options_table(kind: type[Options], in_python: Collection[str] | None = None) -> Iterator[str]:
     """Yield the lines of a Markdown table of the options, for the reference docs; `in_python` are those of Python."""
     yield "| option | Python | meaning |"
     yield "|---|---|---|"
-    for item in _positional_first(kind):
+    for item in declared_options(kind).values():
         terminal = item.spelling if item.option.argument else ", ".join(item.flags)
         metavar = "" if item.is_switch or item.option.argument else f" {item.metavar}"
         shown = f"`{terminal}{metavar}`".replace("|", "\\|") if item.option.cli else ""
@@ -427,7 +457,9 @@ def options_table(kind: type[Options], in_python: Collection[str] | None = None)
 
 def choose_one(options: Options, *names: str) -> None:
     """Refuse two options that exclude each other."""
-    declared = declared_options(type(options))
-    given = [item for name in names if (item := declared[name]) and getattr(options, name) != _kept_default(item)]
-    if len(given) > 1:
-        raise InputError(f"{given[0].spelling} cannot be used with {given[1].spelling}.", hint="Leave out one of them.")
+    declared = [declared_options(type(options))[name] for name in names]
+    chosen = [item for item in declared if getattr(options, item.name) != item.empty_default]
+    if len(chosen) > 1:
+        raise InputError(
+            f"{chosen[0].spelling} cannot be used with {chosen[1].spelling}.", hint="Leave out one of them."
+        )

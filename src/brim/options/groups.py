@@ -1,7 +1,4 @@
-"""The groups of options that several commands share. A group is a panel of `--help-all`.
-
-Options of one command only are declared next to its Python function in `api/`.
-"""
+"""The groups of options that several commands share. A group is a panel of `--help-all`."""
 
 import ast
 import operator
@@ -10,7 +7,24 @@ from typing import Annotated, Any, Literal
 
 from brim.errors import InputError
 from brim.extras import need_extra
-from brim.options.declare import Kind, Names, Option, Options, Path, Size, choose_one, split_commas
+from brim.options.declare import (
+    BIDS,
+    HUB,
+    LIVE,
+    PARTS,
+    STORES,
+    Common,
+    Kind,
+    Names,
+    Option,
+    Options,
+    Path,
+    PythonOnly,
+    Size,
+    choose_one,
+    split_commas,
+    text_tuple,
+)
 from brim.records import dataclass
 from brim.sizes import format_size, parse_count, parse_size, plural
 from brim.state.stop import Stop
@@ -21,10 +35,9 @@ SOURCE = (
     "A folder of files, a BIDS dataset, a table (CSV, TSV, Parquet, JSONL) that names files, or a dataset; local, at "
     "s3://BUCKET/PREFIX or hf://datasets/ORG/NAME."
 )
+OPENED = "Or the result of brim.files, bids, table or dataset."
 ROWS = "A file, folder or glob of JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst); or s3://BUCKET/PREFIX."
-HUB, STORES, LIVE = "Hugging Face Hub", "Object stores (s3://, gs://, az://)", "Live page"
 SMALL_SHARD_BYTES = 1_000_000
-PARTS, BIDS = "In parts, on many machines", "BIDS datasets and recipes"
 
 
 def join_conditions(texts: list[str]) -> str:
@@ -45,34 +58,21 @@ def column_names(texts: list[str]) -> tuple[str, ...]:
     return names
 
 
-def parse_shares(given: str | Mapping[str, float]) -> dict[str, float]:
+def parse_shares(shares: str | Mapping[str, float]) -> dict[str, float]:
     """Parse the shares of --split-into: train=0.9,test=0.1."""
-    shares: dict[str, float] = {}
-    items = given.items() if isinstance(given, Mapping) else (part.split("=", 1) for part in given.split(","))
+    parsed: dict[str, float] = {}
+    items = shares.items() if isinstance(shares, Mapping) else (part.split("=", 1) for part in shares.split(","))
+    hint = "Write it like --split-into=train=0.9,test=0.1."
     try:
         for name, share in items:
-            if name.strip() in shares:
-                raise InputError(f"--split-into names {name.strip()!r} twice.")
-            shares[name.strip()] = float(share)
+            if name.strip() in parsed:
+                raise InputError(f"--split-into names {name.strip()!r} twice.", hint=hint)
+            parsed[name.strip()] = float(share)
     except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"--split-into takes shares such as train=0.9,test=0.1, not {given!r}.") from error
-    if not shares or not min(shares.values()) > 0 or not abs(sum(shares.values()) - 1) <= 1e-6:
-        raise InputError("The shares of --split-into are above zero and add up to 1.", hint="train=0.9,test=0.1")
-    return shares
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryOptions(Options, panel="Run"):
-    """What the job may use."""
-
-    memory: Annotated[
-        Size,
-        Option("Memory limit for the whole job, such as 2GB.", default="half of the available memory", common=True),
-    ] = None
-    workers: Annotated[
-        int | None,
-        Option("Number of shards or units processed at a time.", default="as many as fit", minimum=1, common=True),
-    ] = None
+        raise InputError(f"--split-into takes shares such as train=0.9,test=0.1, not {shares!r}.") from error
+    if not parsed or not min(parsed.values()) > 0 or not abs(sum(parsed.values()) - 1) <= 1e-6:
+        raise InputError("The shares of --split-into must be above zero and add up to 1.", hint=hint)
+    return parsed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +85,23 @@ class StateOptions(Options, panel="Run"):
             "Folder of the ledger, by which a job resumes.",
             "DIR",
             default="the folder .brim of the dataset, or the user's state folder if it is remote",
-            old=("state",),
+            old="state",
         ),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(MemoryOptions, StateOptions, panel="Run"):
+class RunOptions(StateOptions, panel="Run"):
     """How a job runs on this machine. None of these options changes the result."""
 
+    memory: Annotated[
+        Size, Common("Memory limit for the whole job, such as 2GB.", default="half of the available memory")
+    ] = None
+    workers: Annotated[
+        int | None, Common("Number of shards or units processed at a time.", default="as many as fit", minimum=1)
+    ] = None
     stop_file: Annotated[Path | None, Option("Stop cleanly when this file appears.", "FILE")] = None
-    stop: Annotated[Stop | None, Option("A `brim.Stop`, by which another thread can stop the run.", cli=False)] = None
+    stop: Annotated[Stop | None, PythonOnly("A `brim.Stop`, by which another thread can stop the run.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +110,7 @@ class ProgressOptions(Options, panel="Run"):
 
     progress: Annotated[
         Any,
-        Option(
-            "True or False to show progress or nothing.",
-            default="a progress bar in a terminal or notebook",
-            cli=False,
-        ),
+        PythonOnly("True or False to show progress or nothing.", default="a progress bar in a terminal or notebook"),
     ] = None
 
 
@@ -129,15 +131,14 @@ class HubOptions(Options, panel=HUB):
     commit_message: Annotated[str | None, Option("Message of the last commit.")] = None
     public: Annotated[bool, Option("Create a new repository as public, not private.")] = False
     commit_as_you_go: Annotated[
-        bool,
-        Option("Commit groups of shards to the branch while the job runs, the card last.", old=("direct",)),
+        bool, Option("Commit groups of shards to the branch while the job runs, the card last.", old="direct")
     ] = False
     upload_with: Annotated[
         Literal["auto", "lfs", "xet"],
         Option(
             "Upload protocol: lfs needs the least memory, xet sends only chunks that the Hub does not have. auto is "
             "lfs, and xet for --update where the Hub and the memory allow it.",
-            old=("via",),
+            old="via",
         ),
     ] = "auto"
 
@@ -174,7 +175,7 @@ class EngineOptions(Options, panel="Run"):
     workspace: Annotated[
         str | None,
         Option(
-            "With --engine ray, location of unfinished units if the nodes share no disk.",
+            "With --engine=ray, location of unfinished units if the nodes share no disk.",
             "s3://…",
             default="DEST, if it is a bucket",
         ),
@@ -202,11 +203,11 @@ class EngineOptions(Options, panel="Run"):
 class FreshOptions(Options, panel="Run"):
     """Whether an earlier run counts."""
 
-    fresh: Annotated[bool, Option("Start over: remove what an earlier run left.", common=True)] = False
+    fresh: Annotated[bool, Common("Start over: discard the work of an earlier run.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobOptions(RunOptions, HubOptions, StorageOptions, EngineOptions, FreshOptions):
+class JobOptions(FreshOptions, EngineOptions, StorageOptions, HubOptions, RunOptions):
     """How and where every job that writes a dataset runs."""
 
 
@@ -224,23 +225,13 @@ class FilterOptions(Options, panel="Source"):
 
     where: Annotated[
         str | None,
-        Option(
-            "Read only rows for which this is true, such as 'age > 40 and sex == \"F\"'. May be repeated: all must be "
-            "true.",
+        Common(
+            "Read only rows for which this is true, such as 'age > 40 and sex == \"F\"'.",
             "EXPR",
-            common=True,
             from_texts=join_conditions,
         ),
     ] = None
-    columns: Annotated[
-        Names,
-        Option(
-            "Read only these columns, separated by commas. May be repeated.",
-            "NAMES",
-            common=True,
-            from_texts=column_names,
-        ),
-    ] = ()
+    columns: Annotated[Names, Common("Read only these columns.", "NAME,…", from_texts=column_names)] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,64 +250,55 @@ class CheckFileOptions(Options, panel="Source"):
 
 def _file_columns(value: Any) -> tuple[str, ...]:
     """Return COLUMN:TYPE texts, also of a mapping of columns to types."""
-    if isinstance(value, Mapping):
-        return tuple(f"{name}:{kind}" for name, kind in value.items())
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    return tuple(f"{name}:{kind}" for name, kind in value.items()) if isinstance(value, Mapping) else text_tuple(value)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileSourceOptions(FromOptions, panel="Source"):
-    """How a folder or a table is read."""
+class PathOptions(Options, panel="Source"):
+    """Which files of a folder, or which rows of a table, are read."""
+
+    include: Annotated[Names, Common("Read only files that match.", "GLOB")] = ()
+    exclude: Annotated[Names, Option("Leave out files that match.", "GLOB")] = ()
+    limit: Annotated[int | None, Common("Read only the first rows, for a trial.", "ROWS", minimum=1)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitNameOptions(Options, panel="Output"):
+    """The name of the split."""
+
+    split: Annotated[str | None, Common("Name of the split that all rows go to.", "NAME")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileColumnOptions(Options, panel="Source"):
+    """The columns of a table that names files."""
 
     files: Annotated[
         Sequence[str] | Mapping[str, str],
         Kind("names of columns", _file_columns, is_list=True),
-        Option(
+        Common(
             "Column of file paths and its type: nifti, image, audio, video, pdf, mesh or file. NAME=COLUMN renames it. "
-            "May be repeated. For a folder, the name of the file column.",
+            "For a folder, the name of the file column.",
             "COLUMN[:TYPE]",
             default="guessed",
-            common=True,
+            python="Or a dict of columns and types.",
         ),
     ] = ()
-    include: Annotated[Names, Option("Read only files that match. May be repeated.", "GLOB", common=True)] = ()
-    exclude: Annotated[Names, Option("Leave out files that match. May be repeated.", "GLOB")] = ()
-    limit: Annotated[int | None, Option("Read only the first rows, for a trial.", "ROWS", minimum=1, common=True)] = (
-        None
-    )
     label_from: Annotated[
         str | None,
-        Option(
-            "Add a class label: parent (the name of the parent folder), or a column of the table.",
-            "parent|COLUMN",
-            common=True,
-        ),
+        Common("Add a class label: parent (the name of the parent folder), or a column of the table.", "parent|COLUMN"),
     ] = None
     root: Annotated[
         Path | None,
-        Option(
-            "Folder where relative paths of a table start. With --plan, the folder of the source on this machine.",
-            "DIR",
-            default="the folder of the table",
-        ),
+        Option("Folder where relative paths of a table start.", "DIR", default="the folder of the table"),
     ] = None
-    drop: Annotated[Names, Option("Leave out this column of a table. May be repeated.", "COLUMN")] = ()
-    split: Annotated[str | None, Option("Name of the split that all rows go to.", "NAME", common=True)] = None
+    drop: Annotated[Names, Option("Leave out this column of a table.", "COLUMN")] = ()
     split_by: Annotated[str | None, Option("Column of a table that names the split of each row.", "COLUMN")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeOptions(Options, panel=BIDS):
-    """How a folder becomes rows."""
-
-    recipe: Annotated[
-        Path | None,
-        Option(
-            "Recipe that turns a folder into rows (see brim recipes). files: one row per file.",
-            "NAME|FILE",
-            common=True,
-        ),
-    ] = None
+class FileSourceOptions(FromOptions, PathOptions, SplitNameOptions, FileColumnOptions):
+    """How a folder or a table is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,26 +308,22 @@ class BidsOptions(Options, panel=BIDS):
     rows: Annotated[
         Literal["session", "subject", "file"], Option("Contents of a row: a session, a subject or a file.")
     ] = "session"
-    subjects: Annotated[Names, Option("Read only these subjects. May be repeated.", "SUB")] = ()
-    sessions: Annotated[Names, Option("Read only these sessions. May be repeated.", "SES")] = ()
-    suffixes: Annotated[
-        Names, Option("Read only files with these suffixes, such as T1w. May be repeated.", "SUFFIX")
-    ] = ()
+    subjects: Annotated[Names, Option("Read only these subjects.", "SUB")] = ()
+    sessions: Annotated[Names, Option("Read only these sessions.", "SES")] = ()
+    suffixes: Annotated[Names, Option("Read only files with these suffixes, such as T1w.", "SUFFIX")] = ()
     sidecars: Annotated[
         Literal["safe", "full", "none"],
         Option("Which fields of JSON sidecars, events and gradients to store; safe leaves out identifying fields."),
     ] = "safe"
-    derivatives: Annotated[Names, Option("Read derivatives/NAME too. May be repeated.", "NAME|all")] = ()
+    derivatives: Annotated[Names, Option("Read derivatives/NAME too.", "NAME|all")] = ()
     phenotype: Annotated[bool, Option("Join the tables of phenotype/ to the rows.")] = False
-    bidsignore: Annotated[bool, Option("Leave out files that .bidsignore lists; --no-bidsignore reads them too.")] = (
-        True
-    )
+    bidsignore: Annotated[bool, Option("Leave out files that .bidsignore lists.")] = True
 
     def wants_subject(self, folder: str) -> bool:
-        return _is_chosen(folder, self.subjects, "sub-")
+        return _matches(folder, self.subjects, "sub-")
 
     def wants_session(self, folder: str | None) -> bool:
-        return not self.sessions or (folder is not None and _is_chosen(folder, self.sessions, "ses-"))
+        return not self.sessions or (folder is not None and _matches(folder, self.sessions, "ses-"))
 
     def wants_suffix(self, suffix: str) -> bool:
         """Whether to read files with this suffix. Photos of people and head shapes are read only if named."""
@@ -357,7 +335,7 @@ class BidsOptions(Options, panel=BIDS):
 PRIVATE_SUFFIXES = frozenset(["photo", "headshape"])
 
 
-def _is_chosen(folder: str, names: Names, prefix: str) -> bool:
+def _matches(folder: str, names: Names, prefix: str) -> bool:
     return not names or folder in {name if name.startswith(prefix) else prefix + name for name in names}
 
 
@@ -369,22 +347,24 @@ def _shard_counts(value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardOptions(Options, panel="Shards"):
+class ShardOptions(Options, panel="Output"):
     """How rows become shards: by size, number or rows; --shard-by can be combined with size or number."""
 
-    format: Annotated[Literal["parquet", "webdataset"], Option("Shard format.", common=True)] = "parquet"
-    shard_size: Annotated[Size, Option("Maximum size of a shard.", default="500MB", common=True)] = None
+    format: Annotated[Literal["parquet", "webdataset"], Common("Shard format.")] = "parquet"
+    shard_size: Annotated[Size, Common("Maximum size of a shard.", default="500MB")] = None
     num_shards: Annotated[
         int | Mapping[str, int] | None,
         Kind("a number above zero", _shard_counts, "N", parse_count),
-        Option("Number of shards per split. In Python also a number by split."),
+        Option("Number of shards per split.", python="Or a dict of splits and numbers."),
     ] = None
     rows_per_shard: Annotated[int | None, Option("Number of rows per shard.", minimum=1)] = None
     shard_by: Annotated[str | None, Option("Write one shard for each value of this column.", "COLUMN")] = None
 
     def check_options(self) -> None:
         if sum(value is not None for value in (self.shard_size, self.num_shards, self.rows_per_shard)) > 1:
-            raise InputError("Choose one of --shard-size, --num-shards and --rows-per-shard.")
+            raise InputError(
+                "--shard-size, --num-shards and --rows-per-shard exclude each other.", hint="Leave out all but one."
+            )
         if self.shard_by is not None and self.rows_per_shard is not None:
             raise InputError(
                 "--shard-by cannot be used with --rows-per-shard: all rows of a value go to one shard.",
@@ -413,12 +393,8 @@ class ShardOptions(Options, panel="Shards"):
     def fingerprint_inputs(self) -> dict[str, Any]:
         """Return the shard options under the keys that ledgers and plans use."""
         count = dict(self.num_shards) if isinstance(self.num_shards, Mapping) else self.num_shards
-        values: dict[str, Any] = {
-            "shard_bytes": self.shard_bytes,
-            "num_shards": count,
-            "rows_per_shard": self.rows_per_shard,
-        }
-        values |= {"shard_by": self.shard_by}
+        values: dict[str, Any] = {"shard_bytes": self.shard_bytes, "num_shards": count}
+        values |= {"rows_per_shard": self.rows_per_shard, "shard_by": self.shard_by}
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
@@ -432,15 +408,15 @@ class ShardOptions(Options, panel="Shards"):
 class WriteOptions(Options, panel="Run"):
     """What to do with a dataset that exists at DEST."""
 
-    update: Annotated[bool, Option("Update DEST to the source; unchanged shards are kept.", common=True)] = False
-    append: Annotated[bool, Option("Append rows that DEST does not contain yet.", common=True)] = False
+    update: Annotated[bool, Common("Update DEST to the source; unchanged shards are kept.")] = False
+    append: Annotated[bool, Common("Append rows that DEST does not contain yet.")] = False
     allow_duplicate_paths: Annotated[
         bool, Option("With --append: also append files whose path exists at DEST with other content.")
     ] = False
 
     def check_options(self) -> None:
         if self.allow_duplicate_paths and not self.append:
-            raise InputError("--allow-duplicate-paths can only be used with --append.")
+            raise InputError("--allow-duplicate-paths can only be used with --append.", hint="Add --append.")
         choose_one(self, "update", "append")
 
 
@@ -456,9 +432,7 @@ class InputOptions(FromOptions, FilterOptions, panel="Source"):
         Literal["lines", "document"], Option("Contents of a row of a text file: a line, or the complete file.")
     ] = "lines"
     delimiter: Annotated[str | None, Option("Delimiter of a CSV file.", "C")] = None
-    limit: Annotated[int | None, Option("Read only the first rows, for a trial.", "ROWS", minimum=1, common=True)] = (
-        None
-    )
+    limit: Annotated[int | None, Common("Read only the first rows, for a trial.", "ROWS", minimum=1)] = None
     unit_size: Annotated[Size, Option("Input per unit of work.", default="1/64 of the input, from 8 to 128 MiB")] = None
 
     def check_options(self) -> None:
@@ -467,7 +441,7 @@ class InputOptions(FromOptions, FilterOptions, panel="Source"):
                 f"{self.delimiter!r} cannot separate the values of a CSV file.", hint="Give one character."
             )
         if len(set(self.columns)) < len(self.columns):
-            raise InputError("--columns names a column twice.")
+            raise InputError("--columns names a column twice.", hint="Leave it out once.")
 
     @property
     def unit_bytes(self) -> int | None:
@@ -480,17 +454,16 @@ class ErrorOptions(Options, panel="Run"):
 
     on_error: Annotated[
         Literal["stop", "skip", "quarantine"],
-        Option(
+        Common(
             "What to do with rows that fail or cannot be read: stop, leave them out, or write them to "
-            "quarantine.parquet.",
-            common=True,
+            "quarantine.parquet."
         ),
     ] = "stop"
     keep_done: Annotated[bool, Option("Keep finished units although the function has changed since.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputedJobOptions(JobOptions, InputOptions, ErrorOptions):
+class ComputedJobOptions(ErrorOptions, InputOptions, JobOptions):
     """What map, tokenize and embed share."""
 
 
@@ -501,14 +474,14 @@ class ComputedJobOptions(JobOptions, InputOptions, ErrorOptions):
 class JsonOptions(Options, panel="Run"):
     """How results are printed."""
 
-    json: Annotated[bool, Option("Print only JSON, one object per line, on stdout.", common=True)] = False
+    json: Annotated[bool, Common("Print only JSON, one object per line, on stdout.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuietOptions(JsonOptions, panel="Run"):
     """What a running command prints."""
 
-    quiet: Annotated[bool, Option("Print only errors.", flags=("--quiet", "-q"), common=True)] = False
+    quiet: Annotated[bool, Common("Print only errors.", flags=("--quiet", "-q"))] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -529,12 +502,12 @@ class LiveOptions(Options, panel=LIVE):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowOptions(QuietOptions, LiveOptions):
+class ShowOptions(LiveOptions, QuietOptions):
     """How a running command shows itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavedPlanOptions(RunOptions, ReportOptions, ShowOptions, panel=PARTS):
+class SavedPlanOptions(ShowOptions, ReportOptions, RunOptions, panel=PARTS):
     """The options that can be used with a saved plan, which defines all other options."""
 
     plan: Annotated[Path, Option("Saved plan, in place of SOURCE and DEST.", "PLAN")]
@@ -544,4 +517,6 @@ class SavedPlanOptions(RunOptions, ReportOptions, ShowOptions, panel=PARTS):
 
     def check_options(self) -> None:
         if self.part is not None and self.finish:
-            raise InputError("--part (process a part) cannot be used with --finish (publish).")
+            raise InputError(
+                "--part (process a part) cannot be used with --finish (publish).", hint="Leave out one of them."
+            )

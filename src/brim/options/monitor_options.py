@@ -8,7 +8,20 @@ from dataclasses import field
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
-from brim.options.declare import Kind, Names, Option, Options, Path, Size, split_commas
+from brim.options.declare import (
+    LEVELS,
+    LOGS,
+    Argument,
+    Common,
+    Kind,
+    Names,
+    Option,
+    Options,
+    Path,
+    PythonOnly,
+    Size,
+    split_commas,
+)
 from brim.records import dataclass
 from brim.sizes import parse_count
 
@@ -20,7 +33,6 @@ def _seconds(value: Any) -> float:
 
 
 Seconds = Annotated[float, Kind("seconds, 0 or more", _seconds, "S", float)]
-LEVELS, LOGS = "When to warn, stop and kill", "Logs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,32 +40,28 @@ class LevelOptions(Options, panel=LEVELS):
     """At which memory a watched program is warned about, stopped and killed."""
 
     alert: Annotated[
-        str, Option("Warn above this level for 10 s: a percentage of the limit, a size, or off.", "LEVEL", common=True)
+        str, Common("Warn above this level for 10 s: a percentage of the limit, a size, or off.", "LEVEL")
     ] = "80%"
-    stop_at: Annotated[
-        str,
-        Option("Ask the program to stop above this level for 3 s.", "LEVEL", common=True, old=("stop",)),
-    ] = "90%"
-    kill_at: Annotated[str, Option("Kill the program above this level.", "LEVEL", common=True, old=("kill",))] = "97%"
+    stop_at: Annotated[str, Common("Ask the program to stop above this level for 3 s.", "LEVEL", old="stop")] = "90%"
+    kill_at: Annotated[str, Common("Kill the program above this level.", "LEVEL", old="kill")] = "97%"
     stop_lead: Annotated[
         Seconds | None,
         Option(
             "Seconds that the program needs to stop: it is asked when less is predicted to remain. 0 predicts nothing.",
             default="from the last run, or 30",
-            old=("lead",),
+            old="lead",
         ),
     ] = None
     stop_file: Annotated[
-        Path | None,
-        Option("Create this file to ask the program to stop, before SIGTERM.", "FILE", common=True),
+        Path | None, Common("Create this file to ask the program to stop, before SIGTERM.", "FILE")
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitOptions(Options):
+class LimitOptions(Options, panel="Run"):
     """The memory limit of the watched processes."""
 
-    memory: Annotated[Size, Option("Memory limit, such as 40GB.", default="available memory", common=True)] = None
+    memory: Annotated[Size, Common("Memory limit, such as 40GB.", default="available memory")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +69,10 @@ class LogOptions(Options, panel=LOGS):
     """Where samples and warnings are written."""
 
     log: Annotated[
-        Path | None,
-        Option("Log of the run.", "FILE.jsonl", default="a new file in ~/.local/state/brim/runs", common=True),
+        Path | None, Common("Log of the run.", "FILE.jsonl", default="a new file in ~/.local/state/brim/runs")
     ] = None
     on_alert: Annotated[
-        str | None,
-        Option("Run this command at every warning, with its details as BRIM_… variables.", "COMMAND", common=True),
+        str | None, Common("Run this command at every warning, with its details as BRIM_… variables.", "COMMAND")
     ] = None
 
 
@@ -77,7 +83,7 @@ class WatchOptions(LimitOptions, LevelOptions, LogOptions):
     memory: Annotated[Size, Option("Memory limit, such as 40GB.", default="memory in use plus available memory")] = (
         field(default=None, kw_only=False)
     )
-    enforce: Annotated[bool, Option("Stop and kill the program at these levels, not only warn.", old=("act",))] = False
+    enforce: Annotated[bool, Option("Stop and kill the program at these levels, not only warn.", old="act")] = False
     quiet: Annotated[bool, Option("Print nothing.")] = False
 
 
@@ -98,9 +104,7 @@ class MonitorOptions(LimitOptions, LadderOptions, LogOptions, panel=LOGS):
     alerts: Annotated[
         Path | None, Option("Write warnings as text to this file, for tail -f.", "FILE", default="next to the log")
     ] = None
-    report: Annotated[Path | None, Option("Write an HTML page about the run at its end.", "FILE.html", common=True)] = (
-        None
-    )
+    report: Annotated[Path | None, Common("Write an HTML page about the run at its end.", "FILE.html")] = None
 
 
 def _paths(value: Any) -> tuple[Any, ...]:
@@ -111,24 +115,20 @@ def _paths(value: Any) -> tuple[Any, ...]:
 class WhyOptions(Options):
     """The options of `brim.why`."""
 
-    pid: Annotated[int | None, Option("Only kills of this process.", "PID", argument=True, minimum=1)] = field(
+    pid: Annotated[int | None, Argument("Only kills of this process.", "PID", minimum=1)] = field(
         default=None, kw_only=False
     )
     logs: Annotated[
         Sequence[Path],
         Kind("paths", _paths, is_list=True),
-        Option(
-            "Read this file (- is stdin) and not the logs of the machine. May be repeated.", "FILE", flags=("--log",)
-        ),
+        Option("Read this file (- is stdin) and not the logs of the machine.", "FILE", flags=("--log",)),
     ] = ()
     since: Annotated[
         Any, Option("Only kills after this time: today, yesterday, 2h, 3d or 2026-05-31T14:00.", "TIME")
     ] = None
     boot: Annotated[int | None, Option("Only kills of one boot: 0 is this one, -1 the one before.", "N")] = None
-    runs: Annotated[Sequence[Path], Option("Logs of `brim run` that are in other folders.", cli=False)] = ()
-    root: Annotated[Any, Kind("a folder", FilePath), Option("Folder where /proc and /var/log are.", cli=False)] = (
-        FilePath("/")
-    )
+    runs: Annotated[Sequence[Path], PythonOnly("Logs of `brim run` that are in other folders.")] = ()
+    root: Annotated[Any, Kind("a folder", FilePath), PythonOnly("Folder where /proc and /var/log are.")] = FilePath("/")
 
 
 def _lengths(value: Any) -> tuple[int, ...]:
@@ -143,12 +143,10 @@ def _parse_lengths(texts: list[str]) -> tuple[int, ...]:
 
 
 _LENGTHS = Kind("numbers above zero, such as 768 or 768,1024", _lengths, "N", is_list=True)
-_DIMS = Option(
-    "Length of a vector; of several arrays 768,1024. May be repeated.", "N", common=True, from_texts=_parse_lengths
-)
-_DTYPE = Option("Type of a number: float32, float16, bfloat16, int8 and the like.", "TYPE", common=True)
-_BASE = Option("Memory that the process uses besides (model, libraries).", common=True)
-_WORKERS = Option("Number of processes at a time.", minimum=1, common=True)
+_DIMS = Option("Length of a vector; of several arrays 768,1024.", "N", from_texts=_parse_lengths)
+_DTYPE = Option("Type of a number: float32, float16, bfloat16, int8 and the like.", "TYPE")
+_BASE = Option("Memory that the process uses in addition (model, libraries).")
+_WORKERS = Option("Number of processes at a time.", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +155,9 @@ class EmbedFilesForecast(LimitOptions):
 
     source: Annotated[
         Any,
-        Option("A folder, a BIDS dataset or a table of file paths, in place of sizes.", "SOURCE", argument=True),
+        Argument("A folder, a BIDS dataset or a table of file paths, in place of sizes.", "SOURCE"),
     ] = None
-    files: Annotated[Names, Option("File column of SOURCE. May be repeated.", "COLUMN[:TYPE]")] = ()
+    files: Annotated[Names, Option("File column of SOURCE.", "COLUMN[:TYPE]")] = ()
     recipe: Annotated[Path | None, Option("Recipe that turns SOURCE into rows.", "NAME|FILE")] = None
     num_shards: Annotated[
         int | None, Option("Number of shards to divide SOURCE into.", default="as `datasets` does", minimum=1)
@@ -202,7 +200,7 @@ class ConcatForecast(LimitOptions):
 class PidForecast(LimitOptions):
     """The options of `brim.forecast("pid")`."""
 
-    pid: Annotated[int, Option("The process; its child processes count too.", "PID", argument=True, minimum=1)]
+    pid: Annotated[int, Argument("The process; its child processes count too.", "PID", minimum=1)]
     adds: Annotated[Size, Option("Memory that its next step adds.")] = None
     rows: Annotated[int | None, Option("Number of vectors that it joins next, in place of --adds.", minimum=1)] = None
     dims: Annotated[Any, _LENGTHS, _DIMS] = None
@@ -213,13 +211,11 @@ class PidForecast(LimitOptions):
 class SampledForecast(LimitOptions):
     """The options of `brim.forecast("sampled")`."""
 
-    logs: Annotated[
-        Any, Kind("paths", _paths, is_list=True), Option("Logs of brim run --fraction.", "LOG…", argument=True)
-    ] = ()
+    logs: Annotated[Any, Kind("paths", _paths, is_list=True), Argument("Logs of brim run --fraction.", "LOG…")] = ()
     points: Annotated[
         Any,
         Kind("fractions and peaks, such as 1/32=1.2GB", _paths, is_list=True),
-        Option("A fraction and its peak, such as 1/32=1.2GB. May be repeated.", "F=SIZE", flags=("--point",)),
+        Option("A fraction and its peak, such as 1/32=1.2GB.", "F=SIZE", flags=("--point",)),
     ] = ()
     at: Annotated[Any, Option("Fraction to estimate; 2 is twice the data.", "F")] = 1
 

@@ -2,7 +2,7 @@
 
 The file is Arrow streams and a JSON header, one after another, and ends with a SHA-256 of all that. Its rows and
 files are memory-mapped when it is loaded. It holds absolute paths, so only its owner may read it and it is never
-published. What is in it is described in docs/internals.md.
+published. What is in it is described in docs/contributing/architecture.md.
 """
 
 from __future__ import annotations

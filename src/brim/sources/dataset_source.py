@@ -1,7 +1,7 @@
 """A dataset of `datasets`, in memory, mapped from disk or streamed, as a file table.
 
 What is built from it loads to the same features, rows and bytes as what `Dataset.push_to_hub` makes, and
-nothing is held: see media.py for the columns of files. Other columns stay where they are, or go to the spill
+nothing is held: see media_columns.py for the columns of files. Other columns stay where they are, or go to the spill
 folder if they have to be put in order first.
 """
 

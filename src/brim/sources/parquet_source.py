@@ -241,21 +241,21 @@ class ParquetOrigin:
         """By the statistics of row groups that lie far away."""
         if not self._far:
             return None
-        mask = np.ones(len(self), bool)
+        bounds: list[Mapping[str, tuple[Any, Any]]] = []
+        counts: list[int] = []
         for number, shard in enumerate(self._shards(range(len(self.files)))):
+            values = {
+                name: partition_array(shard.file.shown, field, 1)[0].as_py() for name, field in self._partitions.items()
+            }
+            known = {name: (value, value) for name, value in values.items() if value is not None}
             opened = self._open(number)
             try:
-                values = {
-                    name: partition_array(shard.file.shown, field, 1)[0].as_py()
-                    for name, field in self._partitions.items()
-                }
-                known = {name: (value, value) for name, value in values.items() if value is not None}
-                for group, bounds in enumerate(shard.bounds(opened)):
-                    start, stop = self.edges[number] + shard.edges[group : group + 2]
-                    mask[start:stop] = may_choose(expression, bounds | known)
+                bounds += [{**group, **known} for group in shard.bounds(opened)]
             finally:
                 if shard.file.remote is None:
                     opened.close()
+            counts += np.diff(shard.edges).tolist()
+        mask = np.repeat(may_choose(expression, self.schema, bounds), counts)
         return None if mask.all() else mask
 
     def small(self, names: Iterable[str] | None = None, rows: Ints | None = None) -> pa.Table:

@@ -1,7 +1,7 @@
 """Recipes: small TOML files that say how a folder becomes rows and columns, and what to expect of it.
 
-This module reads and checks recipes. `recipe_rows` walks the folder; docs/recipes.md describes every key. A recipe is
-data: it can name no code.
+This module reads and checks recipes. `recipe_rows` walks the folder; docs/reference/recipes.md describes every key. A
+recipe is data: it cannot name code.
 
 What it expects of a whole dataset is held against what was found: in a folder, or in what is published. Whoever looked
 hands over numbers; nothing is read here but the files that a recipe requires.

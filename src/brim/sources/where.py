@@ -1,11 +1,14 @@
-"""`--where`: which rows, in Python's own syntax, with SQL's meaning of null.
+"""Choose rows with `--where`: Python's syntax, SQL's meaning of null, computed by Arrow.
 
     age > 40 and sex == "F"          subject in ["M2230", "M2231"]       "x" in tags
     seen >= "2024-01-31"             site.startswith("Os")               image.path.endswith(".png")
 
-The text is parsed, never run: names are columns, and only what is listed here is understood. A comparison with null is
-null, and a row is taken where the whole is true. `--sql` hands one boolean expression to DuckDB, shut off from the rest
-of the machine. Which rows are then done what with: selection.py.
+The text is parsed and never run. It is compiled to one Arrow expression, with which pyarrow also skips row groups that
+cannot have a chosen row. Names are columns, and any syntax that is not listed here is an error that points at it. A
+comparison with null is null, and a row is chosen if the condition is true.
+
+`--sql` passes one boolean expression to DuckDB, which has no access to files or to the network. The use of the chosen
+rows: selection.py.
 """
 
 from __future__ import annotations
@@ -17,50 +20,39 @@ import itertools
 import keyword
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
 from fractions import Fraction
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.fs import LocalFileSystem
 
 from brim.errors import InputError
 from brim.extras import missing
 from brim.file_set import Bools
+from brim.sources.file_table import one_array
 
 MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 128_000, 40_000, 60  # as long as an argument of a command can be
 _SQL_MEMORY = "256MB"
 _NOT_OPERATORS = frozenset(keyword.kwlist) - {"and", "or", "not", "in", "is", "None", "True", "False"}
 _NO_KERNEL = re.compile(r"has no kernel matching input types \((.+)\)")
-_BETWEEN = re.compile(r", (?![^(<]*[)>])")  # types, and not what is in the brackets of one
+_COMMA_BETWEEN_TYPES = re.compile(r", (?![^(<]*[)>])")
+_UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 _COMPARE = {
     ast.Gt: pc.greater, ast.GtE: pc.greater_equal, ast.Lt: pc.less, ast.LtE: pc.less_equal,
     ast.Eq: pc.equal, ast.NotEq: pc.not_equal,
 }  # fmt: skip
-
-
-def _widely(compute: Callable[..., Any], *values: Any) -> Any:
-    """Compute whole numbers as if their types had no end: with 64 bits, and with decimals where those overflow."""
-    if not all(pa.types.is_integer(value.type) for value in values):
-        return compute(*values)
-    try:
-        return compute(*(value if value.type == pa.uint64() else value.cast(pa.int64()) for value in values))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # uint64 has no negative numbers, nor goes with int64
-        return compute(*(value.cast(pa.decimal256(20, 0)) for value in values))
-
-
-def _divide(one: Any, other: Any) -> Any:
-    """As Python does: two whole numbers give a fraction. By zero it is null, as in SQL."""
-    low = other.cast(pa.float64())
-    return pc.divide(one.cast(pa.float64()), pc.if_else(pc.equal(low, 0.0), pa.scalar(None, pa.float64()), low))
-
-
-_COUNT: dict[type[ast.operator], Callable[..., Any]] = {
-    ast.Add: pc.add_checked, ast.Sub: pc.subtract_checked, ast.Mult: pc.multiply_checked, ast.Div: _divide,
+_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Gt: ast.Lt, ast.Lt: ast.Gt, ast.GtE: ast.LtE, ast.LtE: ast.GtE, ast.Eq: ast.Eq, ast.NotEq: ast.NotEq,
 }  # fmt: skip
-_TEXT: dict[str, Callable[..., Any]] = {
+_ARITHMETIC = {ast.Add: pc.add_checked, ast.Sub: pc.subtract_checked, ast.Mult: pc.multiply_checked}
+_TEXT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lower": pc.utf8_lower,
     "upper": pc.utf8_upper,
     "strip": pc.utf8_trim_whitespace,
@@ -69,21 +61,69 @@ _TEXT: dict[str, Callable[..., Any]] = {
     "contains": lambda values, text: pc.match_substring(values, pattern=text),
     "matches": lambda values, text: pc.match_substring_regex(values, pattern=text),
 }
-_OF_DATE = {"year": pc.year, "month": pc.month, "day": pc.day, "hour": pc.hour}
+_DATE_PARTS = {"year": pc.year, "month": pc.month, "day": pc.day, "hour": pc.hour}
+_NULL = pa.scalar(None, pa.bool_())
 
 
 def where_mask(
     text: str, table: pa.Table, labels: Mapping[str, list[str]] | None = None, known: Sequence[str] = ()
 ) -> Bools:
-    """Which rows of a table a text chooses. `labels` has the names of the columns that are class labels, `known` the
-    columns there are, if the table holds only some of them."""
-    found = _Evaluation(text, table, labels or {}, known).run()
-    mask = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-    return np.asarray(pc.fill_null(mask, False).to_numpy(zero_copy_only=False), bool)
+    """Return which rows of a table a condition chooses.
+
+    Args:
+        text: The condition.
+        table: The columns that it may use.
+        labels: The class names of columns that are class labels.
+        known: All columns of the dataset, if the table has only some of them.
+
+    Raises:
+        InputError: The condition is wrong. The message has a line with a caret.
+    """
+    try:
+        return _Condition(text, table.schema, labels, known).mask(table)
+    except InputError as error:  # perhaps of whole numbers that 64 bits do not hold
+        try:
+            return _Condition(text, table.schema, labels, known, wide=True).mask(table)
+        except InputError:
+            raise error from None
+
+
+def may_choose(text: str, schema: pa.Schema, bounds: Sequence[Mapping[str, tuple[Any, Any]]]) -> list[bool]:
+    """Return for each group of rows whether a condition can choose one of them; True if the condition is wrong.
+
+    `bounds` has for each group the smallest and the largest value of some columns, which do not count nulls and NaN.
+    """
+    import pyarrow.dataset as ds  # only for shards that are remote
+
+    try:
+        condition = _Condition(text, schema)
+    except InputError:
+        return [True] * len(bounds)
+    # A comparison with null is null, whatever is around it, and one with NaN is false. So only a test for null or a
+    # negation can choose a row by a value outside of the bounds.
+    not_bounded = {field.name for field in schema if condition.has_negation and pa.types.is_floating(field.type)}
+    files, filesystem = ds.ParquetFileFormat(), LocalFileSystem()
+    fragments = []
+    for number, group in enumerate(bounds):
+        guarantee = pc.scalar(True)
+        for name in group.keys() - not_bounded:
+            column = pc.field(name)
+            try:
+                low, high = (pc.scalar(pa.scalar(value, schema.field(name).type)) for value in group[name])
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                continue  # the statistics are of another type than the column
+            within = (column >= low) & (column <= high)
+            guarantee &= within | column.is_null() if name in condition.tested_for_null else within
+        # A fragment stands for a group of rows. No file of this name is opened.
+        fragments.append(files.make_fragment(str(number), filesystem, partition_expression=guarantee))
+    dataset = ds.FileSystemDataset(fragments, condition.schema, files, filesystem)
+    result = condition.result if isinstance(condition.result, pc.Expression) else pc.scalar(condition.result)
+    chosen = {fragment.path for fragment in dataset.get_fragments(result)}
+    return [str(number) in chosen for number in range(len(bounds))]
 
 
 def labels_of(features: Any) -> dict[str, list[str]]:
-    """The names of the columns that are class labels."""
+    """Return the class names of the columns that are class labels."""
     found = {}
     for name, feature in features.items() if isinstance(features, Mapping) else ():
         if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel":
@@ -92,17 +132,17 @@ def labels_of(features: Any) -> dict[str, list[str]]:
 
 
 def names_in(text: str, known: list[str]) -> list[str]:
-    """The columns that a text names, as far as it can be parsed."""
+    """Return the columns that a condition names; all if it cannot be parsed."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return known
-    named = {found for node in ast.walk(tree) if (found := _named(node)) is not None}
+    named = {name for node in ast.walk(tree) if (name := _column_name(node)) is not None}
     return [name for name in known if name in named]
 
 
-def _named(node: ast.AST) -> str | None:
-    """The column that a node is: a name, or `column("any name")`."""
+def _column_name(node: ast.AST) -> str | None:
+    """Return the column that a node is: a name, or `column("any name")`."""
     if isinstance(node, ast.Name):
         return node.id
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id != "column":
@@ -111,324 +151,382 @@ def _named(node: ast.AST) -> str | None:
     return text if isinstance(text, str) and not node.keywords else None
 
 
-Bounds = Mapping[str, tuple[Any, Any]]
+Value = Any  # of a part of a condition: a pc.Expression, or a pa.Scalar if it is a constant
 
 
-def may_choose(text: str, bounds: Bounds) -> bool:
-    """Whether a text can choose one of some rows, of which the smallest and the largest values of columns are known.
+def _call(function: Callable[..., Any], *values: Value) -> Value:
+    """Apply a function of pyarrow. Constants are computed at once."""
+    if not any(isinstance(value, pc.Expression) for value in values):
+        return function(*values)
+    return function(*(value if isinstance(value, pc.Expression) else pc.scalar(value) for value in values))
 
-    What is not understood may: only rows that cannot be chosen are left out.
+
+class _Condition:
+    """A condition, compiled to an Arrow expression for tables of one schema.
+
+    `wide` computes whole numbers as decimals, which hold more than 64 bits. Arrow has no function that looks for a
+    value in a list: each such test becomes another column, which is computed first and which `schema` includes.
     """
-    if len(text) > MOST_CHARACTERS:
-        return True
-    try:
-        return _may(ast.parse(text.strip(), mode="eval").body, bounds)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return True
 
+    def __init__(
+        self, text: str, schema: pa.Schema, labels: Mapping[str, list[str]] | None = None, known: Sequence[str] = (),
+        wide: bool = False,
+    ) -> None:  # fmt: skip
+        # A comment ends with its line, so only lines without one can be joined.
+        self._text = text.strip() if "#" in text else " ".join(text.strip().splitlines())
+        self.schema, self._labels, self._known, self._wide = schema, labels or {}, known or schema.names, wide
+        self.tested_for_null: set[str] = set()
+        self.has_negation = False
+        self._lists: list[tuple[str, Value, Value]] = []  # name of the column, the lists, the test of their values
+        self._compiled: dict[ast.AST, Value] = {}
+        self._root = self._parse()
+        self.result = self._compile(self._root)
+        if not pa.types.is_boolean(self._type(self.result)):
+            raise self._error("is not true or false for each row", 0, "Write a comparison, like age > 40.")
 
-def _may(node: ast.expr, bounds: Bounds) -> bool:
-    if isinstance(node, ast.BoolOp):
-        found = (_may(value, bounds) for value in node.values)
-        return all(found) if isinstance(node.op, ast.And) else any(found)
-    if not isinstance(node, ast.Compare):
-        return True
-    sides = [node.left, *node.comparators]
-    return all(_may_compare(*parts, bounds) for parts in zip(sides, node.ops, sides[1:], strict=False))
-
-
-_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Gt: ast.Lt, ast.Lt: ast.Gt, ast.GtE: ast.LtE, ast.LtE: ast.GtE, ast.Eq: ast.Eq,
-}  # fmt: skip
-
-
-def _may_compare(left: ast.expr, operator: ast.cmpop, right: ast.expr, bounds: Bounds) -> bool:
-    kind = type(operator)
-    if _named(right) is not None and kind in _MIRRORED:
-        left, right, kind = right, left, _MIRRORED[kind]
-    name = _named(left)
-    if name is None or name not in bounds:
-        return True
-    low, high = bounds[name]
-    if kind is ast.In and isinstance(right, ast.List | ast.Tuple):
-        return any(_may_be(ast.Eq, part, low, high) for part in right.elts)
-    return _may_be(kind, right, low, high)
-
-
-def _may_be(kind: type[ast.cmpop], node: ast.expr, low: Any, high: Any) -> bool:
-    sign = 1
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        node, sign = node.operand, -1
-    if not isinstance(node, ast.Constant):
-        return True
-    value = node.value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = sign * value
-        # pyarrow compares fractions with whole numbers as fractions
-        if any(type(one) not in (int, float) or not -(2**53) < one < 2**53 for one in (value, low, high)):
-            return True
-    elif not all(isinstance(one, str) for one in (value, low, high)):
-        return True
-    if kind is ast.Gt:
-        return bool(high > value)
-    if kind is ast.GtE:
-        return bool(high >= value)
-    if kind is ast.Lt:
-        return bool(low < value)
-    if kind is ast.LtE:
-        return bool(low <= value)
-    return bool(low <= value <= high) if kind is ast.Eq else True
-
-
-class _Evaluation:
-    def __init__(self, text: str, table: pa.Table, labels: Mapping[str, list[str]], known: Sequence[str]) -> None:
-        self.text, self.table, self.labels = text.strip(), table, labels
-        if "#" not in text:  # behind which a line is a comment, and the next one is not
-            self.text = " ".join(self.text.splitlines())
-        self.known = known or table.column_names
-
-    def run(self) -> Any:
-        if not self.text:
+    def _parse(self) -> ast.expr:
+        if not self._text:
             raise InputError("The expression of --where is empty.", hint="Leave --where out to take all rows.")
-        if len(self.text) > MOST_CHARACTERS:
+        if len(self._text) > MOST_CHARACTERS:
             raise InputError(
                 f"The expression of --where is longer than {MOST_CHARACTERS:,} characters.",
                 hint="In Python, .take(rows) chooses any number of rows.",
             )
         try:
-            tree = ast.parse(self.text, mode="eval").body
+            root = ast.parse(self._text, mode="eval").body
         except SyntaxError as error:
-            place = min(error.offset - 1 if error.offset else len(self.text), len(self.text))
-            raise self._wrong(f"is not an expression: {error.msg}", place, _syntax_hint(self.text)) from None
+            position = min(error.offset - 1 if error.offset else len(self._text), len(self._text))
+            raise self._error(f"is not an expression: {error.msg}", position, _syntax_hint(self._text)) from None
         except (ValueError, RecursionError, MemoryError):
             raise InputError("The expression of --where is nested too deeply or has a null character.") from None
-        if sum(1 for _ in ast.walk(tree)) > MOST_NODES or _depth(tree) > MOST_DEPTH:
+        nodes, level = 0, list[ast.AST]([root])
+        for _ in range(MOST_DEPTH):
+            nodes += len(level)
+            level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if level or nodes > MOST_NODES:
             raise InputError(f"The expression of --where has more than {MOST_NODES:,} parts or {MOST_DEPTH} levels.")
-        found = self._value(tree)
-        if isinstance(found, pa.Scalar) and pa.types.is_boolean(found.type):
-            found = pa.repeat(found, self.table.num_rows)
-        if not isinstance(found, pa.Array | pa.ChunkedArray) or not pa.types.is_boolean(found.type):
-            raise self._wrong("is not true or false for each row", 0, "Write a comparison, like age > 40.")
-        return found
+        return root
 
-    def _wrong(self, what: str, place: int | ast.AST, hint: str = "") -> InputError:
-        """An error that points at its place."""
-        at = place if isinstance(place, int) else getattr(place, "col_offset", 0)
-        if not isinstance(place, int):
-            at = len(self.text.encode()[:at].decode(errors="replace"))
-        start = max(at - 60, 0)
-        line = self.text[start : at + 60].replace("\n", " ")
-        return InputError(f"--where {what}:\n  {line}\n  {' ' * (at - start)}^", hint=hint, position=at)
-
-    def _value(self, node: ast.AST) -> Any:
+    def mask(self, table: pa.Table) -> Bools:
+        """Return which rows of a table are chosen."""
+        if isinstance(self.result, pa.Scalar):
+            return np.full(table.num_rows, bool(self.result.as_py()))
         try:
-            return self._known(node)
-        except OverflowError:
-            raise self._wrong("has a number that is too large to compare with", node) from None
-        except (pa.ArrowException, TypeError) as error:
-            reason = _in_words(str(error).split("\n")[0][:200])
-            hint = "" if "regular expression" in reason else "Are the types those of the columns?"
-            raise self._wrong(f"cannot be computed ({reason})", node, hint) from None
+            for name, lists, test in self._lists:
+                array = one_array(_evaluate(table, lists))
+                hits = _evaluate(pa.table({"": array.flatten()}), test).fill_null(False)
+                rows = np.repeat(np.arange(len(array)), pc.fill_null(pc.list_value_length(array), 0))
+                is_in = np.zeros(len(array), bool)
+                is_in[rows[np.asarray(hits, bool)]] = True
+                table = table.append_column(name, pa.array(is_in, mask=np.asarray(array.is_null(), bool)))
+            return np.asarray(_evaluate(table, self.result).fill_null(False), bool)
+        except pa.ArrowException as error:
+            raise self._failure(table, self._root) or self._cannot_compute(error, self._root) from None
 
-    def _known(self, node: ast.AST) -> Any:
+    def _failure(self, table: pa.Table, node: ast.AST) -> InputError | None:
+        """Return the error of the innermost part that cannot be computed."""
+        for child in ast.iter_child_nodes(node):
+            if (error := self._failure(table, child)) is not None:
+                return error
+        try:
+            if isinstance(self._compiled.get(node), pc.Expression):
+                _evaluate(table, self._compiled[node])
+        except pa.ArrowException as error:
+            return self._cannot_compute(error, node)
+        return None
+
+    def _type(self, value: Value) -> pa.DataType:
+        if isinstance(value, pa.Scalar):
+            return value.type
+        return _scanner(self.schema.empty_table(), value).projected_schema.field(0).type
+
+    def _error(self, what: str, position: int | ast.AST, hint: str = "") -> InputError:
+        """Return an error with the text and a caret below the position."""
+        if not isinstance(position, int):  # ast counts bytes
+            position = len(self._text.encode()[: getattr(position, "col_offset", 0)].decode(errors="replace"))
+        start = max(position - 60, 0)
+        line = self._text[start : position + 60].replace("\n", " ")
+        return InputError(f"--where {what}:\n  {line}\n  {' ' * (position - start)}^", hint=hint, position=position)
+
+    def _cannot_compute(self, error: BaseException, node: ast.AST) -> InputError:
+        if isinstance(error, OverflowError):
+            return self._error("has a number that is too large to compare with", node)
+        reason = str(error).split("\n")[0][:200]
+        if (types := _NO_KERNEL.search(reason)) is not None:
+            reason = f"it does not work on {' and '.join(_COMMA_BETWEEN_TYPES.split(types[1]))}"
+        hint = "" if "regular expression" in reason else "Are the types those of the columns?"
+        return self._error(f"cannot be computed ({reason})", node, hint)
+
+    def _compile(self, node: ast.expr) -> Value:
+        try:
+            value = self._compiled[node] = self._compile_node(node)
+            self._type(value)  # refuses types that do not fit
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise self._cannot_compute(error, node) from None
+        return value
+
+    def _compile_node(self, node: ast.expr) -> Value:
         if isinstance(node, ast.BoolOp):
-            return self._logic(node)
-        if isinstance(node, ast.UnaryOp):
-            return self._unary(node)
+            join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
+            return reduce(partial(_call, join), map(self._compile_condition, node.values))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            self.has_negation = True
+            return _call(pc.invert, self._compile_condition(node.operand))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            if isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int):
+                return _constant(-node.operand.value)
+            return _call(pc.negate_checked, *self._numbers(node.operand))
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            return _call(_ARITHMETIC[type(node.op)], *self._numbers(node.left, node.right))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):  # by zero it is null, as in SQL
+            one, other = (number.cast(pa.float64()) for number in self._numbers(node.left, node.right))
+            is_zero = _call(pc.equal, other, pa.scalar(0.0))
+            return _call(pc.divide, one, _call(pc.if_else, is_zero, pa.scalar(None, pa.float64()), other))
         if isinstance(node, ast.Compare):
-            return self._comparisons(node)
-        if isinstance(node, ast.BinOp) and type(node.op) in _COUNT:
-            return _widely(_COUNT[type(node.op)], self._value(node.left), self._value(node.right))
-        if (name := _named(node)) is not None:
+            sides = [node.left, *node.comparators]
+            return reduce(partial(_call, pc.and_kleene), map(self._comparison, sides, node.ops, sides[1:]))
+        if (name := _column_name(node)) is not None:
             return self._column(node, name)
         if isinstance(node, ast.Attribute):
-            return self._attribute(node)
+            value = self._compile(node.value)
+            kind = self._type(value)
+            if pa.types.is_temporal(kind) and node.attr in _DATE_PARTS:
+                return _call(_DATE_PARTS[node.attr], value)
+            if not pa.types.is_struct(kind) or kind.get_field_index(node.attr) < 0:
+                hint = "Bytes inside a column cannot be used to select rows."
+                raise self._error(f"asks for {node.attr!r}, which {kind} does not have", node, hint)
+            return _comparable(pc.struct_field(value, node.attr), kind.field(node.attr).type)[0]
         if isinstance(node, ast.Call):
-            return self._call(node)
+            return self._function(node)
         if isinstance(node, ast.Constant) and not isinstance(node.value, complex | type(...)):
-            return _scalar(node.value)
-        raise self._wrong("has a part that is not supported", node, "docs/select.md lists what is supported.")
+            return _constant(node.value)
+        raise self._error("has a part that is not supported", node, "docs/reference/where.md lists the syntax.")
 
-    def _logic(self, node: ast.BoolOp) -> Any:
-        join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
-        found = self._yes_no(node.values[0])
-        for value in node.values[1:]:
-            found = join(found, self._yes_no(value))
-        return found
-
-    def _yes_no(self, node: ast.AST) -> Any:
-        value = self._value(node)
-        if not pa.types.is_boolean(value.type):
-            raise self._wrong(
-                "has `and`, `or` or `not` with a value that is not true or false", node, "Write a comparison there."
-            )
+    def _compile_condition(self, node: ast.expr) -> Value:
+        value = self._compile(node)
+        if not pa.types.is_boolean(self._type(value)):
+            what = "has `and`, `or` or `not` with a value that is not true or false"
+            raise self._error(what, node, "Write a comparison there.")
         return value
 
-    def _unary(self, node: ast.UnaryOp) -> Any:
-        if isinstance(node.op, ast.Not):
-            return pc.invert(self._yes_no(node.operand))
-        if isinstance(node.op, ast.USub):
-            if isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int):
-                return _scalar(-node.operand.value)
-            return _widely(pc.negate_checked, self._value(node.operand))
-        raise self._wrong("has a part that is not supported", node)
+    def _numbers(self, *nodes: ast.expr) -> list[Value]:
+        """Compile the numbers of a calculation. Arrow would compute with the smallest types that they fit in."""
+        values = [self._compile(node) for node in nodes]
+        types = [self._type(value) for value in values]
+        if any(pa.types.is_floating(kind) for kind in types):
+            return [value.cast(pa.float64()) for value in values]
+        if self._wide or any(pa.types.is_decimal(kind) for kind in types):
+            wide = pa.decimal256(20, 0)
+            return [v.cast(wide) if pa.types.is_integer(kind) else v for v, kind in zip(values, types, strict=True)]
+        is_long = [kind == pa.uint64() or not pa.types.is_integer(kind) for kind in types]
+        return [value if long else value.cast(pa.int64()) for value, long in zip(values, is_long, strict=True)]
 
-    def _column(self, node: ast.AST, name: str) -> Any:
-        names = self.table.column_names
-        if names.count(name) == 1:
-            return _comparable(self.table.column(name))
-        if name in self.known:
-            raise self._wrong(f"names the column {name!r}, which has bytes and cannot be used to select rows", node)
-        same = [one for one in self.known if one.casefold() == name.casefold()]
-        near = same or difflib.get_close_matches(name, self.known, 1)
-        meant = f"Did you mean {near[0]}? " if near else f'A text is in quotes, "{name}". '
-        hint = f"{meant}Columns: {', '.join(self.known[:30])}."
-        raise self._wrong(f"names the column {name!r}, which does not exist", node, hint)
+    def _column(self, node: ast.expr, name: str) -> Value:
+        if self.schema.names.count(name) == 1:
+            return _comparable(pc.field(name), self.schema.field(name).type)[0]
+        if name in self._known:
+            raise self._error(f"names the column {name!r}, which has bytes and cannot be used to select rows", node)
+        same = [known for known in self._known if known.casefold() == name.casefold()]
+        near = same or difflib.get_close_matches(name, self._known, 1)
+        suggestion = f"Did you mean {near[0]}? " if near else f'A text is in quotes, "{name}". '
+        hint = f"{suggestion}Columns: {', '.join(self._known[:30])}."
+        raise self._error(f"names the column {name!r}, which does not exist", node, hint)
 
-    def _attribute(self, node: ast.Attribute) -> Any:
-        value = self._value(node.value)
-        if pa.types.is_temporal(value.type) and node.attr in _OF_DATE:
-            return _OF_DATE[node.attr](value)
-        if not pa.types.is_struct(value.type) or value.type.get_field_index(node.attr) < 0:
-            hint = "Bytes inside a column cannot be used to select rows."
-            raise self._wrong(f"asks for {node.attr!r}, which {value.type} does not have", node, hint)
-        return _comparable(pc.struct_field(value, node.attr))
-
-    def _call(self, node: ast.Call) -> Any:
+    def _function(self, node: ast.Call) -> Value:
         if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
-            raise self._wrong("has a call with unsupported arguments", node)
+            raise self._error("has a call with unsupported arguments", node)
         if isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1:
-            value = self._value(node.args[0])
-            return pc.list_value_length(value) if _is_list(value.type) else pc.utf8_length(value)
+            value = self._compile(node.args[0])
+            return _call(pc.list_value_length if _has_lists(self._type(value)) else pc.utf8_length, value)
         if isinstance(node.func, ast.Name) and node.func.id == "abs" and len(node.args) == 1:
-            return _widely(pc.abs_checked, self._value(node.args[0]))
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT:
-            value = self._value(node.func.value)
+            return _call(pc.abs_checked, *self._numbers(node.args[0]))
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_FUNCTIONS:
+            value = self._compile(node.func.value)
             texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
             if len(texts) != len(node.args) or len(texts) != (node.func.attr not in ("lower", "upper", "strip")):
-                raise self._wrong(f"calls {node.func.attr} with unsupported arguments", node)
-            return _TEXT[node.func.attr](value, *texts)
-        known = ", ".join([*_TEXT, "len", "abs", "column"])
-        raise self._wrong("calls an unknown function", node, f"Known functions: {known}.")
+                raise self._error(f"calls {node.func.attr} with unsupported arguments", node)
+            return _TEXT_FUNCTIONS[node.func.attr](value, *texts)
+        functions = ", ".join([*_TEXT_FUNCTIONS, "len", "abs", "column"])
+        raise self._error("calls an unknown function", node, f"Known functions: {functions}.")
 
-    def _comparisons(self, node: ast.Compare) -> Any:
-        found, left = None, node.left
-        for sign, right in zip(node.ops, node.comparators, strict=True):
-            one = self._comparison(left, sign, right)
-            found = one if found is None else pc.and_kleene(found, one)
-            left = right
-        return found
-
-    def _comparison(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:
-        none = isinstance(right, ast.Constant) and right.value is None
-        if isinstance(sign, ast.Is | ast.IsNot) or (none and isinstance(sign, ast.Eq | ast.NotEq)):
-            if not none:
-                raise self._wrong("has `is` with a value that is not None", right)
-            null = pc.is_null(self._value(left))
-            return null if isinstance(sign, ast.Is | ast.Eq) else pc.invert(null)
+    def _comparison(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Value:
+        is_none = isinstance(right, ast.Constant) and right.value is None
+        self.has_negation |= isinstance(sign, ast.NotEq | ast.IsNot | ast.NotIn)
+        if isinstance(sign, ast.Is | ast.IsNot) or (is_none and isinstance(sign, ast.Eq | ast.NotEq)):
+            if not is_none:
+                raise self._error("has `is` with a value that is not None", right)
+            self.tested_for_null |= {name for node in ast.walk(left) if (name := _column_name(node)) is not None}
+            null = _call(pc.is_null, self._compile(left))
+            return null if isinstance(sign, ast.Is | ast.Eq) else _call(pc.invert, null)
         if isinstance(sign, ast.In | ast.NotIn):
-            found = self._inside(left, right)
-            return found if isinstance(sign, ast.In) else pc.invert(found)
-        one, other = self._alike(left, right)
-        kind = type(sign)
-        if isinstance(one, pa.Scalar):
-            one, other, kind = other, one, _MIRRORED.get(kind, kind)
-        return _compared(one, kind, other)
-
-    def _alike(self, left: ast.expr, right: ast.expr) -> tuple[Any, Any]:
-        """Two sides of a comparison, a text as what it is compared with: a date, or the number of a label."""
-        one, other = self._value(left), self._value(right)
+            if isinstance(right, ast.List | ast.Tuple | ast.Set):
+                found = self._is_one_of(left, right)
+            else:
+                found = self._has_value(right, left)
+            return found if isinstance(sign, ast.In) else _call(pc.invert, found)
+        one, other, kind = self._compile(left), self._compile(right), type(sign)
+        if not isinstance(other, pa.Scalar) and isinstance(one, pa.Scalar):
+            left, right, one, other, kind = right, left, other, one, _MIRRORED[kind]
         if isinstance(other, pa.Scalar):
-            other = self._fitted(other, one, left, right)
-        elif isinstance(one, pa.Scalar):
-            one = self._fitted(one, other, right, left)
-        return one, other
+            column_type = self._type(one)
+            return _compare(one, column_type, kind, self._fitted(other, column_type, left, right))
+        return _call(_COMPARE[kind], one, other)
 
-    def _fitted(self, value: Any, column: Any, column_node: ast.AST, node: ast.AST) -> Any:
-        if pa.types.is_integer(value.type) and pa.types.is_floating(column.type):
-            number = value.as_py()  # pyarrow would make it a fraction as coarse as the column's
+    def _fitted(self, value: pa.Scalar, column_type: pa.DataType, column: ast.AST, node: ast.AST) -> pa.Scalar:
+        """Return a constant in a type to compare with a column: a text as a date, or as the number of its class."""
+        if pa.types.is_integer(value.type) and pa.types.is_floating(column_type):
+            number = value.as_py()  # pyarrow would round it to a float as coarse as the column's
             return pa.scalar(float(number)) if number == int(float(number)) else value
+        if pa.types.is_integer(value.type) and pa.types.is_decimal(column_type):
+            return pa.scalar(Decimal(value.as_py()))
         if not pa.types.is_string(value.type):
             return value
-        name = _named(column_node)
-        if name is not None and name in self.labels and pa.types.is_integer(column.type):
-            names = self.labels[name]
-            if value.as_py() not in names:
-                raise self._wrong(f"compares with a class that {name} does not have", node)
-            return pa.scalar(names.index(value.as_py()), column.type)
-        if pa.types.is_temporal(column.type):
+        text, name = value.as_py(), _column_name(column)
+        if name is not None and name in self._labels and pa.types.is_integer(column_type):
+            if text not in self._labels[name]:
+                raise self._error(f"compares with a class that {name} does not have", node)
+            return pa.scalar(self._labels[name].index(text), column_type)
+        if pa.types.is_temporal(column_type):
             try:
-                return _moment(value, column.type)
+                return _parse_time(text, column_type)
             except (pa.ArrowException, ValueError):
-                what, example = ("time", "10:30:00") if pa.types.is_time(column.type) else ("date", "2024-01-31")
-                zone = "" if getattr(column.type, "tz", None) else ", without a zone"
+                what, example = ("time", "10:30:00") if pa.types.is_time(column_type) else ("date", "2024-01-31")
+                zone = "" if getattr(column_type, "tz", None) else ", without a zone"
                 hint = f'Write it as "{example}"{zone}.'
-                raise self._wrong(f"compares a {what} with a text that is not one", node, hint) from None
+                raise self._error(f"compares a {what} with a text that is not one", node, hint) from None
         return value
 
-    def _inside(self, left: ast.expr, right: ast.expr) -> Any:
-        if isinstance(right, ast.List | ast.Tuple | ast.Set):
-            column = self._value(left)
-            constants = [self._constant(element) for element in right.elts]
-            values = [self._fitted(_scalar(c), column, left, right) for c in constants if c is not None]
-            # Each is compared as == compares it: a text is no number, and 2.0 is the number 2.
-            found = pc.if_else(pc.is_null(column), pa.scalar(None, pa.bool_()), pa.scalar(False))
-            for value in self._several(values, column, node=right):
-                found = pc.or_kleene(found, value)
-            return pc.or_kleene(found, pa.scalar(None, pa.bool_())) if None in constants else found
-        column = self._value(right)
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            text = self._constant(left)
-            if not isinstance(text, str):
-                raise self._wrong("has `in` with a value that is not a text", left)
-            return pc.match_substring(column, pattern=text)
-        if not _is_list(column.type):
-            raise self._wrong("has `in` with a value that is neither a list nor a text", right)
-        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
-        values = _comparable(array.flatten())
-        hit = pc.fill_null(
-            _compared(values, ast.Eq, self._fitted(_scalar(self._constant(left)), values, right, left)), False
-        )
-        rows = np.repeat(np.arange(len(array)), pc.fill_null(pc.list_value_length(array), 0))
-        mask = np.zeros(len(array), bool)
-        mask[rows[np.asarray(hit.to_numpy(zero_copy_only=False), bool)]] = True
-        return pa.array(mask, mask=np.asarray(array.is_null().to_numpy(zero_copy_only=False), bool))
-
-    def _several(self, values: list[Any], column: Any, node: ast.AST) -> Iterator[Any]:
-        """Where a column is one of some values: those of its own type are looked up at once."""
-        own, others = [], []
-        for value in values:
+    def _is_one_of(self, left: ast.expr, node: ast.List | ast.Tuple | ast.Set) -> Value:
+        """Compile `column in [...]`. Each value is compared as == does: 2.0 is 2, and "2" is not."""
+        column = self._compile(left)
+        kind = self._type(column)
+        constants = [self._literal(element) for element in node.elts]
+        same_type: list[pa.Scalar] = []
+        tests: list[Value] = []
+        for value in [self._fitted(_constant(c), kind, left, node) for c in constants if c is not None]:
             try:
-                _compared(pa.array([], column.type), ast.Eq, value)
+                test = _compare(column, kind, ast.Eq, value)
             except pa.ArrowException:
-                raise self._wrong(f"looks for {value.as_py()!r} in a column of {column.type}", node) from None
+                raise self._error(f"looks for {value.as_py()!r} in a column of {kind}", node) from None
             try:
-                fitted = value.cast(column.type)
+                fitted = value.cast(kind)
+                is_zero = pa.types.is_floating(kind) and fitted.as_py() == 0  # for is_in, -0.0 is another value
+                is_same = not is_zero and fitted.cast(value.type).equals(value)
             except pa.ArrowException:
-                others.append(value)
-            else:
-                zero = pa.types.is_floating(column.type) and fitted.as_py() == 0  # which minus zero is too
-                same = not zero and fitted.cast(value.type).equals(value)
-                own += [fitted] if same else []
-                others += [] if same else [value]
-        if own:
-            yield pc.is_in(column, value_set=pa.array(own, column.type))
-        for value in others:
-            yield _compared(column, ast.Eq, value)
+                is_same = False
+            if not (is_same and same_type):  # is_in is false for null, so one of its values is also compared
+                tests.append(test)
+            same_type += [fitted] if is_same else []
+        if len(same_type) > 1:
+            tests.append(pc.is_in(column, value_set=pa.array(same_type, kind)))
+        tests += [_NULL] if None in constants else []
+        return reduce(partial(_call, pc.or_kleene), tests) if tests else _same_for_all(column, False)
 
-    def _constant(self, node: ast.expr) -> Any:
+    def _has_value(self, right: ast.expr, left: ast.expr) -> Value:
+        """Compile `value in column` of texts or lists."""
+        column, value = self._compile(right), self._literal(left)
+        kind = self._type(column)
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            if not isinstance(value, str):
+                raise self._error("has `in` with a value that is not a text", left)
+            return pc.match_substring(column, pattern=value)
+        if not _has_lists(kind):
+            raise self._error("has `in` with a value that is neither a list nor a text", right)
+        values, kind = _comparable(pc.field(""), kind.value_type)
+        name = f"\0list {len(self._lists)}"
+        test = _compare(values, kind, ast.Eq, self._fitted(_constant(value), kind, right, left))
+        self._lists.append((name, column, test))
+        self.schema = self.schema.append(pa.field(name, pa.bool_()))
+        return pc.field(name)
+
+    def _literal(self, node: ast.expr) -> Any:
         try:
             value = ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, RecursionError):
-            raise self._wrong("needs a plain value here", node) from None
+            value = ...
         if value is not None and not isinstance(value, str | int | float | bool | bytes):
-            raise self._wrong("needs a plain value here", node)
+            raise self._error("needs a plain value here", node)
         return value
 
 
+def _scanner(table: pa.Table, expression: Value) -> Any:
+    import pyarrow.dataset as ds  # 12 ms, which a command without --where does not need
+
+    return ds.dataset(table).scanner(columns={"": expression}, use_threads=False)
+
+
+def _evaluate(table: pa.Table, expression: Value) -> pa.ChunkedArray:
+    return _scanner(table, expression).to_table().column(0)
+
+
+def _constant(value: Any) -> pa.Scalar:
+    is_large = isinstance(value, int) and not isinstance(value, bool) and 2**63 <= value < 2**64
+    return pa.scalar(value, pa.uint64()) if is_large else pa.scalar(value)
+
+
+def _compare(column: Value, column_type: pa.DataType, kind: type[ast.cmpop], value: pa.Scalar) -> Value:
+    """Compare a column with a constant. Whole numbers and points in time are compared exactly, as Python does.
+
+    Arrow would compare them as 64-bit floats, or refuse a constant that the type of the column cannot hold.
+    """
+    is_constant, kinds = isinstance(column, pa.Scalar) or not value.is_valid, (column_type, value.type)
+    is_number = pa.types.is_integer(value.type) or pa.types.is_floating(value.type)
+    if pa.types.is_integer(column_type) and is_number and not is_constant:
+        number: Any = value.as_py()
+    elif all(map(pa.types.is_timestamp, kinds)) and not is_constant:
+        number = Fraction(value.value * _UNITS_PER_SECOND[column_type.unit], _UNITS_PER_SECOND[value.type.unit])
+    else:
+        _COMPARE[kind](pa.array([], column_type), value)  # its error names the types
+        return _call(_COMPARE[kind], column, value)
+    bits, is_unsigned = column_type.bit_width, pa.types.is_unsigned_integer(column_type)
+    low, high = (0, 2**bits - 1) if is_unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    tests_equality, is_whole = kind in (ast.Eq, ast.NotEq), number % 1 == 0
+    if not low <= number <= high or (tests_equality and not is_whole):  # also NaN
+        is_above = number > high
+        is_true = kind is ast.NotEq if tests_equality or math.isnan(number) else is_above == (kind in (ast.Lt, ast.LtE))
+        return _same_for_all(column, is_true)
+    near = math.floor(number) if kind in (ast.Gt, ast.LtE) else math.ceil(number)
+    whole = pa.scalar(near, pa.uint64() if is_unsigned else pa.int64())
+    return _call(_COMPARE[kind], column, whole.cast(column_type))
+
+
+def _comparable(column: pc.Expression, kind: pa.DataType) -> tuple[pc.Expression, pa.DataType]:
+    """Return a column in a type that Arrow compares, and the type."""
+    other = pa.float32() if pa.types.is_float16(kind) else kind.value_type if pa.types.is_dictionary(kind) else kind
+    return (column, kind) if other == kind else (column.cast(other), other)
+
+
+def _same_for_all(column: Value, value: bool) -> Value:
+    """Return a part that is `value` where a column is not null, and null elsewhere."""
+    return _call(pc.if_else, _call(pc.is_null, column), _NULL, pa.scalar(value))
+
+
+def _has_lists(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _parse_time(text: str, kind: pa.DataType) -> pa.Scalar:
+    """Parse a date, a time of the day, or a point in time, to compare with a column of type `kind`.
+
+    The result has a finer type where that of the column cannot hold it. A time without a zone is in UTC.
+    """
+    if pa.types.is_time(kind):
+        time = datetime.time.fromisoformat(text)
+        if time.tzinfo is not None:
+            raise ValueError("a time of the day has no zone")
+        return pa.scalar(time, pa.time64("us"))
+    value, zone = pa.scalar(text), getattr(kind, "tz", None)
+    if pa.types.is_date(kind):
+        with suppress(pa.ArrowException):
+            return value.cast(kind)
+    for parsed_zone, unit in itertools.product([None, "UTC"] if zone else [None], ("us", "ns")):
+        with suppress(pa.ArrowException):
+            return value.cast(pa.timestamp(unit, parsed_zone)).cast(pa.timestamp(unit, zone))
+    raise ValueError("neither a date nor a point in time")
+
+
 def _syntax_hint(text: str) -> str:
-    """Return what to write instead of SQL's words, or of a column whose name is a word of Python."""
+    """Return what to write instead of SQL's keywords, or of a column whose name is a keyword of Python."""
     words = re.findall(r"[^\W\d]\w*|[<>!=]=?", re.sub(r"""(['"]).*?\1""", "", text))
     for word in words:
         if word in ("AND", "OR", "NOT", "IN", "IS"):
@@ -438,87 +536,6 @@ def _syntax_hint(text: str) -> str:
         if word in _NOT_OPERATORS:
             return f'{word} is a word of Python. Write column("{word}") for the column.'
     return "Equality is written ==." if "=" in words else ""
-
-
-def _scalar(value: Any) -> Any:
-    """A constant as pyarrow has it: whole numbers that only unsigned ones reach are of these."""
-    large = isinstance(value, int) and not isinstance(value, bool) and 2**63 <= value < 2**64
-    return pa.scalar(value, pa.uint64()) if large else pa.scalar(value)
-
-
-def _comparable(column: Any) -> Any:
-    """A column as what its values are, where pyarrow does not compare them as they are stored."""
-    if pa.types.is_float16(column.type):
-        return column.cast(pa.float32())
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-_IN_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-
-
-def _moment(value: Any, kind: pa.DataType) -> Any:
-    """A text as a date, a time of the day or a point in time, of a finer type where the column's does not hold it; one
-    without a zone is of UTC."""
-    if pa.types.is_time(kind):
-        time = datetime.time.fromisoformat(value.as_py())
-        if time.tzinfo is not None:
-            raise ValueError("a time of the day has no zone")
-        return pa.scalar(time, pa.time64("us"))
-    zones = [None] if not pa.types.is_timestamp(kind) or kind.tz is None else [None, "UTC"]
-    kinds = [pa.timestamp(unit, zone) for zone in zones for unit in ("us", "ns")]
-    for one in [kind, *kinds] if pa.types.is_date(kind) else kinds:
-        try:
-            moment = value.cast(one)
-        except pa.ArrowException:
-            continue
-        return moment if pa.types.is_date(kind) else moment.cast(pa.timestamp(one.unit, kind.tz))
-    raise ValueError("neither a date nor a point in time")
-
-
-def _compared(column: Any, kind: type[ast.cmpop], value: Any) -> Any:
-    """A column compared with a value, or with another column."""
-    if isinstance(value, pa.Scalar) and value.is_valid and not isinstance(column, pa.Scalar):
-        if pa.types.is_integer(column.type) and (pa.types.is_integer(value.type) or pa.types.is_floating(value.type)):
-            return _exact(column, kind, value.as_py())
-        if pa.types.is_timestamp(column.type) and pa.types.is_timestamp(value.type):
-            number = Fraction(value.value * _IN_A_SECOND[column.type.unit], _IN_A_SECOND[value.type.unit])
-            return _exact(column.cast(pa.int64()), kind, number)
-    return _COMPARE[kind](column, value)
-
-
-def _exact(column: Any, kind: type[ast.cmpop], value: float | Fraction) -> Any:
-    """Whole numbers compared with a number as Python does: whatever their type holds, and where fractions are too
-    coarse to tell them apart."""
-    bits, signed = column.type.bit_width, pa.types.is_signed_integer(column.type)
-    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-    equality, whole = kind in (ast.Eq, ast.NotEq), value % 1 == 0
-    if not low <= value <= high or (equality and not whole):  # which NaN is not either
-        below = kind in (ast.Lt, ast.LtE)
-        answer = kind is ast.NotEq if equality or math.isnan(value) else (value > high) == below
-        return pc.if_else(pc.is_null(column), pa.scalar(None, pa.bool_()), pa.scalar(answer))
-    if whole:
-        return _COMPARE[kind](column, pa.scalar(int(value), column.type))
-    near = math.floor(value) if kind in (ast.Gt, ast.LtE) else math.ceil(value)
-    return _COMPARE[kind](column, pa.scalar(near, column.type))
-
-
-def _depth(tree: ast.AST) -> int:
-    deepest, waiting = 0, [(tree, 1)]
-    while waiting:
-        node, depth = waiting.pop()
-        deepest = max(deepest, depth)
-        waiting += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
-    return deepest
-
-
-def _in_words(reason: str) -> str:
-    """What pyarrow says of types that do not go together, without the names of its functions."""
-    found = _NO_KERNEL.search(reason)
-    return f"it does not work on {' and '.join(_BETWEEN.split(found[1]))}" if found else reason
 
 
 def need_duckdb() -> Any:

@@ -2,7 +2,7 @@
 
 Up to a hundred shards: one commit with all pointers, the card and the deletions. More: a pull request that
 brim opens, fills in groups and merges at the end. Readers see the old version or the new one. What is there
-decides what is done (commits.py), so that a killed run needs no memory of its own but the pull request's
+decides what is done (hub_commits.py), so that a killed run needs no memory of its own but the pull request's
 number.
 """
 

@@ -260,7 +260,7 @@ class ParquetShard(_OpenShard):
     def encoded(self, table: pa.Table) -> pa.Buffer:
         sink = pa.BufferOutputStream()
         others = sorted(path for path, is_ids in parquet_leaves(self._schema).items() if not is_ids)
-        # Plain ids under zstd are smaller and faster than a dictionary of them: see docs/tokenize.md.
+        # Plain ids under zstd are smaller and faster than a dictionary of them: see docs/how-to/tokenize-text.md.
         with pq.ParquetWriter(
             sink,
             self._schema,

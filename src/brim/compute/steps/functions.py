@@ -2,7 +2,7 @@
 
 A function of a real module travels as `module:name`, with the caller's `sys.path`, so that the worker runs the
 code that is on disk. Everything else (lambdas, closures, notebooks, scripts without a main guard) is pickled by
-value. What decides whether a function is still the same one is in digest.py.
+value. What decides whether a function is still the same one is in function_digest.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read a run log (docs/log-format.md) into a `RunLog`, for reports, the live page and the screen: streamed and thinned.
+"""Read a run log (docs/reference/run-log.md) into a `RunLog` for reports, the live page and the screen, in one pass.
 
 A log may be cut in the middle of a line, contain lines that are not brim's, lack any field, be a gigabyte long and span
 a change of the clock. Lines that cannot be read are counted. If several runs were appended to one file, the last is

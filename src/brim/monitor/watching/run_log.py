@@ -1,4 +1,4 @@
-"""Write and read run logs: JSON lines, appended (docs/log-format.md).
+"""Write and read run logs: JSON lines, appended (docs/reference/run-log.md).
 
 Each line is written with one system call, so that it can be read after a crash of all processes. A thread syncs events
 to the disk: that takes a third of a second on a busy disk, for which the watch must not pause. A log has a maximum

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from brim.memory.limit import cgroup_rooms, headrooms
+from brim.memory.limit import cgroup_headrooms, headrooms
 from brim.memory.prediction import Prediction
 from brim.memory.sampler import Sample
 from brim.memory.thresholds import Alarm, Guard, Level, Threshold
-from brim.memory.tree_meter import TmpfsFiles
+from brim.memory.tmpfs_files import TmpfsFiles
 from brim.monitor.watching.act import Stopping
 from brim.monitor.watching.find_processes import ProcessNames
 from brim.monitor.watching.journal import Journal
@@ -409,7 +409,7 @@ class Verdicts:
         if self._orders.floating:
             rooms = [limit.bytes for limit in headrooms(os.environ, held_bytes=sample.total_bytes, pid=pid)]
         else:
-            rooms = [self._orders.asked_bytes, *cgroup_rooms(sample.total_bytes, pid)]
+            rooms = [self._orders.asked_bytes, *cgroup_headrooms(sample.total_bytes, pid)]
         if rooms:
             self._guard.limit_bytes = max(min(rooms), 1)
 

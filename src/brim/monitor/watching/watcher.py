@@ -21,7 +21,8 @@ from typing import Any
 from brim.memory.cgroup import Cgroup
 from brim.memory.meter import machine_now, oom_kills, started, tree
 from brim.memory.sampler import GroupMeter, MachineMeter, Meter, Pace, Sample
-from brim.memory.tree_meter import TmpfsFiles, TreeMeter
+from brim.memory.tmpfs_files import TmpfsFiles
+from brim.memory.tree_meter import TreeMeter
 from brim.monitor.watching.find_processes import Matching, leaders
 from brim.monitor.watching.journal import Journal
 from brim.monitor.watching.launch import Orders
