@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
+from brim.errors import DestinationError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -54,6 +56,19 @@ def deletion(name: str) -> Any:
 def is_sent(operation: Any) -> bool:
     """Return whether an operation of a commit points to an object that was sent before."""
     return bool(getattr(operation, "_is_uploaded", False))
+
+
+def hub_token(token: str | None) -> str | None:
+    """Return a token, else that of the environment or of the login; DestinationError if it cannot be one."""
+    from huggingface_hub import get_token
+
+    token = token or get_token()
+    if token and not token.isascii():
+        raise DestinationError(
+            "What is set as the token for the Hub is none: it holds characters that no token has.",
+            hint="Log in with `hf auth login`, or set HF_TOKEN to a valid token.",
+        )
+    return token
 
 
 def client_factory() -> Callable[[], Any]:
