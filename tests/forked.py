@@ -34,7 +34,7 @@ _FOREIGN = (
 )
 _IMPORTS = re.compile(
     r"^(?:from|import) (?:huggingface_hub|datasets|obstore|tokenizers|transformers|sentence_transformers|ray|torch"
-    r"|brim\.storage\.hub_api)",
+    r"|brim\.storage\.(?:hub_api|http_files|hub_repository|hub_bucket|objects))\b",
     re.MULTILINE,
 )
 _TIMEOUT_S = 300.0

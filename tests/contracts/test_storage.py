@@ -119,17 +119,20 @@ class FileServer(http.server.BaseHTTPRequestHandler):
         data, etag = self.files[name], f'"{self.versions[name]}"'
         if self.has_ranges and (asked := self.headers.get("Range")):
             first, _, last = asked.removeprefix("bytes=").partition("-")
-            self._answer(206, memoryview(data)[int(first) : int(last) + 1], etag)
+            part = memoryview(data)[int(first) : int(last) + 1]
+            self._answer(206, part, etag, f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}")
         else:
             self._answer(200, memoryview(data), etag)
 
     do_HEAD = do_GET
 
-    def _answer(self, status: int, data: bytes | memoryview, etag: str = "") -> None:
+    def _answer(self, status: int, data: bytes | memoryview, etag: str = "", content_range: str = "") -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
-        if etag:
-            self.send_header("ETag", etag)
+        self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+        for name, value in (("ETag", etag), ("Content-Range", content_range)):
+            if value:
+                self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
             for start in range(0, len(data), 1 << 18):

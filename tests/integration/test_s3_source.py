@@ -361,6 +361,7 @@ class TestErrors:
     def test_no_obstore(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("obstore", "obstore.store"):
             monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.delitem(sys.modules, "brim.storage.objects", raising=False)
         with pytest.raises(MissingDependencyError, match=r"pip install 'obstore>="):
             library.files("s3://some-bucket-without-a-store/x")
 

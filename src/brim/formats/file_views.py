@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Seekable(io.IOBase):
-    """A file with a position; a subclass says how large it is."""
+    """A file with a position. A subclass has `_size`."""
 
     _at = 0
 
@@ -37,7 +37,7 @@ class Seekable(io.IOBase):
 
 
 class FileView(Seekable, io.RawIOBase):
-    """A range of `source`, which has `read_at`, as a file of its own; without `size`, all of a source that knows its.
+    """A range of `source`, which has `read_at`, as a separate file; without `size`, all of a source with a size.
 
     Reading begins at `position`. With `release`, it is read forwards only, and `release` is called with each position.
     Closing the view leaves the source open, unless `owned`.
@@ -64,9 +64,9 @@ class FileView(Seekable, io.RawIOBase):
         return self._release is None
 
     def read(self, size: int | None = -1, /) -> bytes:
-        left = max(self._length - self._at, 0)
-        wanted = left if size is None or size < 0 else min(size, left)
-        data: bytes = self._source.read_at(self._start + self._at, wanted) if wanted else b""
+        available = max(self._length - self._at, 0)
+        size = available if size is None or size < 0 else min(size, available)
+        data: bytes = self._source.read_at(self._start + self._at, size) if size else b""
         self._at += len(data)
         if self._release is not None:
             self._release(self._at)

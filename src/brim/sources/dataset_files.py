@@ -1,4 +1,4 @@
-"""Which files a dataset is made of: a folder, a glob, a file, a repository on the Hub, a bucket or an https address.
+"""Find the files of a dataset: a folder, a glob, a file, a repository on the Hub, a bucket or an https address.
 
 Configs and splits are those of the card, else of the names of files and folders as `datasets` reads them.
 """
@@ -40,12 +40,12 @@ _KEYWORDS = (
     ("validation", ("validation", "valid", "dev", "val")),
     ("test", ("test", "testing", "eval", "evaluation")),
 )
-_MOST_MANIFEST_BYTES = 16_000_000  # of a larger one only receipts would be wanted, by nobody here
+_MAX_MANIFEST_BYTES = 16_000_000  # a larger one has receipts only, which are not needed here
 Range = tuple[int, int]
 _BIBTEX = re.compile(r"```bibtex\s*\n(.*?)```", re.DOTALL)
 _LICENSES = re.compile(r"^- \*\*License\*\*: (.+?)(?: \(the licenses of the sources differ: .*\))?$", re.MULTILINE)
-CITATION = "__citation__"  # where the BibTeX of a card is kept beside its fields
-LICENSES = "__licenses__"  # and those that a selection from several sources has
+CITATION = "__citation__"  # the field for the BibTeX of a card
+LICENSES = "__licenses__"  # and for the licenses of a selection from several sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class DatasetFile:
     stat: Stat
     split: str = "train"
     remote: RemoteFile | None = None
-    listing: ShardListing | None = None  # what a manifest tells of it
+    listing: ShardListing | None = None  # of its rows, from a manifest
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetFiles:
-    """The files of one config of a dataset, in order, and what its card says."""
+    """The files of one config of a dataset, in order, and its card."""
 
     name: str
     files: tuple[DatasetFile, ...]
@@ -103,27 +103,27 @@ def open_together(files: Sequence[DatasetFile]) -> list[RemoteShard]:
 def find_files(
     source: str | os.PathLike[str], config: str | None = None, split: str | None = None, access: Access | None = None
 ) -> DatasetFiles:
-    """The shards of a dataset. Of several configs one has to be named."""
+    """Return the shards of a dataset. Of several configs one has to be named."""
     text = os.fspath(source)
     if is_remote(text):
-        found = _remote_files(text, access or Access())
+        dataset = _remote_files(text, access or Access())
     elif "://" in text:
         raise SourceError(
             f"brim cannot read {text.partition('://')[0]}:// as a source.",
             hint="Use a folder, a glob, hf://datasets/ORG/NAME, s3://BUCKET/PREFIX or an https address.",
         )
     else:
-        found = _local_files(text)
-    if not found.files:
+        dataset = _local_files(text)
+    if not dataset.files:
         raise SourceError(f"{text!r} has no Parquet or tar files.", hint=_instead(text))
-    return _with_listings(_of_split(_of_config(found, config, text), split, text))
+    return _with_listings(_of_split(_of_config(dataset, config, text), split, text))
 
 
 def named_files(
     source: str, splits: Mapping[str, Sequence[str]], config: str, access: Access | None = None
 ) -> tuple[DatasetFile, ...]:
-    """The shards of a dataset with these names, by split, whatever its card says."""
-    names = [(split, name) for split, of in splits.items() for name in of]
+    """Return the shards of a dataset with these names, by split, without its card."""
+    names = [(split, name) for split, shards in splits.items() for name in shards]
     if not is_remote(source):
         paths = [os.path.join(source, name) for _, name in names]
         return tuple(
@@ -132,9 +132,9 @@ def named_files(
     root = parse_location(source, access)
     storage = open_storage(root)
     with explained(root, "read"):
-        found = dict(storage.list())
-        files = tuple(_remote_file(root, name, found[name], split) for split, name in names)
-        manifests = tuple(name for name, info in found.items() if _is_manifest(name, info))
+        infos = dict(storage.list())
+        files = tuple(_remote_file(root, name, infos[name], split) for split, name in names)
+        manifests = tuple(name for name, info in infos.items() if _is_manifest(name, info))
         return _with_listings(DatasetFiles(source, files, config=config, storage=storage, manifests=manifests)).files
 
 
@@ -144,7 +144,7 @@ def _remote_file(root: Location, name: str, info: FileInfo, split: str) -> Datas
 
 
 def _is_manifest(name: str, info: FileInfo) -> bool:
-    return name.startswith(f"{STATE}/") and name.endswith(".jsonl") and info.st_size <= _MOST_MANIFEST_BYTES
+    return name.startswith(f"{STATE}/") and name.endswith(".jsonl") and info.st_size <= _MAX_MANIFEST_BYTES
 
 
 def _instead(text: str) -> str:
@@ -156,20 +156,20 @@ def _instead(text: str) -> str:
 
 
 def _as_parquet(text: str) -> str:
-    """The command that makes shards of rows of text, whose values have no place in a file that could be copied."""
+    """Return the command that makes shards of rows of text, whose values are not ranges of a file."""
     return f"Make Parquet of it first: brim map {shlex.quote(text)} shards/ --fn builtins:dict"
 
 
-def _with_listings(found: DatasetFiles) -> DatasetFiles:
+def _with_listings(dataset: DatasetFiles) -> DatasetFiles:
     """Add what the manifests list of the shards, if they are of these shards, all of them."""
-    wanted = {f"{STATE}/{found.config}/{split}.jsonl" for split in {file.split for file in found.files}}
+    names = {f"{STATE}/{dataset.config}/{split}.jsonl" for split in {file.split for file in dataset.files}}
     receipts: dict[str, Receipt] = {}
     listings: dict[str, ShardListing] = {}
     try:
-        for name in wanted.intersection(found.manifests):
-            assert found.storage is not None
-            with explained(found.storage.location, "read"):
-                data = found.storage.read(name)
+        for name in names.intersection(dataset.manifests):
+            assert dataset.storage is not None
+            with explained(dataset.storage.location, "read"):
+                data = dataset.storage.read(name)
             records = list(records_of(io.BytesIO(data or b"")))
             ledger = Ledger.of(b"".join(record_line(record) for record in records if record["type"] != LISTING))
             receipts |= ledger.receipts
@@ -179,13 +179,13 @@ def _with_listings(found: DatasetFiles) -> DatasetFiles:
                     listings[record["name"]] = listing
                     assert listing.small is not None  # errors in it are found now
     except (KeyError, TypeError, ValueError, zlib.error, pa.ArrowException):
-        return found
-    if not all(file.shown in listings and _is_of(receipts[file.shown], file.stat) for file in found.files):
-        return found
-    return replace(found, files=tuple(replace(file, listing=listings[file.shown]) for file in found.files))
+        return dataset
+    if not all(file.shown in listings and _matches(receipts[file.shown], file.stat) for file in dataset.files):
+        return dataset
+    return replace(dataset, files=tuple(replace(file, listing=listings[file.shown]) for file in dataset.files))
 
 
-def _is_of(receipt: Receipt, stat: Stat) -> bool:
+def _matches(receipt: Receipt, stat: Stat) -> bool:
     """Return whether a receipt is of this shard, as far as the store says."""
     sha256, etag = getattr(stat, "sha256", ""), getattr(stat, "etag", "")
     return stat.st_size == receipt.size and sha256 in ("", receipt.sha256) and receipt.etag in ("", etag)
@@ -227,7 +227,7 @@ def _local_files(text: str) -> DatasetFiles:
 
 
 def _refuse_others(root: str, name: str, text: str) -> None:
-    """A file with another name may be one of Parquet all the same."""
+    """Refuse a file with another name unless it is one of Parquet."""
     with open(os.path.join(root, name), "rb") as file:
         if file.read(4) != b"PAR1":
             hint = _as_parquet(text) if _TEXT.search(name) else "brim build is for other files."
@@ -246,7 +246,7 @@ def _remote_files(text: str, access: Access) -> DatasetFiles:
     if own is not None and (own.st_size or location.prefix.endswith(EXTENSIONS)):
         root, name = location.parent, location.prefix.rpartition("/")[2]
         file = _remote_file(root, name, own, _split_of(name))
-        return DatasetFiles(text, (file,), revision=own.etag if location.is_repository else None)
+        return DatasetFiles(text, (file,), revision=storage.pinned_revision())
     wild = _WILD.search(location.prefix)
     root = replace(location, prefix=location.prefix[: wild.start()].rpartition("/")[0]) if wild else location
     pattern = location.prefix[len(root.prefix) + 1 if root.prefix else 0 :] if wild else "*"
@@ -254,21 +254,21 @@ def _remote_files(text: str, access: Access) -> DatasetFiles:
     if not storage.can_list:
         raise SourceError(f"{text!r} does not exist.", hint="Use the address of a Parquet file.")
     with explained(root, "read"):
-        found = dict(storage.list())
-        card = _card((storage.read(CARD) or b"").decode("utf-8", "replace")) if CARD in found else {}
-        revision = storage.pinned_revision() if found else None
+        infos = dict(storage.list())
+        card = _card((storage.read(CARD) or b"").decode("utf-8", "replace")) if CARD in infos else {}
+        revision = storage.pinned_revision() if infos else None
     shards = sorted(
         name
-        for name in found
+        for name in infos
         if _is_shard(name.rpartition("/")[2]) and fnmatch.fnmatch(name, pattern) and "/." not in f"/{name}"
     )
     return DatasetFiles(
         text,
-        tuple(_remote_file(root, name, found[name], _split_of(name)) for name in shards),
+        tuple(_remote_file(root, name, infos[name], _split_of(name)) for name in shards),
         card,
         revision,
         storage=storage,
-        manifests=tuple(name for name, info in found.items() if _is_manifest(name, info)),
+        manifests=tuple(name for name, info in infos.items() if _is_manifest(name, info)),
     )
 
 
@@ -277,7 +277,7 @@ def _card(text: str) -> Mapping[str, Any]:
         fields = read_card(text)
     except DestinationError:
         return {}
-    cited = "\n\n".join(found.strip() for found in _BIBTEX.findall(text))
+    cited = "\n\n".join(entry.strip() for entry in _BIBTEX.findall(text))
     listed = _LICENSES.search(text) if fields.get("license_name") == SEVERAL_LICENSES else None
     return {**fields, **({CITATION: cited} if cited else {}), **({LICENSES: listed[1]} if listed else {})}
 
@@ -286,19 +286,16 @@ def _split_of(name: str) -> str:
     match = _SHARD.match(name)
     if match:
         return match["split"]
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    for split, keywords in _KEYWORDS:
-        if any(word in keywords for word in words):
-            return split
-    return "train"
+    parts = re.split(r"[^a-z0-9]+", name.lower())
+    return next((split for split, keywords in _KEYWORDS if not set(keywords).isdisjoint(parts)), "train")
 
 
-def _of_config(found: DatasetFiles, config: str | None, text: str) -> DatasetFiles:
-    """The files of one config, as the card names them; else of a folder of that name."""
-    entries = card_entries(dict(found.card))
-    by_name = {str(one["config_name"]): patterns_of(one) for one in entries}
+def _of_config(dataset: DatasetFiles, config: str | None, text: str) -> DatasetFiles:
+    """Keep the files of one config, as the card names them; else of a folder of that name."""
+    entries = card_entries(dict(dataset.card))
+    by_name = {str(entry["config_name"]): patterns_of(entry) for entry in entries}
     if config is None and by_name:
-        usual = [str(one["config_name"]) for one in entries if one.get("default")]
+        usual = [str(entry["config_name"]) for entry in entries if entry.get("default")]
         config = next(iter([*usual, *(["default"] if "default" in by_name else []), *by_name]))
         if len(by_name) > 1 and not usual and "default" not in by_name:
             raise InputError(
@@ -309,37 +306,36 @@ def _of_config(found: DatasetFiles, config: str | None, text: str) -> DatasetFil
         files = [
             replace(file, split=split)
             for split, pattern in patterns
-            for file in found.files
+            for file in dataset.files
             if fits(file.shown, pattern)
         ]
         if files:
-            return replace(found, files=tuple(files), config=config)
+            return replace(dataset, files=tuple(files), config=config)
         if patterns:
             raise SourceError(f"{text!r} is unfinished, or its card names files that do not exist.")
     if config in (None, "default"):
         folder = "data/"
-        own = [file for file in found.files if file.shown.startswith(folder)]
-        return replace(found, files=tuple(own) or found.files)
-    own = [file for file in found.files if f"/{config}/" in f"/{file.shown}"]
+        own = [file for file in dataset.files if file.shown.startswith(folder)]
+        return replace(dataset, files=tuple(own) or dataset.files)
+    own = [file for file in dataset.files if f"/{config}/" in f"/{file.shown}"]
     if not own:
-        known = ", ".join(by_name) or ", ".join(
-            sorted({f.shown.partition("/")[0] for f in found.files if "/" in f.shown})
-        )
-        hint = f"It has: {known}." if known else "It has none: leave out --from-config."
+        folders = sorted({file.shown.partition("/")[0] for file in dataset.files if "/" in file.shown})
+        configs = ", ".join(by_name) or ", ".join(folders)
+        hint = f"It has: {configs}." if configs else "It has none: leave out --from-config."
         raise InputError(f"{text!r} has no config {config!r}.", hint=hint)
-    return replace(found, files=tuple(own), config=config)
+    return replace(dataset, files=tuple(own), config=config)
 
 
-def _of_split(found: DatasetFiles, split: str | None, text: str) -> DatasetFiles:
-    kinds = {os.path.splitext(file.shown)[1] for file in found.files}
+def _of_split(dataset: DatasetFiles, split: str | None, text: str) -> DatasetFiles:
+    kinds = {os.path.splitext(file.shown)[1] for file in dataset.files}
     if len(kinds) > 1:
         raise SourceError(f"{text!r} has both Parquet and tar files.", hint="Use a glob that matches only one kind.")
-    names = list(dict.fromkeys(file.split for file in found.files))
-    if not found.card.get("configs"):  # which has an order of its own
+    names = list(dict.fromkeys(file.split for file in dataset.files))
+    if not dataset.card.get("configs"):  # they have an order
         names = list(dict.fromkeys([*(name for name, _ in _KEYWORDS if name in names), *names]))
-    files = sorted(found.files, key=lambda file: names.index(file.split))
+    files = sorted(dataset.files, key=lambda file: names.index(file.split))
     if split is not None:
         if split not in names:
             raise InputError(f"{text!r} has no split {split!r}.", hint=f"It has: {', '.join(names)}.")
         files = [file for file in files if file.split == split]
-    return replace(found, files=tuple(files))
+    return replace(dataset, files=tuple(files))

@@ -26,9 +26,9 @@ from brim.storage.location import Location
 
 
 def natural(text: str) -> tuple[object, ...]:
-    """A key for sorting: numbers by value (then by how they are written), everything else by character."""
-    pieces = (piece for piece in re.split(r"([0-9]+)", text) if piece)
-    return tuple((0, int(piece), piece) if piece[0] in "0123456789" else (1, 0, piece) for piece in pieces)
+    """Return a key for sorting: numbers by value (then by their digits), everything else by character."""
+    parts = (part for part in re.split(r"([0-9]+)", text) if part)
+    return tuple((0, int(part), part) if part[0] in "0123456789" else (1, 0, part) for part in parts)
 
 
 MAX_POINTER_BYTES = 1024
@@ -44,14 +44,14 @@ COMMANDS = {
 
 
 def pointer_kind(head: bytes) -> Literal["annex", "lfs"] | None:
-    """What a small file that begins with these bytes stands for, or None if it is data."""
+    """Return the kind of pointer that a small file with this start is, or None if it is data."""
     if head.startswith((_LFS, _OLD_LFS)):
         return "lfs"
     return "annex" if head.startswith(_ANNEX) else None
 
 
 def is_annex_link(path: str) -> bool:
-    """Whether a link that leads nowhere is one of git-annex: its content is not here."""
+    """Return whether a broken link is one of git-annex, whose content is on another machine."""
     try:
         return "annex/objects/" in os.readlink(path)
     except OSError:
@@ -62,13 +62,13 @@ _KEY = re.compile(r"(?:^|/)[A-Z0-9_]+(?:-[a-zA-Z]\d+)*?-s(\d+)(?:-[a-zA-Z]\d+)*-
 
 
 def key_size(text: str) -> int | None:
-    """The size that a key of git-annex tells (SHA256E-s1048576--…), or None."""
+    """Return the size in a key of git-annex (SHA256E-s1048576--…), or None."""
     match = _KEY.search(text)
     return None if match is None else int(match[1])
 
 
 def annex_size(root: str, path: str) -> int | None:
-    """The size of the content that a link or pointer of git-annex stands for, or None if its key does not tell."""
+    """Return the size of the content of a link or pointer of git-annex, or None if its key does not contain it."""
     full = os.path.join(root, path)
     try:
         if os.path.islink(full):
@@ -83,24 +83,18 @@ _NAMED_PATHS = 8
 
 
 def datalad_get(paths: Iterable[str]) -> str:
-    """The command that fetches these files, by their names or, if they are many, by the folders they are in."""
-    named = sorted(set(paths), key=natural)
-    if len(named) > _NAMED_PATHS:
-        named = list(dict.fromkeys(path.rpartition("/")[0] or path for path in named))
-    if len(named) > _NAMED_PATHS:
-        named = list(dict.fromkeys(_top(path) for path in named))
-    if len(named) > _NAMED_PATHS:
-        starred = dict.fromkeys(re.sub(r"^([^/]*/)*?(sub-)[^/]*$", r"\1\2*", path) for path in named)
-        named = list(starred)
-    if len(named) > _NAMED_PATHS:
+    """Return the command that fetches these files, by their names or, if they are many, by their folders."""
+    names = sorted(set(paths), key=natural)
+    if len(names) > _NAMED_PATHS:
+        names = list(dict.fromkeys(path.rpartition("/")[0] or path for path in names))
+    if len(names) > _NAMED_PATHS:  # the subject, or the derivative, of each path
+        parts = (path.split("/") for path in names)
+        names = list(dict.fromkeys("/".join(one[:2]) if one[0] == "derivatives" else one[0] for one in parts))
+    if len(names) > _NAMED_PATHS:
+        names = list(dict.fromkeys(re.sub(r"^([^/]*/)*?(sub-)[^/]*$", r"\1\2*", path) for path in names))
+    if len(names) > _NAMED_PATHS:
         return "datalad get -r ."
-    return "datalad get " + " ".join(path if path.endswith("*") else shlex.quote(path) for path in named)
-
-
-def _top(path: str) -> str:
-    """The subject, or the derivative, that a path lies in."""
-    parts = path.split("/")
-    return "/".join(parts[:2]) if parts[0] == "derivatives" else parts[0]
+    return "datalad get " + " ".join(path if path.endswith("*") else shlex.quote(path) for path in names)
 
 
 IGNORED = frozenset(["Thumbs.db", "desktop.ini", "__MACOSX", "@eaDir", "lost+found", "__pycache__"])
@@ -108,10 +102,7 @@ IGNORED = frozenset(["Thumbs.db", "desktop.ini", "__MACOSX", "@eaDir", "lost+fou
 
 @dataclass
 class Walk:
-    """A walk and what it met: iterate it, then look at `refused`, `loops` and `outputs`.
-
-    It goes through `tree`, which is the folder `root` unless another is given.
-    """
+    """A walk through a tree, by default the folder `root`: iterate it, then read `refused`, `loops` and `outputs`."""
 
     root: str
     refused: list[Refused] = field(default_factory=list)
@@ -119,7 +110,7 @@ class Walk:
     outputs: list[str] = field(default_factory=list)
     keep_hidden: Callable[[str], bool] = lambda prefix: False  # whether hidden files of this folder are data
     tree: Tree | None = None
-    keys: bool = False  # whether a key of git-annex that tells a size stands for its file
+    keys: bool = False  # whether a key of git-annex with a size replaces its file
 
     def __post_init__(self) -> None:
         self._tree: Tree = self.tree or LocalTree(self.root)
@@ -129,7 +120,7 @@ class Walk:
         return cls(tree.root, tree=tree, keys=keys)
 
     def __iter__(self) -> Iterator[tuple[str, Stat]]:
-        """(root-relative path, stat) of every file."""
+        """Yield (root-relative path, stat) of every file."""
         try:
             top = self._tree.top()
         except OSError as error:
@@ -141,25 +132,24 @@ class Walk:
             prefix, names, above = stack[-1]
             for name in names:
                 path = prefix + name
-                found = self.look(path, path)
-                if found is None:
+                entry = self.look(path, path)
+                if entry is None:
                     continue
-                if not isinstance(found, Folder):
-                    yield path, found
+                if not isinstance(entry, Folder):
+                    yield path, entry
                     continue
-                if found.twin:
+                if entry.twin:
                     self.refused.append(Refused("twin", path))
-                here = found.identity
-                if here is not None and here in above:
+                if entry.identity is not None and entry.identity in above:
                     self.loops.append(path)
                     continue
-                stack.append((path + "/", self._names(path + "/"), (*above, here)))
+                stack.append((path + "/", self._names(path + "/"), (*above, entry.identity)))
                 break
             else:
                 stack.pop()
 
     def _names(self, prefix: str) -> Iterator[str]:
-        """What is in a folder and is not to be passed over, sorted."""
+        """Return the sorted names in a folder, without those that are ignored."""
         try:
             names = self._tree.names(prefix)
         except OSError as error:
@@ -170,26 +160,26 @@ class Walk:
         if prefix and ".brim" in names:
             self.outputs.append(prefix.rstrip("/"))
             return iter(())
-        hidden = self.keep_hidden(prefix)
-        return iter(sorted(n for n in names if hidden or (not n.startswith(".") and n not in IGNORED)))
+        keeps_hidden = self.keep_hidden(prefix)
+        return iter(sorted(name for name in names if keeps_hidden or not passed_over(name)))
 
-    def look(self, at: str, path: str) -> Stat | Folder | None:
-        """What is at a place, or None after noting by its path why it is refused."""
+    def look(self, location: str, path: str) -> Stat | Folder | None:
+        """Return what a location leads to, or None after noting by its path why it is refused."""
         try:
             path.encode()
         except UnicodeEncodeError:
             self.refused.append(Refused("name", path.encode("utf-8", "backslashreplace").decode()))
             return None
-        found = self._tree.look(at)
-        if found == "annex" and self.keys and self._tree.bucket is None:
-            size = annex_size(self._tree.root, at)
+        entry = self._tree.look(location)
+        if entry == "annex" and self.keys and self._tree.bucket is None:
+            size = annex_size(self._tree.root, location)
             if size is not None:
                 return AbsentStat(size)
-        if found == "loop":
+        if entry == "loop":
             self.loops.append(path)
-        elif isinstance(found, str):
-            self.refused.append(Refused(found, path))
-        return None if isinstance(found, str) else found
+        elif isinstance(entry, str):
+            self.refused.append(Refused(entry, path))
+        return None if isinstance(entry, str) else entry
 
 
 Absent = Literal["missing", "annex", "unreadable", "special", "loop"]
@@ -197,7 +187,7 @@ Absent = Literal["missing", "annex", "unreadable", "special", "loop"]
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What a name may be instead of a file. `identity` tells a link that leads back into its own path."""
+    """A folder under a name. By its identity, a link that leads back into its own path is recognized."""
 
     identity: tuple[int, int] | None = None
     twin: bool = False  # in a bucket, an object may have the name of a folder
@@ -237,7 +227,7 @@ class Tree:
         raise NotImplementedError
 
     def head(self, path: str) -> bytes:
-        """Return the first bytes of a file, enough to tell a pointer from data."""
+        """Return the first bytes of a file, enough to recognize a pointer."""
         raise NotImplementedError
 
     def below(self, folder: str) -> Tree:
@@ -266,11 +256,11 @@ class Tree:
         return True
 
     def stat(self, path: str) -> Stat:
-        found = self.look(path)
-        if isinstance(found, str | Folder):
-            number = errno.EISDIR if isinstance(found, Folder) else errno.ENOENT
+        entry = self.look(path)
+        if isinstance(entry, str | Folder):
+            number = errno.EISDIR if isinstance(entry, Folder) else errno.ENOENT
             raise OSError(number, os.strerror(number), path)
-        return found
+        return entry
 
     def size(self, path: str) -> int:
         return self.stat(path).st_size
@@ -295,22 +285,22 @@ class LocalTree(Tree):
         return os.path.join(self.root, path)
 
     def top(self) -> Folder:
-        found = os.stat(self.root)
-        return Folder((found.st_dev, found.st_ino))
+        info = os.stat(self.root)
+        return Folder((info.st_dev, info.st_ino))
 
     def look(self, path: str) -> Stat | Folder | Absent:
         full = self.full_path(path)
         try:
-            found = os.stat(full)
+            info = os.stat(full)
         except FileNotFoundError:
             return "annex" if is_annex_link(full) else "missing"
         except NotADirectoryError:
             return "missing"
         except OSError as error:
             return "loop" if error.errno == errno.ELOOP else "unreadable"
-        if stat.S_ISDIR(found.st_mode):
-            return Folder((found.st_dev, found.st_ino))
-        return found if stat.S_ISREG(found.st_mode) else "special"
+        if stat.S_ISDIR(info.st_mode):
+            return Folder((info.st_dev, info.st_ino))
+        return info if stat.S_ISREG(info.st_mode) else "special"
 
     def names(self, folder: str) -> list[str]:
         return os.listdir(self.full_path(folder))
@@ -354,15 +344,11 @@ class LocalTree(Tree):
         return os.path.normpath(full)
 
 
-def every_file(tree: Tree) -> Iterator[str]:
-    """The path of everything in a tree that is no folder, links that lead nowhere too; hidden names are passed over.
+def every_file(tree: Tree, top: str = "", above: tuple[object, ...] = ()) -> Iterator[str]:
+    """Yield the path of everything in a tree but folders, hidden names and the outputs of brim; broken links too.
 
-    What brim built inside of it is passed over as well. Links to folders are followed, but not back to where they are.
+    Links to folders are followed, but not back to a folder above.
     """
-    yield from _below(tree, "", ())
-
-
-def _below(tree: Tree, top: str, above: tuple[object, ...]) -> Iterator[str]:
     for folder, folders, names in tree.walk(top):
         prefix = f"{folder}/" if folder else ""
         if folder and ".brim" in folders:
@@ -373,9 +359,9 @@ def _below(tree: Tree, top: str, above: tuple[object, ...]) -> Iterator[str]:
             if not passed_over(name):
                 yield prefix + name
         for name in [name for name in folders if tree.is_link(prefix + name)]:
-            found = tree.look(prefix + name)
-            if isinstance(found, Folder) and found.identity not in above:
-                yield from _below(tree, prefix + name, (*above, found.identity))
+            entry = tree.look(prefix + name)
+            if isinstance(entry, Folder) and entry.identity not in above:
+                yield from every_file(tree, prefix + name, (*above, entry.identity))
 
 
 def passed_over(name: str) -> bool:

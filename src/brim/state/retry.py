@@ -23,7 +23,7 @@ _LEAVE_S = 0.5
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529})
 RATE_LIMITED = 429
 MOST_ASKED_S = 300.0  # the Hub counts requests over five minutes
-CONFLICTS = frozenset({409, 412})  # another client was quicker: the next try reads what it wrote
+CONFLICTS = frozenset({409, 412})  # another client was quicker: the next try reads its version
 _TRANSIENT_CODES = frozenset(
     {
         "RequestTimeout",  # a 400
@@ -51,7 +51,7 @@ _PERMANENT_CODES = frozenset(
 
 
 def may_pass(status: int | None, code: str = "") -> bool:
-    """Return whether a request with this answer may succeed later. Without a status there was no answer.
+    """Return whether a request with this answer may succeed later; without a status, if no answer came.
 
     The code is more specific than the status.
     """
@@ -79,7 +79,7 @@ def check_stop() -> None:
 
 @contextmanager
 def interrupted_by(check: Callable[[], None]) -> Iterator[None]:
-    """Have every wait of this thread call `check` periodically, which may raise to end it.
+    """Have every wait of this thread call `check` periodically, which may raise to interrupt it.
 
     It is a setting of the thread, because readers of files have no parameter for it.
     """
@@ -92,14 +92,14 @@ def interrupted_by(check: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def stop_delayed(seconds: float = 1.0) -> Iterator[None]:
-    """Delay a stop briefly, for what is cleaned up after one."""
+    """Delay a stop briefly, to clean up."""
     check, until = _THREAD.check, time.monotonic() + seconds
     with interrupted_by(lambda: check() if time.monotonic() > until else None):
         yield
 
 
 def pause(seconds: float, check: Callable[[], None] = lambda: None) -> None:
-    """Wait; a stop, or an error of `check`, ends it."""
+    """Wait; a stop, or an error of `check`, interrupts it."""
     until = time.monotonic() + seconds
     while (left_s := until - time.monotonic()) > 0:
         _THREAD.check()
@@ -162,7 +162,7 @@ def interruptible(request: Callable[[], T]) -> T:
     try:
         return wait_for(result)
     finally:
-        thread.join(_LEAVE_S)  # after a stop, a call that is not stuck releases what it uses
+        thread.join(_LEAVE_S)  # after a stop, a call that is not stuck cleans up
 
 
 def asked_s(status: int, headers: Mapping[str, str]) -> float:
@@ -202,11 +202,11 @@ class Retry:
         self._until = time.monotonic() + self._patience_s
 
     def next_s(self) -> float | None:
-        """Return how long to wait before the next try; None if there is none."""
+        """Return how long to wait before the next try; None after the last."""
         return next(self._waits, None) if time.monotonic() < self._until else None
 
     def after(self, error: BaseException) -> float | None:
-        """Return how long to wait before the next try after this error; None if there is none."""
+        """Return how long to wait before the next try after this error; None after the last."""
         return self.next_s() if self._is_transient(error) else None
 
     def again(self, error: BaseException) -> bool:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from brim.errors import DestinationUnavailableError
-from brim.state.retry import Retry, stop_delayed
+from brim.state.retry import Retry, check_stop, stop_delayed
 from brim.storage.explain_error import explained
 from brim.storage.storage import FileInfo, PutResult, Storage, is_transient, part_bytes, patience_s
 from brim.storage.storage_error import StorageError
 from brim.storage.upload_content import UploadContent, UploadWatcher
 
-TRIALS = ".brim/check-"  # what the names of objects begin with that only try something
+TRIALS = ".brim/check-"  # precedes the names of objects that test access
 _TRIES, _WAIT_S = 3, 2.0
 
 
@@ -21,15 +21,16 @@ class BucketStorage(Storage):
     """A prefix in a bucket."""
 
     def put(self, name: str, content: UploadContent, sha256: str | None, watcher: UploadWatcher) -> PutResult:
-        """Upload an object, and compare it with what the store lists.
+        """Upload an object, and compare its size and ETag with those that the store lists.
 
-        The library retries what it may. What it may not, such as a part whose answer was lost, is sent again from the
-        start, without counting its bytes again.
+        The library retries some failures. After others, such as the lost answer to a part, the object is sent again
+        from the start, without counting its bytes again.
         """
         retry = Retry((_WAIT_S,) * (_TRIES - 1), is_transient, patience_s=patience_s())
         is_retry = False
 
         def advance(size: int) -> None:
+            check_stop()
             watcher.sent(0 if is_retry else size)
 
         with explained(self.location):
@@ -54,7 +55,7 @@ class BucketStorage(Storage):
                 f"{self.location.child(name)} was sent with {content.size:,} bytes and {listed}.",
                 hint="Somebody else may be writing to the same place. Run the same command again.",
             )
-        # The ETags of a store that answers with one and then has another do not tell content.
+        # If a store answers with one ETag and then has another, they do not identify content.
         return PutResult(digest, etag=info.etag if etag in ("", info.etag) else "")
 
     def _upload(self, name: str, content: UploadContent, advance: Callable[[int], None]) -> tuple[str, str]:
@@ -62,7 +63,7 @@ class BucketStorage(Storage):
         raise NotImplementedError
 
     def drop_upload(self, name: str) -> None:
-        """Abort what was begun under a name and will not be finished. If it cannot be, the next run tries again."""
+        """Abort unfinished uploads under a name. If that fails, the next run tries again."""
         with suppress(StorageError), stop_delayed():
             self.abort_uploads(name, lambda found: found == name)
 

@@ -53,7 +53,7 @@ def _variable(*names: str) -> str:
 
 
 def certificates(path: str, variable: str) -> str:
-    """Return the text of a file with certificates; InputError for another, because obstore ends the process."""
+    """Return the text of a file with certificates; InputError for another file, which would crash obstore."""
     import ssl  # 10 ms, and few stores need it
 
     try:
@@ -68,7 +68,7 @@ def certificates(path: str, variable: str) -> str:
 
 
 def _plain_client(endpoint: str | None, client: dict[str, Any]) -> None:
-    """Let a client of gs:// or az:// speak http to its endpoint, or trust what other programs are told to trust."""
+    """Let a client of gs:// or az:// use http for its endpoint, or trust the certificates that other programs trust."""
     if endpoint is not None:
         client["allow_http"] = endpoint.startswith("http://")
     if endpoint is None or endpoint.startswith("https://"):
@@ -276,12 +276,12 @@ def google_options(access: Access, client: dict[str, Any]) -> dict[str, Any]:
     _plain_client(endpoint, client)
     if access.anonymous:
         return options | {"skip_signature": True}
-    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    chosen_path = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     home = os.environ.get("CLOUDSDK_CONFIG") or os.path.join(os.path.expanduser("~"), ".config", "gcloud")
-    path = Path(named).expanduser() if named else Path(home) / "application_default_credentials.json"
+    path = Path(chosen_path).expanduser() if chosen_path else Path(home) / "application_default_credentials.json"
     if _variable(*_OBSTORE_KEYS):
         return options
-    if not named and not path.exists():
+    if not chosen_path and not path.exists():
         if os.environ.get("STORAGE_EMULATOR_HOST") and not access.endpoint:
             # Google's own clients use an emulator without credentials; obstore writes with some or not at all.
             return options | {"bearer_token": "emulator"}
@@ -345,8 +345,8 @@ def azure_options(access: Access, client: dict[str, Any]) -> dict[str, Any]:
     parts = urlsplit(endpoint or "")
     host, path = parts.hostname or "", parts.path.strip("/")
     # https://ACCOUNT.blob.core.windows.net, or http://HOST/ACCOUNT as emulators have it.
-    named = path.partition("/")[0] or (host.partition(".")[0] if ".blob." in host else "")
-    account = fields.get("AccountName") or _variable(*_ACCOUNT) or named
+    host_account = path.partition("/")[0] or (host.partition(".")[0] if ".blob." in host else "")
+    account = fields.get("AccountName") or _variable(*_ACCOUNT) or host_account
     if not account:
         raise InputError(
             "az:// needs the name of the storage account.",

@@ -74,10 +74,10 @@ def _end(process: int, loop: asyncio.AbstractEventLoop) -> None:
     """
 
     async def drop() -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     if process != os.getpid():
         return

@@ -1,4 +1,4 @@
-"""Errors of storages for users: what is wrong, where, and what to do; without keys and without pages of XML."""
+"""Errors of storages for users: the fault, the location and a hint; without keys and without pages of XML."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TEXTS = {
     "no_revision": ("{location.repo} has no branch or commit {location.revision!r} (404).", "{credentials}"),
     "no_credentials": ("There are no credentials for {bucket}.", "{credentials}{public}"),
     "bad_credentials": ("{bucket} does not accept the credentials ({error.code}).", "{credentials}"),
-    "denied": ("You may not {verb} {location} ({reason}).", "{credentials}{public}"),
+    "denied": ("You may not {action} {location} ({reason}).", "{credentials}{public}"),
     "other_region": ("{bucket} is in another region.", "Set AWS_REGION to the one it is in."),
     "bad_name": (
         "{bucket} holds a key that obstore cannot name: {error.detail!r}.",
@@ -91,7 +91,7 @@ def explain(error: StorageError, location: Location, action: Action = "write") -
         if is_read and not (location.access.anonymous or location.is_hub_bucket)
         else "",
         "create": "" if is_read else " Or make it; brim makes no buckets.",
-        "verb": "read" if is_read else "write to",
+        "action": "read" if is_read else "write to",
         "reason": error.code or status or ("refused" if kind == "denied" else error.detail),
         "server": server or bucket,
         "authorities": "AWS_CA_BUNDLE" if location.scheme == "s3" else "SSL_CERT_FILE",

@@ -30,12 +30,12 @@ class HttpStorage(Storage):
     """Files of a web server, which lists none."""
 
     can_list = False
-    is_redirect_versioned = False  # whether each redirect says which version of the file it leads to
+    is_redirect_versioned = False  # whether redirects state the version of the file
 
     def _url(self, name: str, version: str | None) -> str:
         return f"{self.location.root}/{self.location.key(name)}"
 
-    def _version(self, answer: Any, wanted: str | None, xet_hash: str) -> str | None:
+    def _version(self, answer: Any, requested: str | None, xet_hash: str) -> str | None:
         """Return the version of the file in an answer, as far as it says."""
         etag: str | None = answer.headers.get("ETag")
         return etag
@@ -46,20 +46,20 @@ class HttpStorage(Storage):
             return None
         size = checked(answer).headers.get("Content-Length")
         if size is None:
-            raise StorageError("unsupported", 501)  # the server does not say how large it is
+            raise StorageError("unsupported", 501)  # the server does not state the size
         return FileInfo(int(size), answer.headers.get("ETag") or _dated(answer))
 
     def stat(self, names: Iterable[str]) -> Iterator[FileInfo | None]:
         yield from (self.tries().call(partial(self._stat, name)) for name in names)
 
     def fetch(self, ranges: Sequence[ByteRange]) -> Future[Answers]:
-        return submit_all([in_thread(self._read, one) for one in ranges])
+        return submit_all([in_thread(self._read, entry) for entry in ranges])
 
-    def _read(self, wanted: ByteRange) -> bytes:
-        name, start, stop, version = wanted.name, wanted.start, wanted.stop, wanted.version
+    def _read(self, byte_range: ByteRange) -> bytes:
+        name, start, stop, version = byte_range.name, byte_range.start, byte_range.stop, byte_range.version
         if start == stop:
-            found = next(iter(self.stat([name]))) if version else FileInfo(0)
-            if found is None or found.st_size:
+            info = next(iter(self.stat([name]))) if version else FileInfo(0)
+            if info is None or info.st_size:
                 raise StorageError("changed")
             return b""
         url = self._url(name, version)
@@ -67,14 +67,14 @@ class HttpStorage(Storage):
         if copy is not None and stop != TO_END and copy.version == (version or copy.version):
             data, found_version = copy.read(start, stop), copy.etag
         else:
-            data, found_version = self._request(url, wanted)
+            data, found_version = self._request(url, byte_range)
         if version and not version.startswith(UNDATED) and found_version not in (None, version):
             raise StorageError("changed")
         return data
 
-    def _request(self, url: str, wanted: ByteRange) -> tuple[bytes, str | None]:
+    def _request(self, url: str, byte_range: ByteRange) -> tuple[bytes, str | None]:
         """Return a range and the version of the file; a redirect is used again until it is refused."""
-        start, stop, version = wanted.start, wanted.stop, wanted.version
+        start, stop, version = byte_range.start, byte_range.stop, byte_range.version
         headers = {} if stop == TO_END else {"Range": f"bytes={start}-{stop - 1}"}
         target, xet_hash = _TARGETS.get(url, ("", ""))
         if self.is_redirect_versioned and version and xet_hash != version:

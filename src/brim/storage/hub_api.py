@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from huggingface_hub import constants, get_token
+from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers, get_session
 
 from brim.errors import InputError
 from brim.state.retry import RATE_LIMITED, asked_s, capped_wait, interruptible, pause
+from brim.storage.hub_private import hub_token
 from brim.storage.storage_error import StorageError, classify
 
 _HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")
@@ -39,7 +40,7 @@ def hub_headers(url: str, token: str | None = None) -> dict[str, str]:
     """Return the headers with the token, for the Hub itself; none for another host."""
     if _origin(url) != _origin(hub_endpoint()):
         return {}
-    return dict(build_hf_headers(token=token or get_token() or False, library_name="brim"))
+    return dict(build_hf_headers(token=hub_token(token) or False, library_name="brim"))
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def ask(
     token: str | None = None,
     is_streamed: bool = False,
 ) -> tuple[Any, str, str]:
-    """Return an answer that is no redirect, the address that gave it, and the Xet hash that the Hub sent before.
+    """Follow redirects; return the answer, its address, and the Xet hash that the Hub sent before.
 
     If it is streamed, its body is not read yet, unless it is a refusal; close it.
     """

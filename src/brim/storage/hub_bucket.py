@@ -25,7 +25,7 @@ from brim.storage.xet import XetError, XetToken, XetUnavailableError, XetUploade
 
 _BATCH = 1000  # operations of one request, and names that are asked about at once: the Hub counts requests
 _MOST_CODE = 60
-_LINES: dict[tuple[str, ...], XetUploader] = {}
+_UPLOADERS: dict[tuple[str, ...], XetUploader] = {}
 _LOCK = threading.Lock()
 
 
@@ -56,7 +56,7 @@ class HubBucketStorage(BucketStorage, HttpStorage):
     def _url(self, name: str, version: str | None) -> str:
         return f"{hub_endpoint()}/{self.location.container}/resolve/{quote(self.location.key(name), safe='')}"
 
-    def _version(self, answer: Any, wanted: str | None, xet_hash: str) -> str | None:
+    def _version(self, answer: Any, requested: str | None, xet_hash: str) -> str | None:
         return xet_hash or None
 
     def _request_api(
@@ -71,9 +71,9 @@ class HubBucketStorage(BucketStorage, HttpStorage):
         """Return what the Hub answers about the bucket; `accepted` are refusals that the caller reads."""
         url = f"{hub_endpoint()}/api/{self.location.container}{path}"
         answer, _, _ = ask(method, url, {} if body is None else {"Content-Type": kind}, body, token=self._token)
-        found = answer if answer.status_code in accepted else checked(answer)
+        answer = answer if answer.status_code in accepted else checked(answer)
         with readable_answer():
-            return found.json() if found.content else {}
+            return answer.json() if answer.content else {}
 
     def stat(self, names: Iterable[str]) -> Iterator[FileInfo | None]:
         keys = [self.location.key(name) for name in names]
@@ -86,15 +86,15 @@ class HubBucketStorage(BucketStorage, HttpStorage):
                 if not error.is_missing:
                     raise
                 entries = []
-            found = dict(_files(entries))
-            yield from (found.get(key) for key in batch)
+            infos = dict(_files(entries))
+            yield from (infos.get(key) for key in batch)
 
     def _list(self, prefix: str, page_done: Callable[[], None]) -> Iterator[tuple[str, FileInfo]]:
         """The Hub matches the first letters of names, not folders."""
         below = f"/{quote(prefix, safe='')}" if prefix else ""
         url = f"{hub_endpoint()}/api/{self.location.container}/tree{below}?recursive=true"
         entries = list(_files(read_pages(url, self._token, "EntryNotFound")))
-        yield from (found for found in entries if not prefix or f"{found[0]}/".startswith(f"{prefix}/"))
+        yield from (entry for entry in entries if not prefix or f"{entry[0]}/".startswith(f"{prefix}/"))
 
     def exists(self) -> bool:
         try:
@@ -118,11 +118,11 @@ class HubBucketStorage(BucketStorage, HttpStorage):
 
     def _upload(self, name: str, content: UploadContent, advance: Callable[[int], None]) -> tuple[str, str]:
         try:
-            done = self._line().send(name, content, None, lambda sent, _: advance(sent))
+            sent = self._uploader().send(name, content, None, lambda size, _: advance(size))
         except XetError as error:
             raise classify(error.status) from None
-        self._batch([{"type": "addFile", "path": self.location.key(name), "xetHash": done.hash, "mtime": _now_ms()}])
-        return done.hash, done.sha256
+        self._batch([{"type": "addFile", "path": self.location.key(name), "xetHash": sent.hash, "mtime": _now_ms()}])
+        return sent.hash, sent.sha256
 
     def put_bytes(self, name: str, data: bytes | memoryview, expected: FileInfo | None = ANY_VERSION) -> FileInfo:
         if expected is not ANY_VERSION:
@@ -135,10 +135,10 @@ class HubBucketStorage(BucketStorage, HttpStorage):
         self._batch([{"type": "deleteFile", "path": self.location.key(name)} for name in existing])
 
     def _copy(self, source: str, target: str) -> None:
-        found = next(iter(self.stat([source])))
-        if found is None:
+        info = next(iter(self.stat([source])))
+        if info is None:
             raise StorageError("missing", 404)
-        operation = {"type": "copyFile", "path": self.location.key(target), "xetHash": found.etag, "mtime": _now_ms()}
+        operation = {"type": "copyFile", "path": self.location.key(target), "xetHash": info.etag, "mtime": _now_ms()}
         repo = self.location.container.removeprefix("buckets/")
         self._batch([{**operation, "sourceRepoType": "bucket", "sourceRepoId": repo}])
 
@@ -151,18 +151,18 @@ class HubBucketStorage(BucketStorage, HttpStorage):
                 code = f"{failed[0].get('error') or 'failed'}: {failed[0].get('path')}"
                 raise classify(422, code if len(code) <= _MOST_CODE else "")
 
-    def _line(self) -> XetUploader:
+    def _uploader(self) -> XetUploader:
         endpoint = hub_endpoint()
         key = (endpoint, hub_headers(endpoint, self._token).get("authorization", ""), self.location.container)
         with _LOCK:
-            if key not in _LINES:
+            if key not in _UPLOADERS:
                 try:
-                    _LINES[key] = XetUploader(self._xet_token)
+                    _UPLOADERS[key] = XetUploader(self._xet_token)
                 except XetUnavailableError as error:
                     raise missing(
                         "hf-xet>=1.5", f"Buckets of the Hub take objects by Xet alone, and {error}."
                     ) from error
-            return _LINES[key]
+            return _UPLOADERS[key]
 
     def _xet_token(self) -> XetToken:
         answer = self._request_api("GET", "/xet-write-token")

@@ -1,4 +1,4 @@
-"""What brim asks of huggingface_hub about a repository: its files at a commit, its rights, commits, pull requests."""
+"""A repository by way of huggingface_hub: its files at a commit, its rights, commits, pull requests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from brim.errors import DestinationError
 from brim.records import dataclass
 from brim.state.ledger import Piece
+from brim.storage.hub_private import hub_token
 from brim.storage.hub_session import UnexpectedAnswerError, ask_again, ask_hub, explained, status_of
 from brim.storage.location import MAIN, Location
 from brim.storage.storage import FileInfo
@@ -29,7 +30,7 @@ class Snapshot:
     tree: dict[str, FileInfo]
 
     def holds(self, piece: Piece) -> bool:
-        """Return whether a shard is there under its name."""
+        """Return whether a shard exists under its name."""
         info = self.tree.get(piece.name)
         return info is not None and (info.st_size, info.sha256) == (piece.size, piece.sha256)
 
@@ -50,20 +51,7 @@ class HubClient:
         self.address = address
         self.repo: dict[str, Any] = {"repo_id": address.repo, "repo_type": _KIND}
         self.api: Any = HfApi(token=token, library_name="brim")
-        self.endpoint = str(self.api.endpoint)
-        try:
-            (self.token or "").encode("ascii")
-        except UnicodeError as error:
-            raise DestinationError(
-                "What is set as the token for the Hub is none: it holds characters that no token has.",
-                hint="Log in with `hf auth login`, or set HF_TOKEN to a valid token.",
-            ) from error
-
-    @property
-    def token(self) -> str | None:
-        from huggingface_hub import get_token
-
-        return self.api.token if isinstance(self.api.token, str) else get_token()
+        self.token = hub_token(token)
 
     def visibility(self) -> str | None:
         """ "private" or "public", or None if there is no such repository."""
@@ -98,7 +86,7 @@ class HubClient:
         ask_again(lambda: self.api.auth_check(**self.repo, write=True))
 
     def holds_more(self) -> bool:
-        """Return whether the server says that the owner of the repository has a paid account."""
+        """Return whether the owner of the repository has a paid account, as far as the server states it."""
         try:
             user = ask_again(self.api.whoami)
         except Exception as error:

@@ -23,8 +23,8 @@ class HubRepository(HttpStorage):
         commit, key = quote(version or self.commit, safe=""), quote(self.location.key(name))
         return f"{hub_endpoint()}/datasets/{self.location.repo}/resolve/{commit}/{key}"
 
-    def _version(self, answer: Any, wanted: str | None, xet_hash: str) -> str | None:
-        return wanted
+    def _version(self, answer: Any, requested: str | None, xet_hash: str) -> str | None:
+        return requested
 
     @cached_property
     def commit(self) -> str:
@@ -43,12 +43,12 @@ class HubRepository(HttpStorage):
     def stat(self, names: Iterable[str]) -> Iterator[FileInfo | None]:
         """Take all from one listing."""
         try:
-            found = dict(self.tries().call(lambda: list(self._tree(self.location.prefix))))
+            infos = dict(self.tries().call(lambda: list(self._tree(self.location.prefix))))
         except StorageError as error:
             if not error.is_missing:
                 raise
-            found = {}
-        yield from (found.get(self.location.key(name)) for name in names)
+            infos = {}
+        yield from (infos.get(self.location.key(name)) for name in names)
 
     def _list(self, prefix: str, page_done: Callable[[], None]) -> Iterator[tuple[str, FileInfo]]:
         yield from list(self._tree(prefix))
@@ -68,4 +68,4 @@ class HubRepository(HttpStorage):
             if error.status != 404 or not prefix:
                 raise
             folder = prefix.rpartition("/")[0]  # a file has no tree
-            yield from (found for found in self._tree(folder) if found[0] == prefix)
+            yield from (entry for entry in self._tree(folder) if entry[0] == prefix)

@@ -55,7 +55,7 @@ class _User:
 
 
 # The library has one client and one logger for the whole process. The first user changes them, the last one
-# changes them back; closing the client in between would cut what other threads are sending.
+# changes them back; closing the client in between would cut the uploads of other threads.
 _LOCK = threading.Lock()
 _USERS: list[_User] = []
 _UNDO = ExitStack()
@@ -80,7 +80,7 @@ class _Notes(logging.Handler):
 def hub_session(note: Note, check: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Give the library's requests time limits, and its warnings to `note`, in this block.
 
-    `check` is called during a wait that the Hub asked for, and may raise to end it.
+    `check` is called during a wait that the Hub asked for, and may raise to stop it.
     """
     user = _User(note, check)
     with _LOCK:
@@ -225,7 +225,7 @@ def ask_again(call: Callable[[], T]) -> T:
 
 
 class UnexpectedAnswerError(DestinationUnavailableError):
-    """The library could not read an answer, although its status says that the request succeeded."""
+    """The library could not read an answer, although its status means success."""
 
 
 def unexpected(error: Exception) -> UnexpectedAnswerError:
@@ -236,7 +236,7 @@ def unexpected(error: Exception) -> UnexpectedAnswerError:
 
 
 def ask_hub(call: Callable[[], T]) -> T:
-    """Make a request with the library; a stop ends it. UnexpectedAnswerError if it cannot read the answer.
+    """Make a request with the library, which a stop interrupts. UnexpectedAnswerError if it cannot read the answer.
 
     Another server may answer in the Hub's place, such as the login page of a network.
     """
@@ -295,7 +295,7 @@ def _explain(error: Exception, repo: str, begun: bool, reading: bool) -> BrimErr
     text = scrubbed(str(error))
     answer = answer_of(error)
     if answer is not None:
-        # Without a token, the Hub answers 401 to what it does not show.
+        # Without a token, the Hub answers 401 for everything that it hides.
         if reading and (answer.status == 403 or (answer.status == 401 and get_token() is None)):
             reader = "this token" if answer.status == 403 else "anyone without a token"
             return DestinationError(
@@ -349,7 +349,7 @@ def explained_answer(answer: HubAnswer, repo: str, begun: bool = True) -> BrimEr
 
 
 def _missing(answer: HubAnswer, repo: str) -> BrimError:
-    """Return what was not found, as far as the Hub says: other things than datasets may be missing too."""
+    """Return the error for a missing repository, revision, file or route, as far as the Hub states it."""
     message = answer.message or answer.code or "no reason given"
     text, hint = {
         "RepoNotFound": (

@@ -1,10 +1,10 @@
-"""One run at a time in a prefix of a bucket: an object that says who holds it, written under conditions.
+"""One run at a time in a prefix of a bucket: an object with the name of its holder, written under conditions.
 
 A bucket has no lock that ends with its holder. So the holder rewrites its object every few seconds, and another run
 watches for a while: an object that stays the same belongs to a run that ended. No clocks are compared. A run that
 continues an earlier one on the same machine (it holds the lock of the same ledger) need not wait.
 
-Where a store ignores conditions, the holder reads before it writes, and reads back what it wrote. Two that begin within
+Where a store ignores conditions, the holder reads before it writes, and reads its object back. Two that begin within
 one such interval both continue, until the next renewal stops one of them; any other two are kept apart.
 """
 
@@ -74,7 +74,7 @@ class Lease:
         return json.dumps({"owner": self._owner, "count": self._count, "at": time.time_ns()}).encode()
 
     def _replace(self, expected: FileInfo | None) -> FileInfo:
-        """Write our object over the expected version, or where there is none (None); StorageError "changed" if not."""
+        """Write our object over the expected version, or as a new one (None); StorageError "changed" if that fails."""
         if self._is_guarded:
             try:
                 return self._storage.put_bytes(NAME, self._body(), expected)
@@ -89,10 +89,10 @@ class Lease:
     def _overwrite(self) -> FileInfo:
         """Write our object without a condition, and check that it is still ours."""
         self._storage.put_bytes(NAME, self._body())
-        found = self._find()
-        if found is None or self._holder() != self._owner:
+        info = self._find()
+        if info is None or self._holder() != self._owner:
             raise StorageError("changed", 412)
-        return found
+        return info
 
     def _create(self) -> bool:
         """Hold a location that no run holds; return False if one does."""
@@ -107,7 +107,7 @@ class Lease:
         return True
 
     def _take_over(self, check: Callable[[], None]) -> None:
-        """Take the location from an earlier run of ours, or from one that ended; refuse if it is still renewed."""
+        """Take the location from an earlier run with our ledger, or from one that ended; refuse if it is renewed."""
         before = self._find()
         if before is None:
             return

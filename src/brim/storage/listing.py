@@ -1,4 +1,4 @@
-"""What is below a remote location: names, sizes, ETags and small files. Failures are errors for users."""
+"""Names, sizes, ETags and small files of a remote location. Failures are errors for users."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def list_files(location: Location, prefix: str = "", action: Action = "read") ->
 
 
 def stat_files(location: Location, names: Iterable[str], action: Action = "read") -> Iterator[FileInfo | None]:
-    """Yield what is known of each of these files, in order; None for a missing one."""
+    """Yield the info of each of these files, in order; None for a missing one."""
     with explained(location, action):
         yield from open_storage(location).stat(names)
 
 
 def stat_file(location: Location, name: str = "", action: Action = "read") -> FileInfo | None:
-    """Return what is known of a file; without a name, of the location itself, which is no file in a container."""
+    """Return the info of a file; without a name, of the location itself. A container is not a file."""
     return next(stat_files(location, [name], action)) if location.key(name) else None
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from brim.errors import DestinationError
 from brim.state.atomic_files import BUFFER_BYTES, failures, free_bytes, open_regular, pread_all, rename, write_whole
+from brim.state.retry import check_stop
 from brim.storage.storage import ANY_VERSION, TO_END, Answers, ByteRange, FileInfo, PutResult, Storage, open_storage
 from brim.storage.storage_error import StorageError
 from brim.storage.upload_content import Buffers, UploadContent, UploadWatcher
@@ -107,13 +108,14 @@ def _write_and_hash(file: DirectFile, content: UploadContent, advance: Callable[
     written = 0
     sizes: deque[int] = deque()
 
-    def wait(most: int) -> None:
+    def wait(remaining: int) -> None:
         nonlocal written
-        while len(sizes) > most:
+        while len(sizes) > remaining:
             hasher.wait()
             writer.wait()
             size = sizes.popleft()
             written += size
+            check_stop()
             advance(size)
 
     with _ChunkThread("hash", digest.update) as hasher, _ChunkThread("write", file.write) as writer:
@@ -145,8 +147,9 @@ class LocalStorage(Storage):
     def list(self, prefix: str = "") -> Iterator[tuple[str, FileInfo]]:
         for top, _, names in os.walk(self.root / prefix):
             for name in names:
-                path = os.path.join(top, name)
-                yield os.path.relpath(path, self.root), _info(os.stat(path))
+                if not (name.startswith(".") and name.endswith(".tmp")):  # a file that is being written
+                    path = os.path.join(top, name)
+                    yield os.path.relpath(path, self.root), _info(os.stat(path))
 
     def stat(self, names: Iterable[str]) -> Iterator[FileInfo | None]:
         for name in names:
@@ -158,24 +161,24 @@ class LocalStorage(Storage):
     def fetch(self, ranges: Sequence[ByteRange]) -> Future[Answers]:
         """Read at once: a disk is not waited for in another thread."""
         answers: Future[Answers] = Future()
-        answers.set_result([self._read(one) for one in ranges])
+        answers.set_result([self._read(entry) for entry in ranges])
         return answers
 
-    def _read(self, wanted: ByteRange) -> bytes | StorageError:
+    def _read(self, byte_range: ByteRange) -> bytes | StorageError:
         try:
-            descriptor = open_regular(self.root / wanted.name)
+            descriptor = open_regular(self.root / byte_range.name)
         except (FileNotFoundError, NotADirectoryError):
             return StorageError("missing", 404)
         except OSError as error:
             return StorageError("denied", code=error.strerror or "")
         try:
             info = _info(os.fstat(descriptor))
-            stop = info.st_size if wanted.stop == TO_END else wanted.stop
-            data = pread_all(descriptor, stop - wanted.start, wanted.start)
-            is_same = wanted.version in (None, info.etag) and info == _info(os.fstat(descriptor))
+            stop = info.st_size if byte_range.stop == TO_END else byte_range.stop
+            data = pread_all(descriptor, stop - byte_range.start, byte_range.start)
+            is_same = byte_range.version in (None, info.etag) and info == _info(os.fstat(descriptor))
         finally:
             os.close(descriptor)
-        return data if is_same and len(data) == stop - wanted.start else StorageError("changed")
+        return data if is_same and len(data) == stop - byte_range.start else StorageError("changed")
 
     def put(self, name: str, content: UploadContent, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         """Write in one pass. A finished file on this disk is linked and not copied."""
@@ -229,11 +232,11 @@ class LocalStorage(Storage):
                 (self.root / name).unlink(missing_ok=True)
 
     def abort_uploads(self, prefix: str, is_own: Callable[[str], bool]) -> int:
-        """Remove the temporary files that a killed run left in a folder; `is_own` is asked for the final name."""
-        left = [path for path in (self.root / prefix).glob(".*.tmp") if is_own(_final_name(prefix, path))]
-        for path in left:
+        """Remove the temporary files that a killed run left in a folder; `is_own` gets the final name."""
+        stale = [path for path in (self.root / prefix).glob(".*.tmp") if is_own(_final_name(prefix, path))]
+        for path in stale:
             path.unlink(missing_ok=True)
-        return len(left)
+        return len(stale)
 
     def check_access(self) -> None:
         if self.marker and not (self.root / self.marker).exists():
@@ -255,5 +258,5 @@ def _final_name(prefix: str, temporary: Path) -> str:
     return f"{prefix}/{temporary.name[1:].rsplit('.', 2)[0]}"
 
 
-def _info(found: os.stat_result) -> FileInfo:
-    return FileInfo(found.st_size, f"{found.st_mtime_ns}-{found.st_ino}-{found.st_size}", st_ino=found.st_ino)
+def _info(stat: os.stat_result) -> FileInfo:
+    return FileInfo(stat.st_size, f"{stat.st_mtime_ns}-{stat.st_ino}-{stat.st_size}", st_ino=stat.st_ino)

@@ -45,7 +45,7 @@ class Access:
 
 
 def checked_endpoint(text: str, option: str) -> str:
-    """Return the address of a store; InputError for an invalid one, because obstore ends the process over some."""
+    """Return the address of a store; InputError for an invalid one: some crash obstore."""
     if "@" in text:
         raise InputError(
             f"The address of {option} holds a name or a password.",
@@ -75,8 +75,8 @@ class Location:
         if self.is_local:
             return self.prefix
         revision = quote(self.revision, safe="") if self.prefix else self.revision  # a slash would begin the path
-        at = "" if revision in ("", MAIN) else f"@{revision}"
-        return f"{self.root}{at}/{self.prefix}".rstrip("/")
+        suffix = "" if revision in ("", MAIN) else f"@{revision}"
+        return f"{self.root}{suffix}/{self.prefix}".rstrip("/")
 
     @property
     def root(self) -> str:
@@ -151,16 +151,16 @@ def split_address(text: str, access: Access | None = None) -> Location:
     """Return the location of an address that brim made, whose prefix may be any key."""
     if is_dataset_address(text):
         return _parse_read_only(text)
-    scheme, _, rest = text.partition("://")
+    scheme, _, path = text.partition("://")
     if text.startswith(_HUB_BUCKETS):
-        kind, org, name, *path = [*rest.split("/", 3), "", ""]
-        return Location(scheme, f"{kind}/{org}/{name}", path[0])  # it is reached as the Hub is
-    container, _, prefix = rest.partition("/")
+        kind, org, name, *prefixes = [*path.split("/", 3), "", ""]
+        return Location(scheme, f"{kind}/{org}/{name}", prefixes[0])  # it is reached as the Hub is
+    container, _, prefix = path.partition("/")
     return Location(scheme, container, prefix, access or Access())
 
 
 def parse_location(text: str, access: Access | None = None) -> Location:
-    """Parse an address that a user typed; InputError says what is wrong with it."""
+    """Parse an address that a user typed; InputError names its fault."""
     location = split_address(text, access)
     if not location.is_bucket and location.scheme in ("hf", "http", "https"):
         return location
@@ -194,14 +194,14 @@ def _parse_read_only(text: str) -> Location:
 
 
 def _without_user(text: str) -> str:
-    """Return what may be shown: an address can hold a password before its @."""
-    scheme, slashes, rest = text.partition("://")
-    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
+    """Return an address without a name and a password before its @."""
+    scheme, slashes, path = text.partition("://")
+    return f"{scheme}{slashes}{path.rpartition('@')[2]}"
 
 
 def parse_repository(text: str) -> Location:
     """Parse hf://datasets/ORG/NAME[@REVISION], the address of a repository to publish to."""
-    path, at, revision = text.removeprefix(HUB_SCHEME).rstrip("/").partition("@")
+    path, mark, revision = text.removeprefix(HUB_SCHEME).rstrip("/").partition("@")
     kind, _, repo = path.partition("/")
     if kind in ("models", "spaces", "buckets"):
         raise InputError(f"{text!r} is not a dataset repository.", hint=_REPOSITORY_HINT)
@@ -211,7 +211,7 @@ def parse_repository(text: str) -> Location:
         raise InputError(f"{text!r} is not the address of a dataset.", hint=_REPOSITORY_HINT)
     if not repo_name_is_valid(repo):
         raise InputError(f"{repo!r} is not the name of a repository on the Hub.", hint=_REPOSITORY_HINT)
-    if at and not revision:
+    if mark and not revision:
         raise InputError(f"{text!r} ends where a branch should be named.", hint=_REPOSITORY_HINT)
     return Location("hf", f"datasets/{repo}", "", revision=unquote(revision) or MAIN)
 

@@ -63,15 +63,15 @@ def store_of(location: Location) -> Any:
     with _LOCK:
         if key not in _STORES:
             keep_heap_small(large_bytes=None)  # before obstore's threads have heaps of their own, which would all grow
-            waits = patience_s()
+            limit_s = patience_s()
             client: dict[str, Any] = {
                 "timeout": timedelta(seconds=_REQUEST_S),
-                "read_timeout": timedelta(seconds=min(_ANSWER_S, waits)),
-                "connect_timeout": timedelta(seconds=min(_CONNECT_S, waits)),
+                "read_timeout": timedelta(seconds=min(_ANSWER_S, limit_s)),
+                "connect_timeout": timedelta(seconds=min(_CONNECT_S, limit_s)),
             }
             retry: dict[str, Any] = {
                 "max_retries": _RETRIES,
-                "retry_timeout": timedelta(seconds=waits),
+                "retry_timeout": timedelta(seconds=limit_s),
                 "backoff": {
                     "init_backoff": timedelta(seconds=0.1),
                     "max_backoff": timedelta(seconds=_PAUSE_S),
@@ -124,21 +124,21 @@ def translate(error: BaseException) -> StorageError | None:
         return None
     status, code = _STATUS.search(text), _CODE.search(text)
     number = int(status[1]) if status else (404 if is_missing or name == "NotFoundError" else None)
-    found = classify(number, code[1] if code else "", text, detail=name)
+    translation = classify(number, code[1] if code else "", text, detail=name)
     if number is None and name != "GenericError":
-        found.kind, found.is_transient = "refused", False
-    if found.kind != "no_container" and any(host in text for host in _ROLES):
-        found.kind = "no_credentials"
+        translation.kind, translation.is_transient = "refused", False
+    if translation.kind != "no_container" and any(host in text for host in _ROLES):
+        translation.kind = "no_credentials"
     elif (bad := _BAD_KEY.search(text)) is not None:
-        found.kind, found.detail, found.is_transient = "bad_name", bad[1], False
-    elif name in _CLASSES and found.kind in ("transient", "refused"):
-        found.kind, found.is_transient = _CLASSES[name], False
-    elif found.kind == "transient":
-        found.kind, found.detail = next(
+        translation.kind, translation.detail, translation.is_transient = "bad_name", bad[1], False
+    elif name in _CLASSES and translation.kind in ("transient", "refused"):
+        translation.kind, translation.is_transient = _CLASSES[name], False
+    elif translation.kind == "transient":
+        translation.kind, translation.detail = next(
             (kind for phrase, kind in _PHRASES.items() if phrase in text), ("transient", name)
         )
-        found.is_transient = found.kind != "other_region"
-    return found
+        translation.is_transient = translation.kind != "other_region"
+    return translation
 
 
 @contextmanager
@@ -147,10 +147,10 @@ def translated() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = translate(error)
-        if found is None:
+        translation = translate(error)
+        if translation is None:
             raise
-        raise found from None  # the original holds addresses and answers
+        raise translation from None  # the original holds addresses and answers
 
 
 def _quoted(etag: str | None) -> str:
@@ -158,9 +158,9 @@ def _quoted(etag: str | None) -> str:
     return f'"{etag}"' if etag and not etag.endswith('"') else etag or ""
 
 
-def _info(found: Any) -> FileInfo:
-    etag = _quoted(found["e_tag"]) or f"{UNDATED}{found['last_modified']}"
-    return FileInfo(int(found["size"]), etag, condition=(found["e_tag"] or "", found["version"] or ""))
+def _info(meta: Any) -> FileInfo:
+    etag = _quoted(meta["e_tag"]) or f"{UNDATED}{meta['last_modified']}"
+    return FileInfo(int(meta["size"]), etag, condition=(meta["e_tag"] or "", meta["version"] or ""))
 
 
 class ObjectStorage(BucketStorage):
@@ -178,9 +178,9 @@ class ObjectStorage(BucketStorage):
                 return await anext(pages, None)
 
         while (page := run(next_page())) is not None:
-            for found in page:
-                if not (found["path"].endswith("/") and not found["size"]):  # the mark of a folder
-                    yield found["path"], _info(found)
+            for meta in page:
+                if not (meta["path"].endswith("/") and not meta["size"]):  # the mark of a folder
+                    yield meta["path"], _info(meta)
             page_done()
 
     def stat(self, names: Iterable[str]) -> Iterator[FileInfo | None]:
@@ -205,13 +205,18 @@ class ObjectStorage(BucketStorage):
             raise
 
     def fetch(self, ranges: Sequence[ByteRange]) -> futures.Future[Answers]:
-        return submit_all([self._fetch(one) for one in ranges])
+        return submit_all([self._fetch(entry) for entry in ranges])
 
-    async def _fetch(self, wanted: ByteRange) -> Any:
-        key, start, stop, version = self.location.key(wanted.name), wanted.start, wanted.stop, wanted.version
+    async def _fetch(self, byte_range: ByteRange) -> Any:
+        key, start, stop, version = (
+            self.location.key(byte_range.name),
+            byte_range.start,
+            byte_range.stop,
+            byte_range.version,
+        )
         if start == stop:  # an empty range cannot be requested
-            found = _info(await self._ask("head", key)) if version else FileInfo(0)
-            if found.st_size or (found.condition[0] and found.etag != version):
+            info = _info(await self._ask("head", key)) if version else FileInfo(0)
+            if info.st_size or (info.condition[0] and info.etag != version):
                 raise StorageError("changed")
             return b""
         options: Any = {} if stop == TO_END else {"range": (start, stop)}
@@ -314,9 +319,9 @@ class ObjectStorage(BucketStorage):
             mode = {
                 field: value for field, value in zip(("e_tag", "version"), expected.condition, strict=True) if value
             }
-        done = run(self._ask("put", self.location.key(name), data, mode=mode, use_multipart=False))
-        condition = (done["e_tag"] or "", done["version"] or "")
-        return FileInfo(len(data), _quoted(done["e_tag"]), condition=condition)
+        result = run(self._ask("put", self.location.key(name), data, mode=mode, use_multipart=False))
+        condition = (result["e_tag"] or "", result["version"] or "")
+        return FileInfo(len(data), _quoted(result["e_tag"]), condition=condition)
 
     def delete(self, names: Sequence[str]) -> None:
         if not names:

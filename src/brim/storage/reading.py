@@ -30,7 +30,7 @@ _AHEAD_REQUESTS = 32  # small files: their number is the limit
 _GROUP, _SMALL_BYTES = 16, 64 << 10
 _WINDOW_BYTES = 1 << 18  # small reads near each other share one request
 _TAIL_BYTES = 1 << 16  # of a Parquet file: it contains the footer, nearly always
-_KEEP_BYTES = 8 << 20  # that can be read again behind the position of a ForwardFile: the largest page, at least
+_KEEP_BYTES = 8 << 20  # before the position of a ForwardFile, to read again: more than the largest page
 _COPY_BYTES = 1 << 20
 Offsets = tuple[int, int]  # start and stop
 
@@ -39,11 +39,11 @@ class FileReplacedError(InputError):
     """A file is not the one that was listed, or is gone. Callers with a better name for it raise their own error."""
 
 
-def _replaced_error(wanted: ByteRange) -> Exception:
+def _replaced_error(byte_range: ByteRange) -> Exception:
     return FileReplacedError(
-        f"The object {wanted.name!r} is not the one that was listed, or is gone.",
+        f"The object {byte_range.name!r} is not the one that was listed, or is gone.",
         hint="Let what is there come to rest, then run the same command again.",
-        path=wanted.name,
+        path=byte_range.name,
     )
 
 
@@ -109,12 +109,12 @@ class RangeStream:
                 self._requested += _weight(follows)
             self._next = follows
             answers = self._storage.fetch(group)
-            self._waiting.extend((one, answers, number) for number, one in enumerate(group))
+            self._waiting.extend((entry, answers, number) for number, entry in enumerate(group))
         return self
 
-    def _fits(self, wanted: ByteRange, more: int = 0) -> bool:
-        waiting = len(self._waiting) + more
-        return not waiting or (self._requested + _weight(wanted) <= self._ahead_bytes and waiting < self._requests)
+    def _fits(self, byte_range: ByteRange, grouped: int = 0) -> bool:
+        waiting = len(self._waiting) + grouped
+        return not waiting or (self._requested + _weight(byte_range) <= self._ahead_bytes and waiting < self._requests)
 
     def __iter__(self) -> Self:
         return self
@@ -123,12 +123,12 @@ class RangeStream:
         self.start()
         if not self._waiting:
             raise StopIteration
-        wanted, answers, number = self._waiting.popleft()
-        view = memoryview(self._answer(wanted, answers, number))
-        self._requested -= _weight(wanted)
-        return wanted, view
+        byte_range, answers, number = self._waiting.popleft()
+        view = memoryview(self._answer(byte_range, answers, number))
+        self._requested -= _weight(byte_range)
+        return byte_range, view
 
-    def _answer(self, wanted: ByteRange, answers: Future[Answers], number: int) -> Any:
+    def _answer(self, byte_range: ByteRange, answers: Future[Answers], number: int) -> Any:
         """Return the bytes of a range, and do not keep them; a transient failure is retried."""
         retry = self._storage.tries()
         while True:
@@ -140,16 +140,16 @@ class RangeStream:
                 raise SourceError("A request to an object store was dropped.") from error
             except StorageError as error:
                 if error.kind == "changed" or error.is_missing:
-                    raise self._replaced_error(wanted) from None
+                    raise self._replaced_error(byte_range) from None
                 if (wait_s := retry.after(error)) is None:
-                    raise explain(error, self._storage.location.child(wanted.name), "read") from None
+                    raise explain(error, self._storage.location.child(byte_range.name), "read") from None
             else:
-                if wanted.stop == TO_END or len(data) == wanted.stop - wanted.start:
+                if byte_range.stop == TO_END or len(data) == byte_range.stop - byte_range.start:
                     return data
                 if (wait_s := retry.next_s()) is None:
-                    raise self._replaced_error(wanted)
+                    raise self._replaced_error(byte_range)
             pause(wait_s)
-            answers, number = self._storage.fetch([wanted]), 0
+            answers, number = self._storage.fetch([byte_range]), 0
 
     def close(self) -> None:
         for _, answers, _ in self._waiting:
@@ -164,9 +164,9 @@ class RangeStream:
         self.close()
 
 
-def _weight(wanted: ByteRange) -> int:
+def _weight(byte_range: ByteRange) -> int:
     """Return the bytes that a range takes, as far as they are known."""
-    return RANGE_BYTES // 2 if wanted.stop == TO_END else wanted.stop - wanted.start
+    return RANGE_BYTES // 2 if byte_range.stop == TO_END else byte_range.stop - byte_range.start
 
 
 class _RemoteReader:
@@ -215,7 +215,7 @@ class RandomFile(_RemoteReader):
         storage: Storage | None = None,
     ) -> None:
         super().__init__(file, replaced_error, storage)
-        self._kept: list[tuple[int, bytes]] = []
+        self._ranges: list[tuple[int, bytes]] = []
         self._window: tuple[int, bytes] = (0, b"")
         self._tail_at = max(self.size - _TAIL_BYTES, 0)
 
@@ -244,7 +244,7 @@ class RandomFile(_RemoteReader):
         return self._window[1][:size]
 
     def _find(self, offset: int, size: int) -> bytes | None:
-        for start, data in (self._window, *self._kept):
+        for start, data in (self._window, *self._ranges):
             if start <= offset and offset + size <= start + len(data):
                 return data[offset - start : offset - start + size]
         return None
@@ -263,21 +263,21 @@ class RandomFile(_RemoteReader):
     def missing(self, ranges: Iterable[Offsets]) -> list[ByteRange]:
         """Return the requests for ranges that are not kept."""
         inside = ((max(start, 0), min(stop, self.size)) for start, stop in ranges)
-        joined = join_ranges((start, stop) for start, stop in inside if self._find(start, stop - start) is None)
-        return [ByteRange(self.name, start, stop, self.file.version) for start, stop in joined if start < stop]
+        requests = join_ranges((start, stop) for start, stop in inside if self._find(start, stop - start) is None)
+        return [ByteRange(self.name, start, stop, self.file.version) for start, stop in requests if start < stop]
 
     def keep(self, start: int, data: bytes) -> None:
         """Keep a range for later reads. The rest of a footer is joined with its tail, with which it is read."""
-        tail = next((one for one in self._kept if one[0] == self._tail_at == start + len(data)), None)
+        tail = next((entry for entry in self._ranges if entry[0] == self._tail_at == start + len(data)), None)
         if tail is not None:
-            self._kept.remove(tail)
-        self._kept.append((start, data if tail is None else data + tail[1]))
+            self._ranges.remove(tail)
+        self._ranges.append((start, data if tail is None else data + tail[1]))
 
     def kept(self) -> list[tuple[int, bytes]]:
-        return self._kept
+        return self._ranges
 
     def close(self) -> None:
-        self._window, self._kept = (0, b""), []
+        self._window, self._ranges = (0, b""), []
 
 
 _File = TypeVar("_File", bound=RandomFile)
@@ -287,35 +287,35 @@ def join_ranges(
     ranges: Iterable[Offsets], gap: int = 64 * 1024, most_bytes: int | None = JOINED_BYTES
 ) -> list[Offsets]:
     """Return ranges in order, those with little between them as one: the gap costs less than a request."""
-    joined: list[Offsets] = []
+    merged: list[Offsets] = []
     for start, stop in sorted(ranges):
-        fits = bool(joined) and (most_bytes is None or max(stop, joined[-1][1]) - joined[-1][0] <= most_bytes)
-        if fits and start <= joined[-1][1] + gap:
-            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        fits = bool(merged) and (most_bytes is None or max(stop, merged[-1][1]) - merged[-1][0] <= most_bytes)
+        if fits and start <= merged[-1][1] + gap:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
         else:
-            joined.append((start, stop))
-    return joined
+            merged.append((start, stop))
+    return merged
 
 
-def fetch_ranges(wanted: Sequence[tuple[_File, Iterable[Offsets]]]) -> Iterator[tuple[_File, int, bytes]]:
+def fetch_ranges(ranges_of: Sequence[tuple[_File, Iterable[Offsets]]]) -> Iterator[tuple[_File, int, bytes]]:
     """Yield (file, start, bytes) of ranges of several files, requested together, in order."""
-    requests = [(file, one) for file, ranges in wanted for one in file.missing(ranges)]
+    requests = [(file, request) for file, ranges in ranges_of for request in file.missing(ranges)]
     for location in dict.fromkeys(file.file.location for file, _ in requests):
-        own = [(file, one) for file, one in requests if file.file.location == location]
+        own = [(file, request) for file, request in requests if file.file.location == location]
         by_name = {file.name: file for file, _ in own}
         stream = RangeStream(
             location,
-            [one for _, one in own],
-            replaced_error=lambda one, files=by_name: files[one.name].replaced_error(one),  # type: ignore[misc]
+            [request for _, request in own],
+            replaced_error=lambda entry, files=by_name: files[entry.name].replaced_error(entry),  # type: ignore[misc]
         )
         with stream:
-            for file, one in own:
-                yield file, one.start, bytes(next(stream)[1])
+            for file, request in own:
+                yield file, request.start, bytes(next(stream)[1])
 
 
-def fetch_together(wanted: Sequence[tuple[_File, Iterable[Offsets]]]) -> None:
+def fetch_together(ranges_of: Sequence[tuple[_File, Iterable[Offsets]]]) -> None:
     """Request ranges of several files together and keep them."""
-    for file, start, data in fetch_ranges(wanted):
+    for file, start, data in fetch_ranges(ranges_of):
         file.keep(start, data)
 
 
@@ -329,8 +329,8 @@ def keep_footers(files: Sequence[RandomFile]) -> None:
 class ForwardFile(_RemoteReader):
     """A range of a remote file, read once from its start, a few requests ahead.
 
-    What was read can be read again until it is released, or until a few megabytes more were read. A `stream` belongs to
-    the caller: it has the ranges of several files one after the other.
+    Bytes can be read again until they are released, or until a few megabytes more were read. A `stream` belongs to the
+    caller: it has the ranges of several files one after the other.
     """
 
     def __init__(
@@ -353,11 +353,11 @@ class ForwardFile(_RemoteReader):
             self.storage, ranges, ahead_bytes=ahead_bytes, replaced_error=self.replaced_error
         )
         self._digest = hashlib.sha256() if is_hashed else None
-        self._kept: list[memoryview] = []
+        self._views: list[memoryview] = []
         self._starts: list[int] = []
         self.first = self.end = start  # of the bytes that are kept
 
-    def begin(self) -> Self:
+    def start(self) -> Self:
         """Send the first requests."""
         self._stream.start()
         return self
@@ -365,7 +365,7 @@ class ForwardFile(_RemoteReader):
     def read_at(self, offset: int, size: int) -> bytes:
         stop = min(offset + size, self.size)
         while self.end < stop and (view := self._next()) is not None:
-            self._kept.append(view)
+            self._views.append(view)
             self._starts.append(self.end - len(view))
             self.release(min(offset, self.end - _KEEP_BYTES))
         stop = min(stop, self.end)
@@ -375,7 +375,7 @@ class ForwardFile(_RemoteReader):
         if number < 0:
             raise ValueError(f"{self.name} can only be read forwards")
         parts = []
-        for start, view in zip(self._starts[number:], self._kept[number:], strict=True):
+        for start, view in zip(self._starts[number:], self._views[number:], strict=True):
             if start >= stop:
                 break
             parts.append(view[max(offset - start, 0) : stop - start])
@@ -392,12 +392,12 @@ class ForwardFile(_RemoteReader):
         return view
 
     def release(self, offset: int) -> None:
-        while self._kept and self._starts[0] + len(self._kept[0]) <= offset:
-            self.first = self._starts.pop(0) + len(self._kept.pop(0))
+        while self._views and self._starts[0] + len(self._views[0]) <= offset:
+            self.first = self._starts.pop(0) + len(self._views.pop(0))
 
     def skip(self) -> None:
         """Read the rest and forget it: the ranges of the next file follow in the stream."""
-        self._kept, self._starts = [], []
+        self._views, self._starts = [], []
         while self._next() is not None:
             pass
         self.first = self.end
@@ -405,13 +405,13 @@ class ForwardFile(_RemoteReader):
     def sha256(self, advance: Callable[[int], None] = lambda size: None) -> str:
         """Return the hash of all bytes; those that were not read yet are read now, and not kept."""
         assert self._digest is not None
-        self._kept, self._starts = [], []
+        self._views, self._starts = [], []
         while (view := self._next()) is not None:
             advance(len(view))
         self.first = self.end
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        self._kept, self._starts = [], []
+        self._views, self._starts = [], []
         if self._owns_stream:
             self._stream.close()

@@ -1,4 +1,4 @@
-"""Multipart uploads that a killed run began: nobody will finish them, and stores keep and charge for their parts.
+"""Multipart uploads that a killed run began and no run will finish: stores keep their parts and charge for them.
 
 obstore neither lists nor aborts them, so the two requests are made here, signed as S3 wants it (Signature Version 4).
 """
@@ -79,9 +79,11 @@ def _request(account: S3Account, location: Location, method: str, key: str, quer
     assert account.keys is not None
     base = urlsplit(account.endpoint or f"https://s3.{account.region}.amazonaws.com")
     path = f"{base.path.rstrip('/')}/{quote(location.container)}" + (f"/{quote(key)}" if key else "")
-    asked = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in sorted(query.items()))
-    headers = sign(method, base.netloc, path, asked, account.region, account.keys, datetime.now(UTC))
-    request = urllib.request.Request(f"{base.scheme}://{base.netloc}{path}?{asked}", headers=headers, method=method)
+    parameters = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in sorted(query.items()))
+    headers = sign(method, base.netloc, path, parameters, account.region, account.keys, datetime.now(UTC))
+    request = urllib.request.Request(
+        f"{base.scheme}://{base.netloc}{path}?{parameters}", headers=headers, method=method
+    )
     trusted = ssl.create_default_context()
     if account.authorities is not None:
         trusted.load_verify_locations(cadata=account.authorities)

@@ -1,6 +1,6 @@
-"""What every location with bytes can do: list, stat and fetch files; some also put, move and delete them.
+"""The operations of every location with bytes: list, stat and fetch files; some also put, move and delete them.
 
-`open_storage` is the one door, and imports the backend. Names are relative to the location. Methods fail with
+`open_storage` imports the backend; no other module does. Names are relative to the location. Methods fail with
 StorageError, except `put` and `check_access`: these are whole uploads, and fail with an error for users.
 """
 
@@ -57,7 +57,7 @@ def is_transient(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What a location tells of a file, with the names that `os.stat_result` has, so that both can be used alike.
+    """A file as a location lists it, with the names of `os.stat_result`, so that both can be used alike.
 
     The ETag names exactly these bytes: of a repository it is the commit, of a folder date, inode and size.
     """
@@ -80,7 +80,7 @@ ANY_VERSION = FileInfo(-1)
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """The hash of a file that was put, and whether its bytes had to be sent. No ETag: it does not tell content."""
+    """The hash of a file that was put, and whether its bytes had to be sent. No ETag: it does not identify content."""
 
     sha256: str
     sent: bool = True
@@ -136,15 +136,15 @@ class Storage:
                     raise
 
     def _list(self, prefix: str, page_done: Callable[[], None]) -> Iterator[tuple[str, FileInfo]]:
-        """Yield (key, info) of what lies below a prefix of the container. `page_done` is called between pages."""
+        """Yield (key, info) of every file below a prefix of the container. `page_done` is called between pages."""
         raise StorageError("unsupported")
 
     def stat(self, names: Iterable[str]) -> Iterator[FileInfo | None]:
-        """Yield what is known of each of these files, in order; None for a missing one."""
+        """Yield the info of each of these files, in order; None for a missing one."""
         raise StorageError("unsupported")
 
     def fetch(self, ranges: Sequence[ByteRange]) -> Future[Answers]:
-        """Start requests for ranges: of each the bytes, or why there are none. Cancel the future to drop them.
+        """Start requests for ranges: each answer is bytes or an exception. Cancel the future to drop them.
 
         A StorageError of the kind "changed" means that the file has another version.
         """
@@ -180,7 +180,7 @@ class Storage:
         raise StorageError("unsupported")
 
     def put_bytes(self, name: str, data: bytes | memoryview, expected: FileInfo | None = ANY_VERSION) -> FileInfo:
-        """Write a small file: over any version, over the expected one alone, or only if there is none (None)."""
+        """Write a small file: over any version, over the expected one alone, or only as a new file (None)."""
         raise StorageError("unsupported")
 
     def move(self, source: str, target: str) -> FileInfo:
@@ -191,14 +191,14 @@ class Storage:
         raise StorageError("unsupported")
 
     def abort_uploads(self, prefix: str, is_own: Callable[[str], bool]) -> int:
-        """Abort what a killed run began below a prefix, if `is_own` of its name; return how many there were.
+        """Abort uploads that a killed run began below a prefix, if `is_own` of the name; return how many there were.
 
         A StorageError of the kind "unsupported" says in `detail` why they cannot be found.
         """
         return 0
 
     def drop_upload(self, name: str) -> None:
-        """Abort what was begun under a name and will not be finished."""
+        """Abort unfinished uploads under a name."""
 
     def check_access(self) -> None:
         """Check that this machine may write here."""

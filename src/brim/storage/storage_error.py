@@ -23,7 +23,7 @@ Kind = Literal[
     "upload_gone",
     "certificate",
     "no_ranges",  # all of a file was sent instead of a range
-    "unsupported",  # `detail` may say what the store cannot do
+    "unsupported",  # `detail` may name the missing ability
     "offline",  # huggingface_hub is in offline mode
     "no_connection",  # `detail` is the host, a blank and the cause
     "transient",

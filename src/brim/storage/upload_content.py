@@ -1,4 +1,4 @@
-"""Bytes on their way to a storage: what gives them, what is told of them, and the memory they lie in."""
+"""Bytes that are uploaded: their source, their watcher, and the memory that holds them."""
 
 from __future__ import annotations
 

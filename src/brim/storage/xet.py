@@ -40,7 +40,7 @@ _STATUS = re.compile(r"\b(?:status|error)\D{0,40}\(?([45]\d\d)\b", re.IGNORECASE
 
 
 class XetUnavailableError(Exception):
-    """Xet cannot be used: there is no library, or no storage of that kind on the server."""
+    """Xet cannot be used: the library is missing, or the server has no storage of that kind."""
 
 
 class XetError(Exception):
@@ -151,7 +151,7 @@ class XetUploader:
             done = interruptible(stream.finish)
             interruptible(commit.wait_to_finish)
         except BaseException:
-            commit.abort()  # and what it has begun to send
+            commit.abort()  # with the blocks that it is sending
             raise
         if self._sends_segments:
             give_back_heap()
@@ -160,19 +160,19 @@ class XetUploader:
 
 def _after(overlap: int, advance: Callable[[int, int], None]) -> Callable[[int], None]:
     """Return a function that counts each byte of a file once: not those of the overlap."""
-    left = overlap
+    uncounted = overlap
 
     def sent(size: int) -> None:
-        nonlocal left
-        repeated = min(left, size)
-        left -= repeated
+        nonlocal uncounted
+        repeated = min(uncounted, size)
+        uncounted -= repeated
         advance(size - repeated, 0)
 
     return sent
 
 
 def _wait_for_network(commit: Any, written: int, advance: Callable[[int], None]) -> None:
-    """Do not run ahead of the network: Xet keeps in memory what it has read and not sent.
+    """Do not run ahead of the network: Xet keeps unsent bytes in memory.
 
     The block that it fills is not counted as sent for long, so the wait ends.
     """

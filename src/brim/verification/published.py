@@ -1,7 +1,7 @@
 """A published dataset, as verify and unpack see it: its shards, their receipts, its card, its subsets.
 
-The manifests say which shards a config or split has, and whether they are complete; else the card does, else the names
-of the shards. `--from-config` and `--from-split` narrow a dataset for verify, check, info and unpack.
+The shards of a config or split, and whether they are complete, follow from the manifests, else from the card, else from
+the names of the shards. `--from-config` and `--from-split` narrow a dataset for verify, check, info and unpack.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def find_subsets(
 ) -> list[Subset]:
     """Return every config and split that a manifest (`listed`: its shards), the card or a shard's name mentions.
 
-    `unfinished`: the local ledger says so, of all of it.
+    `unfinished`: all of it, by the local ledger.
     """
     shards: dict[Key, list[str]] = {key: list(names) for key, names in listed.items()}
     claimed = set(receipts)
@@ -116,7 +116,7 @@ def _subset(
         # Those of an earlier version may still exist, under names that its manifest knows.
         fresh = existing if unfinished else [name for name in existing if name not in receipts] or existing
         counts = {int(match["count"]) for name in fresh if (match := SHARD_NAME.fullmatch(name))}
-        if not fresh and not recorded and any(one == key[0] and split is None for one, split in unfinished_keys):
+        if not fresh and not recorded and any(config == key[0] and split is None for config, split in unfinished_keys):
             return Subset(*key, (), None, "unfinished")
         expected = max(counts, default=0) or None
         fresh = fresh if unfinished else [n for n in fresh if f"-of-{expected or 0:05d}" in n] or fresh
@@ -147,7 +147,7 @@ def missing_numbers(names: Sequence[str]) -> Iterator[tuple[str, str, int, int, 
 
 
 def find_chosen(subsets: Sequence[Subset], config: str | None, split: str | None, address: str) -> list[Subset]:
-    """Return the subsets that were asked for; InputError if there is none."""
+    """Return the subsets of a config and split; InputError for unknown names."""
     configs = list(dict.fromkeys(subset.config for subset in subsets))
     if config is not None and config not in configs:
         raise InputError(f"{address!r} has no config {config!r}.", hint=f"It has: {', '.join(configs) or 'none'}.")
@@ -303,8 +303,8 @@ def _open_folder(folder: Path, state: str | os.PathLike[str] | None) -> Publishe
     if not folder.is_dir():
         raise InputError(f"The folder {str(folder)!r} does not exist.", hint="Use a folder that brim built.")
     data = folder / "data"
-    others = [] if data.is_dir() else shards_below(folder)
-    if not data.is_dir() and not others:
+    foreign = [] if data.is_dir() else shards_below(folder)
+    if not data.is_dir() and not foreign:
         raise InputError(
             f"{str(folder)!r} has no dataset: the folder data/ is missing.", hint="Use a folder that brim built."
         )
@@ -324,8 +324,8 @@ def _open_folder(folder: Path, state: str | os.PathLike[str] | None) -> Publishe
             fault = "none of its lines can be read" if size else "is empty"
             record = replace(record, damaged=(*record.damaged, f"{STATE}/{LEDGER}: {fault}"))
     with reading(str(data)):
-        listed = [] if others else os.listdir(data)
-    names = others or sorted(f"data/{name}" for name in listed if not name.startswith("."))
+        listed = [] if foreign else os.listdir(data)
+    names = foreign or sorted(f"data/{name}" for name in listed if not name.startswith("."))
     infos = {name: FileInfo((folder / name).stat().st_size) for name in names if (folder / name).is_file()}
     return Published(open_storage(location), infos, record, card, infos)
 
@@ -338,15 +338,15 @@ def _open_repository(location: Location, token: str | None) -> Published:
     card = functools.cache(lambda: storage.read(CARD) if CARD in infos else None)
     record = read_manifests([name for name in infos if name.startswith(f"{MANIFESTS}/")], storage.read)
     entries = card_entries(_fields(card))
-    begun = any(map(is_unfinished, entries))
+    is_begun = any(map(is_unfinished, entries))
     folders = {"data", *(name.rpartition("/")[0] for name in record.receipts), *card_folders(_fields(card))}
     folders |= {str(entry["config_name"]) for entry in entries if is_unfinished(entry)}
     shards = [name for name in sorted(infos) if name.endswith(_SHARDS)]
-    # Where no card says where its files are, `load_dataset` takes them wherever they are.
+    # If a card names no folders, `load_dataset` takes files of all folders.
     shards = [name for name in shards if name.rpartition("/")[0] in folders] or shards
-    if not shards and not record.receipts and not begun:
+    if not shards and not record.receipts and not is_begun:
         raise InputError(f"{location} has no dataset that brim can read: it has no Parquet or tar files.")
-    return Published(storage, infos, replace(record, unfinished=begun), card, shards)
+    return Published(storage, infos, replace(record, unfinished=is_begun), card, shards)
 
 
 def _open_bucket(location: Location, state: str | os.PathLike[str] | None) -> Published:
@@ -357,7 +357,7 @@ def _open_bucket(location: Location, state: str | os.PathLike[str] | None) -> Pu
     record = read_manifests(manifests, functools.partial(read_file, location))
     if not record.jobs:  # the ledger of an unfinished build is on the machine that builds
         record = record_of(Ledger(state_folder(location, state, "default/*")))
-    record = replace(record, unfinished=UNFINISHED.encode() in (card or b""))  # on other machines the card says so
+    record = replace(record, unfinished=UNFINISHED.encode() in (card or b""))  # other machines have the card only
     shards = sorted(name for name in infos if name.startswith("data/"))
     if not shards and not record.receipts:  # not built by brim: Parquet files, wherever they are
         infos |= {name: info for name, info in list_files(location) if name.endswith(".parquet")}
@@ -367,8 +367,8 @@ def _open_bucket(location: Location, state: str | os.PathLike[str] | None) -> Pu
         raise InputError(f"{location} has no dataset: data/ is empty.", hint="Use an address that brim built.")
     published = Published(open_storage(location), infos, record, lambda: card, shards)
     noted = all(receipt.etag for receipt in record.receipts.values())
-    what = "sizes and ETags are those" if noted else "this store's ETags do not tell content, and sizes are those"
-    published.unproved = (f"content: not read back; {what} noted when it was sent (--deep reads everything)",)
+    proof = "sizes and ETags are those" if noted else "this store's ETags do not tell content, and sizes are those"
+    published.unproved = (f"content: not read back; {proof} noted when it was sent (--deep reads everything)",)
     return published
 
 
@@ -437,7 +437,7 @@ def read_manifests(names: Iterable[str], read: Callable[[str], bytes | None]) ->
 
 
 def _fields(card: Callable[[], bytes | None]) -> dict[str, Any]:
-    """Return the fields of the card; none of a broken one, which is reported as what it is."""
+    """Return the fields of the card; none of a broken one, which `verify` reports."""
     try:
         return read_card((card() or b"").decode())
     except (BrimError, UnicodeDecodeError):

@@ -103,7 +103,7 @@ def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
     location = parse_destination(destination, access)
     if options.repair and source is None:
         raise InputError("--repair needs the source.", hint=f"brim verify {address} SOURCE --repair")
-    if options.repair and not isinstance(location, Path):
+    if options.repair and not location.is_local:
         raise InputError(
             "--repair can only be used with a folder.",
             hint="Run `brim verify` without it: then the command that built the dataset writes the damaged shards.",
@@ -132,9 +132,9 @@ def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
         return check
 
     check = read_once()
-    if check.damaged - {CARD} and options.repair and not check.another_source and isinstance(location, Path):
+    if check.damaged - {CARD} and options.repair and not check.another_source and location.is_local:
         written = repair_shards(
-            location, options.state_dir, check.record, check.tables, check.damaged, check.rows_of, progress
+            location.path, options.state_dir, check.record, check.tables, check.damaged, check.rows_of, progress
         )
         progress.note(f"repaired {plural(len(written), 'shard')} from the source")
         check = read_once()

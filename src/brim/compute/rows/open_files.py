@@ -32,7 +32,7 @@ AnyFile = str | RemoteFile
 
 
 def decompressed(file: AnyFile, codec: str, shown: str) -> Iterator[bytes]:
-    """Yield blocks of the content. Damage is an InputError that says how far the file could be read."""
+    """Yield blocks of the content. Damage is an InputError with the last readable byte."""
     position = 0
     try:
         with as_arrow_file(file) as opened, pa.CompressedInputStream(opened, codec) as stream:
@@ -139,10 +139,10 @@ class Spans:
         self._parts = list(parts)
         files = {file.name: file for file, _, _ in self._parts}
 
-        def replaced_error(wanted: ByteRange) -> Exception:
-            return changed(files[wanted.name].shown)
+        def replaced_error(byte_range: ByteRange) -> Exception:
+            return changed(files[byte_range.name].shown)
 
-        ranges = (one for file, start, end in self._parts for one in file.ranges(start, end, STREAM_BYTES))
+        ranges = (entry for file, start, end in self._parts for entry in file.ranges(start, end, STREAM_BYTES))
         self._stream = RangeStream(self._parts[0][0].location, ranges, replaced_error=replaced_error)
         self._next = 0
         self._last: ForwardFile | None = None

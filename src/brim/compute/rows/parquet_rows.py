@@ -140,7 +140,7 @@ class _Columns:
             share = max(AHEAD_BYTES * (stop - start) // total, 2 * least)
             # About half of the share, so that two requests are under way.
             piece_bytes = min(1 << (share * 7 // 10).bit_length() - 1, STREAM_BYTES)
-            content = open_forward(self._file, start, stop, piece_bytes, 2 * piece_bytes).begin()
+            content = open_forward(self._file, start, stop, piece_bytes, 2 * piece_bytes).start()
             windows.append(_Window(start, stop, content, stop - start <= _JOINED_BYTES))
         return windows
 

@@ -1,9 +1,9 @@
-"""The files of a source of rows: by path, glob, folder, or a list of those, and what kind they all are.
+"""Find the files of a source of rows: by path, glob, folder, or a list of those, all of one format.
 
-They are on this machine, or objects of a bucket, which one listing finds. There, names, their order and what is passed
-over are those of the same files in a folder, so that a job that was begun from a copy goes on from the bucket.
+They are local, or remote files of one listing. Remote names, their order and ignored files are those of the same files
+in a folder, so that a job that was begun from a copy continues from the bucket.
 
-Names are kept relative to what was given, in columns and not as an object each: a folder may hold millions.
+Names are relative to the source, and kept in columns, not as one object each: a folder may hold millions.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _FORMATS = {
     ".md": "text",
 }
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
-# A README beside the data is not data.
+# A README with the data is not data.
 COMPANIONS = re.compile(r"(readme|licen[cs]e|changelog|citation)(\.\w+)?|dataset_(infos?|dict)\.json|state\.json", re.I)
 WILD = re.compile(r"[*?[]")
 
 
 def split_name(name: str) -> tuple[str | None, str | None]:
-    """The format and the compression that a name tells."""
+    """Return the format and the compression of a file by its name."""
     lower = name.lower()
     codec = next((codec for end, codec in _CODECS.items() if lower.endswith(end)), None)
     stem = lower.rsplit(".", 1)[0] if codec else lower
@@ -63,32 +63,32 @@ def endings() -> str:
     return ", ".join(_FORMATS) + " (text also with .gz or .zst)"
 
 
-def pick(splits: list[str], wanted: str | None, folder: str) -> str:
-    """The split of a saved dataset that is meant."""
+def pick(splits: list[str], name: str | None, folder: str) -> str:
+    """Return the split of a saved dataset with a name, or its only one."""
     listed = f"It has: {', '.join(splits) or 'none'}."
-    if wanted is None:
+    if name is None:
         if len(splits) == 1:
             return splits[0]
         raise InputError(
             f"{os.path.basename(folder)!r} has several splits.", hint=f"{listed} Name one with --from-split."
         )
-    if wanted not in splits:
-        raise InputError(f"{os.path.basename(folder)!r} has no split {wanted!r}.", hint=listed)
-    return wanted
+    if name not in splits:
+        raise InputError(f"{os.path.basename(folder)!r} has no split {name!r}.", hint=listed)
+    return name
 
 
-def arrow_files_of_cache(names: Iterable[str], splits: list[str], wanted: str | None, folder: str) -> list[str]:
-    """The files that `load_dataset` prepared, without those that later calls of map left beside them."""
-    found = [name for name in sorted(names) if name.endswith(".arrow") and not name.startswith("cache-")]
-    if splits or wanted is not None:
-        split = pick(splits, wanted, folder)
-        found = [name for name in found if re.search(rf"-{re.escape(split)}(-\d+-of-\d+)?\.arrow$", name)]
-    return found
+def arrow_files_of_cache(names: Iterable[str], splits: list[str], split: str | None, folder: str) -> list[str]:
+    """Return the files that `load_dataset` prepared, without those of later calls of map."""
+    files = [name for name in sorted(names) if name.endswith(".arrow") and not name.startswith("cache-")]
+    if splits or split is not None:
+        split = pick(splits, split, folder)
+        files = [name for name in files if re.search(rf"-{re.escape(split)}(-\d+-of-\d+)?\.arrow$", name)]
+    return files
 
 
 @dataclass(frozen=True, slots=True)
 class RowFiles:
-    """Files of one kind, in order. `delimiter` is that of CSV. `empty` are names of files without a byte, left out."""
+    """Files of one format, in order. `delimiter` is that of CSV. `empty` are names of skipped empty files."""
 
     files: FileSet
     kind: Kind
@@ -97,7 +97,7 @@ class RowFiles:
     empty: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """Of names and sizes."""
+        """Return a digest of names and sizes."""
         digest = hashlib.sha256()
         for name, size in zip(self.files.paths, self.files.sizes.tolist(), strict=True):
             digest.update(f"{name.as_py()}\0{size}\0".encode("utf-8", "surrogateescape"))
@@ -110,19 +110,19 @@ class RowFiles:
         return self.files.full_path(number)
 
     def version(self, number: int) -> tuple[int, str] | None:
-        """Of an object: its size and ETag."""
+        """Return the size and the version of a remote file."""
         if self.files.etags is None:
             return None
         return int(self.files.sizes[number]), str(self.files.etags[number].as_py())
 
     def file(self, number: int) -> AnyFile:
-        """What can be opened."""
+        """Return a file to open."""
         span = Span(self.full(number), self.kind, 0, 0, self.version(number))
         return located(span, self.shown(number), self.options)
 
     @property
     def options(self) -> dict[str, Any]:
-        """How objects are reached, for a Reading."""
+        """Return the access to remote files, for a Reading."""
         return {} if self.files.bucket is None else {"access": as_option(self.files.bucket.access)}
 
 
@@ -140,21 +140,21 @@ def find(sources: list[str], options: RowOptions) -> RowFiles:
     empty: list[str] = []
     for (root, files), source in zip(resolved, sources, strict=True):
         before, empty_before = len(builder), len(empty)
-        for name, found in files:
+        for name, info in files:
             path = name if root == base else base.name_of(root.key(name))
-            if found.st_size == 0 and not (options.text == "document" and split_name(path)[0] == "text"):
+            if info.st_size == 0 and not (options.text == "document" and split_name(path)[0] == "text"):
                 empty.append(path)
                 continue
             format, codec = split_name(path)
             kinds.setdefault((options.input_format or format, codec), path)
-            builder.add(path, found)
+            builder.add(path, info)
         if len(builder) == before:
             if len(empty) > empty_before:
                 path = empty[empty_before]
                 raise InputError(f"{path!r} is empty.", hint="Remove it, or leave it out.", path=path)
             kind = options.input_format
-            wanted = f"files of the format {kind}" if kind else f"files that end in {endings()}"
-            raise InputError(f"Nothing was found at {source!r}. brim looked for {wanted}.", hint="Check the path.")
+            looked_for = f"files of the format {kind}" if kind else f"files that end in {endings()}"
+            raise InputError(f"Nothing was found at {source!r}. brim looked for {looked_for}.", hint="Check the path.")
     return replace(_of_one_kind(builder.finish(), kinds, options), empty=tuple(empty))
 
 
@@ -177,20 +177,22 @@ def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str]
             f"{formats[None]!r} has a name without a known suffix.",
             hint=f"brim reads files that end in {endings()}; --input-format sets the format of others.",
         )
-    for what, several in (("formats", formats), ("compressions", codecs)):
+    for trait, several in (("formats", formats), ("compressions", codecs)):
         if len(several) > 1:
             first, second = list(several.values())[:2]
             raise InputError(
-                f"The source has files of different {what}: {first!r} and {second!r}.",
+                f"The source has files of different {trait}: {first!r} and {second!r}.",
                 hint="Read one kind at a time: use a glob like 'folder/*.jsonl', or --input-format.",
             )
     (format,), (codec,) = formats, codecs
-    for option, said, those in (
+    for option, is_set, its_formats in (
         ("delimiter", options.delimiter is not None, ("csv", "tsv")),
         ("text=document", options.text == "document", ("text",)),
     ):
-        if said and format not in those:
-            raise InputError(f"--{option} can only be used with {' and '.join(those)}, and the source is {format}.")
+        if is_set and format not in its_formats:
+            raise InputError(
+                f"--{option} can only be used with {' and '.join(its_formats)}, and the source is {format}."
+            )
     delimiter = options.delimiter or ("\t" if format == "tsv" else ",")
     kind: Any = {"tsv": "csv", "text": "lines" if options.text == "lines" else "document"}.get(str(format), format)
     if codec and kind in ("parquet", "arrow"):
@@ -221,7 +223,7 @@ def _resolve(source: str, options: RowOptions) -> Resolved:
     root = os.path.dirname(path[: wild.start()])
     names = sorted(os.path.relpath(match, root) for match in glob.iglob(path, recursive=True))
     files = ((name, _stat(os.path.join(root, name))) for name in names)
-    return folder_location(root), ((name, found) for name, found in files if stat.S_ISREG(found.st_mode))
+    return folder_location(root), ((name, info) for name, info in files if stat.S_ISREG(info.st_mode))
 
 
 def _resolve_remote(source: str, options: RowOptions) -> Resolved:
@@ -230,34 +232,34 @@ def _resolve_remote(source: str, options: RowOptions) -> Resolved:
     if is_dataset_address(source) and options.input_format in (None, "parquet"):
         # The Parquet files of a config and split, if it has any; other formats are found as in a bucket.
         try:
-            found = find_files(source, options.from_config, options.from_split)
+            dataset = find_files(source, options.from_config, options.from_split)
         except SourceError:
-            found = None
-        if found is not None and found.format == ".parquet":
-            splits = list(dict.fromkeys(file.split for file in found.files))
+            dataset = None
+        if dataset is not None and dataset.format == ".parquet":
+            splits = list(dict.fromkeys(file.split for file in dataset.files))
             if options.from_split is None and len(splits) > 1:
                 hint = f"Name one with --from-split: {', '.join(splits)}."
                 raise InputError(f"{source!r} has several splits.", hint=hint)
-            return _files_of(found)
+            return _files_of(dataset)
     own = None if source.endswith("/") else stat_file(location)
     wild = WILD.search(location.prefix)
-    one = [] if own is None else [(location.prefix.rpartition("/")[2], own)]
+    single = [] if own is None else [(location.prefix.rpartition("/")[2], own)]
     if own is not None and own.st_size:
-        return _shards(source, options) if _names_part(options) else (location.parent, iter(one))
+        return _shards(source, options) if _names_part(options) else (location.parent, iter(single))
     tree = ObjectTree.listed(location)
     if len(tree):  # a folder, also one that has a * in its name or an empty object for its mark
         return _in_folder(tree, options, source)
-    if _names_part(options) and (one or wild):
+    if _names_part(options) and (single or wild):
         return _shards(source, options)
-    if one:
-        return location.parent, iter(one)
+    if single:
+        return location.parent, iter(single)
     if wild is None:
         raise InputError(
             f"There is nothing at {source!r}.", hint="Give an object, a prefix (a folder) or a glob of objects."
         )
     root = replace(location, prefix=location.prefix[: wild.start()].rpartition("/")[0])
     pattern = root.name_of(location.prefix)
-    parts = [None if part == "**" else _Part.of(part) for part in pattern.split("/")]
+    parts = [None if part == "**" else _Part.parse(part) for part in pattern.split("/")]
     tree = ObjectTree.listed(root)
     names = (f"{top}/{name}" if top else name for top, _, files in tree.walk("") for name in files)
     fitting = sorted(name for name in names if _fits(name.split("/"), parts))
@@ -276,27 +278,27 @@ def _names_part(options: RowOptions) -> bool:
 
 
 def _shards(source: str, options: RowOptions) -> Resolved:
-    """Return the files of the config and split that are asked for, as a dataset of Parquet files tells them."""
-    what, why = "config" if options.from_split is None else "split", f"{source!r} is {options.input_format}"
+    """Return the files of the chosen config and split of a dataset of Parquet files."""
+    option, why = "config" if options.from_split is None else "split", f"{source!r} is {options.input_format}"
     if options.input_format in (None, "parquet"):
         try:
-            found = find_files(source, options.from_config, options.from_split, options.access)
-            if found.format == ".parquet":
-                return _files_of(found)
+            dataset = find_files(source, options.from_config, options.from_split, options.access)
+            if dataset.format == ".parquet":
+                return _files_of(dataset)
             why = f"{source!r} holds tars"
         except SourceError as error:
             why = error.words[0].rstrip(".")
     raise InputError(
-        f"--from-{what} can only be used with a dataset of Parquet files or one that `datasets` saved, and {why}.",
+        f"--from-{option} can only be used with a dataset of Parquet files or one that `datasets` saved, and {why}.",
         hint="Leave it out, and name the files, with a glob if there are many.",
     )
 
 
-def _files_of(found: DatasetFiles) -> Resolved:
-    first = found.files[0]
+def _files_of(dataset: DatasetFiles) -> Resolved:
+    first = dataset.files[0]
     local_root = first.path.removesuffix(f"/{first.shown}")
     root = folder_location(local_root) if first.remote is None else first.remote.location
-    return root, ((file.shown, file.stat) for file in found.files)
+    return root, ((file.shown, file.stat) for file in dataset.files)
 
 
 def _in_folder(top: Tree, options: RowOptions, source: str) -> Resolved:
@@ -341,14 +343,14 @@ def _read_json(tree: Tree, name: str) -> dict[str, Any]:
 
 
 def _walk(tree: Tree, options: RowOptions) -> Iterator[tuple[str, Stat]]:
-    """Yield files of known formats, or of the one that was asked for. A README beside the data is not data."""
+    """Yield files of known formats, or of the chosen one. A README with the data is not data."""
     walk = Walk.through(tree)
-    for path, found in walk:
+    for path, info in walk:
         format = split_name(path)[0]
         if format is None or (options.input_format is not None and format != options.input_format):
             continue
         if not COMPANIONS.fullmatch(path.rsplit("/", 1)[-1]):
-            yield path, found
+            yield path, info
     if walk.refused:
         first = walk.refused[0]
         raise InputError(f"{first.path!r} cannot be read ({first.reason}).", hint="Fix or remove it.", path=first.path)
@@ -362,7 +364,7 @@ class _Part:
     hidden: bool
 
     @classmethod
-    def of(cls, pattern: str) -> _Part:
+    def parse(cls, pattern: str) -> _Part:
         return cls(re.compile(fnmatch.translate(pattern)), pattern.startswith("."))
 
     def fits(self, name: str) -> bool:
@@ -372,13 +374,13 @@ class _Part:
 def _fits(names: list[str], parts: list[_Part | None]) -> bool:
     if not parts:
         return not names
-    part, rest = parts[0], parts[1:]
+    part, following = parts[0], parts[1:]
     if part is not None:
-        return bool(names) and part.fits(names[0]) and _fits(names[1:], rest)
-    if not rest:
+        return bool(names) and part.fits(names[0]) and _fits(names[1:], following)
+    if not following:
         return not any(name.startswith(".") for name in names)
     for number in range(len(names)):
-        if _fits(names[number:], rest):
+        if _fits(names[number:], following):
             return True
         if names[number].startswith("."):
             return False
