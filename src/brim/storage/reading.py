@@ -141,7 +141,9 @@ class RangeStream:
             except StorageError as error:
                 if error.kind == "changed" or error.is_missing:
                     raise self._replaced_error(byte_range) from None
-                if (wait_s := retry.after(error)) is None:
+                if (wait_s := retry.after(error)) is None and not self._storage.explains_errors:
+                    raise
+                if wait_s is None:
                     raise explain(error, self._storage.location.child(byte_range.name), "read") from None
             else:
                 if byte_range.stop == TO_END or len(data) == byte_range.stop - byte_range.start:

@@ -121,27 +121,27 @@ class _Content(Seekable, io.BufferedIOBase):
         return self._splice.size
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        before = self._at
+        before = self._position
         if super().seek(offset, whence) != before:
             self._chunks, self._chunk = None, memoryview(b"")
-        return self._at
+        return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
         check_stop()  # after a stop the splice is closed, and a request that was abandoned must not read from it
         if size is None or size < 0:
-            size = self._splice.size - self._at
+            size = self._splice.size - self._position
         parts = []
-        while size > 0 and self._at < self._splice.size:
+        while size > 0 and self._position < self._splice.size:
             if not self._chunk:
-                self._chunks = self._chunks or self._splice.chunks(self._at)
+                self._chunks = self._chunks or self._splice.chunks(self._position)
                 self._chunk = next(self._chunks)
             parts.append(bytes(self._chunk[:size]))
             self._chunk = self._chunk[len(parts[-1]) :]
-            self._at += len(parts[-1])
+            self._position += len(parts[-1])
             size -= len(parts[-1])
-        if self._at > self._furthest:  # what is sent again is not counted again
-            self._watcher.sent(self._at - self._furthest)
-            self._furthest = self._at
+        if self._position > self._furthest:  # what is sent again is not counted again
+            self._watcher.sent(self._position - self._furthest)
+            self._furthest = self._position
         else:
             self._watcher.sent(0)
         return b"".join(parts)
