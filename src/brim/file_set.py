@@ -132,15 +132,15 @@ class FileSet:
         if self.ranges is None:
             return ones, numbers, np.zeros(len(numbers), np.int64), self.sizes[numbers]
         holders, starts = self.ranges.holders[numbers], self.ranges.starts[numbers]
-        pieces = self.ranges.pieces
-        if pieces is None or not (starts < 0).any():
+        segments = self.ranges.segments
+        if segments is None or not (starts < 0).any():
             return ones, holders, starts, self.sizes[numbers]
-        chosen, counts = pieces.of(starts)
+        chosen, counts = segments.of(starts)
         holders = np.repeat(holders, counts)
         several = np.repeat(starts < 0, counts)
         single = np.repeat(np.arange(len(numbers)), counts)[~several]
         out_starts, out_sizes = np.empty(len(holders), np.int64), np.empty(len(holders), np.int64)
-        out_starts[several], out_sizes[several] = pieces.starts[chosen], pieces.sizes[chosen]
+        out_starts[several], out_sizes[several] = segments.starts[chosen], segments.sizes[chosen]
         out_starts[~several], out_sizes[~several] = starts[single], self.sizes[numbers][single]
         return counts, holders, out_starts, out_sizes
 
@@ -206,7 +206,7 @@ class FileSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class Segments:
     """Values in several segments: the n-th is segments `edges[n]` to `edges[n + 1]`, each a range of its container."""
 
     edges: Ints
@@ -223,37 +223,37 @@ class Pieces:
         before = np.cumsum(counts) - counts
         return np.repeat(first - before, counts) + np.arange(int(counts.sum())), every
 
-    def take(self, starts: Ints) -> tuple[Pieces, Ints]:
+    def take(self, starts: Ints) -> tuple[Segments, Ints]:
         """Return the segments of some values, and the starts of these, renumbered."""
         chosen, counts = self.of(starts)
         several = starts < 0
         edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[several])])
         renumbered = starts.copy()
         renumbered[several] = -1 - np.arange(int(several.sum()))
-        return Pieces(edges, self.starts[chosen], self.sizes[chosen]), renumbered
+        return Segments(edges, self.starts[chosen], self.sizes[chosen]), renumbered
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
     """Value i starts at byte `starts[i]` of the container `holders[i]`, which may be NO_CONTENT.
 
-    A start below zero, -1 - n, means the n-th of `pieces`.
+    A start below zero, -1 - n, means the n-th of `segments`.
     """
 
     containers: FileSet
     holders: Ints
     starts: Ints
-    pieces: Pieces | None = None
+    segments: Segments | None = None
 
     def first_bytes(self, numbers: Ints) -> Ints:
         """Return the offset of the first byte of each value in its container."""
         starts = self.starts[numbers]
-        if self.pieces is None or not (starts < 0).any():
+        if self.segments is None or not (starts < 0).any():
             return starts
         several = starts < 0
-        first = np.minimum(self.pieces.edges[-1 - starts[several]], len(self.pieces.starts) - 1)
+        first = np.minimum(self.segments.edges[-1 - starts[several]], len(self.segments.starts) - 1)
         starts = starts.copy()
-        starts[several] = self.pieces.starts[first]
+        starts[several] = self.segments.starts[first]
         return starts
 
     @property
@@ -267,10 +267,10 @@ class Ranges:
         used = np.unique(holders[holders != NO_CONTENT]).astype(np.int64)
         renumbered = np.searchsorted(used, holders).astype(holders.dtype)
         renumbered[holders == NO_CONTENT] = NO_CONTENT
-        pieces, starts = self.pieces, self.starts[numbers]
-        if pieces is not None:
-            pieces, starts = pieces.take(starts)
-        return Ranges(self.containers.take(used), renumbered, starts, pieces)
+        segments, starts = self.segments, self.starts[numbers]
+        if segments is not None:
+            segments, starts = segments.take(starts)
+        return Ranges(self.containers.take(used), renumbered, starts, segments)
 
 
 class FileSetBuilder:
@@ -342,7 +342,7 @@ class RangeSetBuilder:
         self._promised: list[int | None] = []
         self._paths: list[pa.Array] = []
         self._values: list[tuple[Ints, Ints, Ints]] = []
-        self._columns: list[Pieces] = []
+        self._columns: list[Segments] = []
         self._segmented = 0
         self._count = 0
 
@@ -369,18 +369,18 @@ class RangeSetBuilder:
     def keep(self, promise: int, path: str, stat: Stat) -> None:
         self._promised[NO_CONTENT - promise - 1] = self.container(path, stat)
 
-    def add(self, paths: pa.Array, holders: Ints, starts: Ints, sizes: Ints, pieces: Pieces | None = None) -> Ints:
+    def add(self, paths: pa.Array, holders: Ints, starts: Ints, sizes: Ints, segments: Segments | None = None) -> Ints:
         """Add values by their published paths and their ranges; return their numbers.
 
-        A start below zero means one of `pieces`, as in Ranges.
+        A start below zero means one of `segments`, as in Ranges.
         """
         first = self._count
         self._count += len(paths)
         self._paths.append(paths.cast(pa.large_string()))
-        if pieces is not None and len(pieces.edges) > 1:
+        if segments is not None and len(segments.edges) > 1:
             starts = np.where(starts < 0, starts - self._segmented, starts)
-            self._segmented += len(pieces.edges) - 1
-            self._columns.append(pieces)
+            self._segmented += len(segments.edges) - 1
+            self._columns.append(segments)
         self._values.append((holders.astype(np.int32), starts, sizes))
         return np.arange(first, self._count, dtype=np.int64)
 
@@ -421,11 +421,11 @@ def join_sets(sets: Sequence[FileSet]) -> FileSet:
             builder.add(files.paths, holders[:-1], np.zeros(len(files), np.int64), files.sizes)
         else:
             ranges = files.ranges
-            builder.add(files.paths, holders[ranges.holders], ranges.starts, files.sizes, ranges.pieces)
+            builder.add(files.paths, holders[ranges.holders], ranges.starts, files.sizes, ranges.segments)
     return builder.finish()
 
 
-def _concatenate(columns: list[Pieces]) -> Pieces | None:
+def _concatenate(columns: list[Segments]) -> Segments | None:
     """Return the segments of columns that were added one after the other."""
     if not columns:
         return None
@@ -434,7 +434,7 @@ def _concatenate(columns: list[Pieces]) -> Pieces | None:
         edges.append(column.edges[1:] + before)
         before += len(column.starts)
     starts, sizes = ([getattr(column, name) for column in columns] for name in ("starts", "sizes"))
-    return Pieces(np.concatenate(edges), np.concatenate(starts), np.concatenate(sizes))
+    return Segments(np.concatenate(edges), np.concatenate(starts), np.concatenate(sizes))
 
 
 def inode_of(stat: Stat) -> int:

@@ -46,7 +46,7 @@ def test_a_bucket_is_walked_as_a_folder_is(paths: list[str]) -> None:
         assert walked(objects) == walked(local)
         assert sorted(objects.walk("")) == sorted((top, sorted(f), sorted(n)) for top, f, n in local.walk(""))
         for path in {*taken, *(os.path.dirname(path) for path in taken), "nothing", "a/nothing"}:
-            for question in ("is_there", "is_folder", "is_file"):
+            for question in ("exists", "is_folder", "is_file"):
                 assert getattr(objects, question)(path) == getattr(local, question)(path), (question, path)
             if objects.is_folder(path):
                 assert sorted(objects.names(path)) == sorted(local.names(path))
@@ -69,20 +69,20 @@ def test_what_is_not_there_is_an_error_of_the_system() -> None:
 @pytest.mark.parametrize("path", ["a/b", "./a/b", "a//b", "a/../a/b", "x/../a/b"])
 def test_spellings_of_a_path(path: str) -> None:
     """A table may spell a path as it likes; it is the same file."""
-    assert tree_of("a/b").look(path) == FileInfo(3, '"a/b"')
-    assert tree_of("a/b").place(path) == "a/b"
+    assert tree_of("a/b").find(path) == FileInfo(3, '"a/b"')
+    assert tree_of("a/b").canonical_path(path) == "a/b"
 
 
 @pytest.mark.parametrize("path", ["../a/b", "/a/b", "..", "a\0b"])
 def test_nothing_lies_outside(path: str) -> None:
     """No path leads out of the prefix."""
-    assert tree_of("a/b").look(path) == "missing"
+    assert tree_of("a/b").find(path) == "missing"
 
 
 def test_an_object_with_the_name_of_a_folder_is_refused() -> None:
     """No folder could hold both; which one is meant is not brim's to say."""
     tree = tree_of("a", "a/b", "c")
-    assert tree.look("a") == Folder(twin=True)
+    assert tree.find("a") == Folder(is_file_too=True)
     walk = Walk.through(tree)
     assert [path for path, _ in walk] == ["a/b", "c"]
     assert [(r.reason, r.path) for r in walk.refused] == [("twin", "a")]
@@ -91,5 +91,5 @@ def test_an_object_with_the_name_of_a_folder_is_refused() -> None:
 def test_one_name_listed_twice_is_one_file() -> None:
     """`a` and the mark `a/` come under one name: the file is what has bytes."""
     tree = ObjectTree.of(ADDRESS, [("a", FileInfo(0, '"mark"')), ("a", FileInfo(7, '"file"'))])
-    assert tree.look("a") == FileInfo(7, '"file"')
+    assert tree.find("a") == FileInfo(7, '"file"')
     assert len(tree) == 1

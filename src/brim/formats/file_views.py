@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Seekable(io.IOBase):
     """A file with a position. A subclass has `_size`."""
 
-    _at = 0
+    _position = 0
 
     def _size(self) -> int:
         raise NotImplementedError
@@ -26,14 +26,14 @@ class Seekable(io.IOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size()}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size()}[whence]
         if base + offset < 0:
             raise ValueError(f"cannot seek to {base + offset}")
-        self._at = base + offset
-        return self._at
+        self._position = base + offset
+        return self._position
 
 
 class FileView(Seekable, io.RawIOBase):
@@ -53,7 +53,7 @@ class FileView(Seekable, io.RawIOBase):
         release: Callable[[int], None] | None = None,
         owned: bool = False,
     ) -> None:
-        self._source, self._start, self._at = source, start, position
+        self._source, self._start, self._position = source, start, position
         self._length = source.size - start if size is None else size
         self._release, self._owned = release, owned
 
@@ -64,12 +64,12 @@ class FileView(Seekable, io.RawIOBase):
         return self._release is None
 
     def read(self, size: int | None = -1, /) -> bytes:
-        available = max(self._length - self._at, 0)
+        available = max(self._length - self._position, 0)
         size = available if size is None or size < 0 else min(size, available)
-        data: bytes = self._source.read_at(self._start + self._at, size) if size else b""
-        self._at += len(data)
+        data: bytes = self._source.read_at(self._start + self._position, size) if size else b""
+        self._position += len(data)
         if self._release is not None:
-            self._release(self._at)
+            self._release(self._position)
         return data
 
     def readinto(self, buffer: WriteableBuffer) -> int:

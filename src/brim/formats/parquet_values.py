@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from brim.file_set import Ints, Pieces
+from brim.file_set import Ints, Segments
 from brim.formats import thrift
 from brim.formats.parquet_footer import Leaf
 from brim.formats.parquet_levels import Damaged, decode_levels
@@ -105,7 +105,7 @@ class FoundValues:
     spooled: np.ndarray[Any, np.dtype[np.bool_]]
     starts: Ints
     sizes: Ints
-    pieces: Pieces
+    pieces: Segments
 
 
 class _PageReader:
@@ -272,7 +272,7 @@ class _Collected:
         def concatenate(parts: list[Any], dtype: Any) -> Any:
             return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype, copy=False)
 
-        ranges = Pieces(*(np.array(each, np.int64) for each in (self._edges, self._range_starts, self._range_sizes)))
+        ranges = Segments(*(np.array(each, np.int64) for each in (self._edges, self._range_starts, self._range_sizes)))
         return FoundValues(
             concatenate(self.rows, np.int64),
             concatenate(self.repetition, np.uint8),

@@ -335,16 +335,16 @@ class _Value(Seekable, io.RawIOBase):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        part = int(np.searchsorted(self._ends, self._at, side="right"))
+        part = int(np.searchsorted(self._ends, self._position, side="right"))
         view = memoryview(buffer).cast("B")
         if part >= len(self._ends) or self._holders[part] < 0:
             return 0
-        view = view[: int(self._ends[part]) - self._at]
-        source, offset = int(self._holders[part]), int(self._starts[part] + self._at - self._begins[part])
+        view = view[: int(self._ends[part]) - self._position]
+        source, offset = int(self._holders[part]), int(self._starts[part] + self._position - self._begins[part])
         with reader_of(self._files, [(source, offset, len(view))], len(view)) as reader:
             reader.turn_to(source)
             step = reader.read_into(view, offset)
-        self._at += step
+        self._position += step
         return step
 
 

@@ -196,9 +196,9 @@ class SpliceFile(Seekable, io.BufferedIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         if self.closed:
             raise ValueError("read of a closed file")
-        remaining = max(self._splice.size - self._at, 0)
-        data = self._splice.read_at(self._at, remaining if size is None or size < 0 else min(size, remaining))
-        self._at += len(data)
+        remaining = max(self._splice.size - self._position, 0)
+        data = self._splice.read_at(self._position, remaining if size is None or size < 0 else min(size, remaining))
+        self._position += len(data)
         return data
 
     def read1(self, size: int = -1, /) -> bytes:

@@ -148,7 +148,7 @@ def _read_top(layout: BidsLayout, ignored: Ignored) -> None:
         if layout.tree.is_folder(name):
             if name not in _ASIDE:
                 layout.left_out[f"the folder {name}/"] += 1
-        elif walk.look(name, name) is not None:
+        elif walk.find(name, name) is not None:
             _add_text(layout, name, "")
     layout.refused += walk.refused
 

@@ -132,13 +132,13 @@ class Walk:
             prefix, names, above = stack[-1]
             for name in names:
                 path = prefix + name
-                entry = self.look(path, path)
+                entry = self.find(path, path)
                 if entry is None:
                     continue
                 if not isinstance(entry, Folder):
                     yield path, entry
                     continue
-                if entry.twin:
+                if entry.is_file_too:
                     self.refused.append(Refused("twin", path))
                 if entry.identity is not None and entry.identity in above:
                     self.loops.append(path)
@@ -163,14 +163,14 @@ class Walk:
         keeps_hidden = self.keep_hidden(prefix)
         return iter(sorted(name for name in names if keeps_hidden or not passed_over(name)))
 
-    def look(self, location: str, path: str) -> Stat | Folder | None:
+    def find(self, location: str, path: str) -> Stat | Folder | None:
         """Return what a location leads to, or None after noting by its path why it is refused."""
         try:
             path.encode()
         except UnicodeEncodeError:
             self.refused.append(Refused("name", path.encode("utf-8", "backslashreplace").decode()))
             return None
-        entry = self._tree.look(location)
+        entry = self._tree.find(location)
         if entry == "annex" and self.keys and self._tree.bucket is None:
             size = annex_size(self._tree.root, location)
             if size is not None:
@@ -190,7 +190,7 @@ class Folder:
     """A folder under a name. By its identity, a link that leads back into its own path is recognized."""
 
     identity: tuple[int, int] | None = None
-    twin: bool = False  # in a bucket, an object may have the name of a folder
+    is_file_too: bool = False  # in a bucket, an object may have the name of a folder
 
 
 class Tree:
@@ -210,7 +210,7 @@ class Tree:
         """Return the folder itself; OSError if it cannot be looked at."""
         raise NotImplementedError
 
-    def look(self, path: str) -> Stat | Folder | Absent:
+    def find(self, path: str) -> Stat | Folder | Absent:
         """Return what a path leads to, or why it has no content."""
         raise NotImplementedError
 
@@ -234,19 +234,19 @@ class Tree:
         """Return a folder of this one as a separate tree."""
         raise NotImplementedError
 
-    def place(self, path: str) -> str:
+    def canonical_path(self, path: str) -> str:
         """Return a name for the file that all spellings of its path share."""
         raise NotImplementedError
 
-    def is_there(self, path: str) -> bool:
+    def exists(self, path: str) -> bool:
         """Return whether a path exists, even if it is a link that leads nowhere."""
-        return self.look(path) != "missing"
+        return self.find(path) != "missing"
 
     def is_folder(self, path: str) -> bool:
-        return isinstance(self.look(path), Folder)
+        return isinstance(self.find(path), Folder)
 
     def is_file(self, path: str) -> bool:
-        return not isinstance(self.look(path), str | Folder)
+        return not isinstance(self.find(path), str | Folder)
 
     def is_link(self, path: str) -> bool:
         return False
@@ -256,7 +256,7 @@ class Tree:
         return True
 
     def stat(self, path: str) -> Stat:
-        entry = self.look(path)
+        entry = self.find(path)
         if isinstance(entry, str | Folder):
             number = errno.EISDIR if isinstance(entry, Folder) else errno.ENOENT
             raise OSError(number, os.strerror(number), path)
@@ -288,7 +288,7 @@ class LocalTree(Tree):
         info = os.stat(self.root)
         return Folder((info.st_dev, info.st_ino))
 
-    def look(self, path: str) -> Stat | Folder | Absent:
+    def find(self, path: str) -> Stat | Folder | Absent:
         full = self.full_path(path)
         try:
             info = os.stat(full)
@@ -313,7 +313,7 @@ class LocalTree(Tree):
     def stat(self, path: str) -> Stat:
         return os.stat(self.full_path(path))
 
-    def is_there(self, path: str) -> bool:
+    def exists(self, path: str) -> bool:
         return os.path.lexists(self.full_path(path))
 
     def is_link(self, path: str) -> bool:
@@ -335,7 +335,7 @@ class LocalTree(Tree):
     def below(self, folder: str) -> LocalTree:
         return LocalTree(self.full_path(folder))
 
-    def place(self, path: str) -> str:
+    def canonical_path(self, path: str) -> str:
         """Return the absolute path. Where `..` follows a link, only the real folder leads to the same file."""
         full = self.full_path(path)
         if ".." in path.split("/"):
@@ -359,7 +359,7 @@ def every_file(tree: Tree, top: str = "", above: tuple[object, ...] = ()) -> Ite
             if not passed_over(name):
                 yield prefix + name
         for name in [name for name in folders if tree.is_link(prefix + name)]:
-            entry = tree.look(prefix + name)
+            entry = tree.find(prefix + name)
             if isinstance(entry, Folder) and entry.identity not in above:
                 yield from every_file(tree, prefix + name, (*above, entry.identity))
 

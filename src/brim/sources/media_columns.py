@@ -364,7 +364,7 @@ class MediaColumns:
         if not local or "\0" in local:
             self.refused.append(Refused("missing", path.replace("\0", "\\0")))
             return None
-        found = self._walk.look(local, path)
+        found = self._walk.find(local, path)
         if isinstance(found, Folder):
             self.refused.append(Refused("folder", path))
             return None

@@ -31,21 +31,21 @@ def open_dataset(
         return Selection(TableOrigin(source), name="the table")
     if not isinstance(source, str | os.PathLike):
         return _of_datasets(source, split)
-    found = find_files(source, config, split, access)
-    name = _shown(found)
+    dataset = find_files(source, config, split, access)
+    name = _shown(dataset)
     reading = {key: value for key, value in (("from_config", config), ("from_split", split)) if value}
     reading["dataset"] = True  # type: ignore[assignment]
-    about = _about(found)
+    about = _about(dataset)
     text = os.fspath(source)
     within = (os.path.abspath(text),) if os.path.isdir(text) else ()
-    if found.format == ".tar":
+    if dataset.format == ".tar":
         from brim.sources.webdataset_source import webdataset_table
 
-        origin: Origin = TableOrigin(webdataset_table(found.files, about), name)
+        origin: Origin = TableOrigin(webdataset_table(dataset.files, about), name)
     else:
         from brim.sources.parquet_source import ParquetOrigin  # folders of files are asked whether they are one too
 
-        origin = ParquetOrigin(name, found.files, about, features_in(found.card, found.config))
+        origin = ParquetOrigin(name, dataset.files, about, features_in(dataset.card, dataset.config))
     return Selection(origin, name=name, reading=reading, within=within)
 
 
@@ -74,7 +74,7 @@ def selected(
     source: Any, query: QueryOptions, config: str | None = None, split: str | None = None, access: Access | None = None
 ) -> Selection:
     """Return the rows that a query chooses of a dataset, or of several with the same columns."""
-    parts = [open_dataset(one, config=config, split=split, access=access) for one in (source, *query.concat)]
+    parts = [open_dataset(entry, config=config, split=split, access=access) for entry in (source, *query.concat)]
     if not query.concat:
         return _columns(_choose(query, parts[0]), query)
     if not {name for part in parts for name in part.column_names}.issuperset(query.drop):
@@ -91,7 +91,7 @@ def selected(
 
 def _is_shared(name: str, parts: Sequence[Selection]) -> bool:
     features = [(part.features or {}).get(name) for part in parts]
-    return features[0] is not None and all(one == features[0] for one in features)
+    return features[0] is not None and all(entry == features[0] for entry in features)
 
 
 def _columns(rows: Selection, query: QueryOptions) -> Selection:
@@ -99,18 +99,18 @@ def _columns(rows: Selection, query: QueryOptions) -> Selection:
     return rows.drop(query.drop) if query.drop else rows
 
 
-def _shown(found: DatasetFiles) -> str:
+def _shown(dataset: DatasetFiles) -> str:
     """Return the name that may be published: no path of this machine."""
-    text = found.name.rstrip("/")
+    text = dataset.name.rstrip("/")
     if "://" not in text:
         return os.path.basename(os.path.abspath(text))
     text = text.partition("?")[0]
-    return f"{text.partition('@')[0]}@{found.revision}" if found.revision else text
+    return f"{text.partition('@')[0]}@{dataset.revision}" if dataset.revision else text
 
 
-def _about(found: DatasetFiles) -> Mapping[str, Any]:
+def _about(dataset: DatasetFiles) -> Mapping[str, Any]:
     """Return the fields of the card that are published with the rows."""
-    card, about = found.card, dict[str, Any]()
+    card, about = dataset.card, dict[str, Any]()
     if isinstance(card.get("pretty_name"), str):
         about["Name"] = card["pretty_name"]
     if licenses := card.get("license"):

@@ -139,7 +139,7 @@ class _Finder:
             matches = _matcher(part)
             names = [n for n in self._list(prefix) if matches.match(n) and self._is_utf8(prefix + n)]
         else:
-            names = [part] if rest or self.tree.is_there(prefix + part) else []
+            names = [part] if rest or self.tree.exists(prefix + part) else []
         for name in names:
             if rest:
                 yield from self._below(f"{prefix}{name}/", rest)

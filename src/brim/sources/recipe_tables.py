@@ -39,7 +39,7 @@ class SmallFiles:
 
     def is_data(self, path: str, may_be_empty: bool = True) -> bool:
         """Whether the file can be read; if it only stands for data, is unreadable or empty, that is noted."""
-        found = self.walk.look(path, path)
+        found = self.walk.find(path, path)
         if found is None:
             if path in self.walk.loops:
                 self.walk.refused.append(Refused("missing", path))

@@ -121,7 +121,7 @@ class ObjectTree(Tree):
     def top(self) -> Folder:
         return Folder()
 
-    def look(self, path: str) -> FileInfo | Folder | Absent:
+    def find(self, path: str) -> FileInfo | Folder | Absent:
         index, entry = self._find(path)
         if isinstance(entry, Folder):
             return entry
@@ -142,7 +142,7 @@ class ObjectTree(Tree):
         if index == len(listing) or listing.key(index) != key:
             return index, Folder() if listing.is_inside(index, key) else False
         if listing.sizes[index] == _MARK or listing.is_inside(index + 1, key):
-            return index, Folder(twin=listing.sizes[index] > 0)
+            return index, Folder(is_file_too=listing.sizes[index] > 0)
         return index, True
 
     def _key(self, path: str) -> bytes | None:
@@ -218,7 +218,7 @@ class ObjectTree(Tree):
         return RemoteFile(self._address, path, info.st_size, getattr(info, "etag", ""))
 
     def expect(self, paths: Iterable[str]) -> None:
-        infos = {path: info for path in dict.fromkeys(paths) if isinstance(info := self.look(path), FileInfo)}
+        infos = {path: info for path in dict.fromkeys(paths) if isinstance(info := self.find(path), FileInfo)}
         files = [
             self._file(path, info)
             for path, info in infos.items()
@@ -246,7 +246,7 @@ class ObjectTree(Tree):
         folder = folder.strip("/")
         return ObjectTree(self._address.child(folder), self._listing, f"{self._prefix}{folder}/") if folder else self
 
-    def place(self, path: str) -> str:
+    def canonical_path(self, path: str) -> str:
         return posixpath.normpath(path)
 
 

@@ -53,18 +53,18 @@ def fetched_ranges(chunk: ChunkShape, rows: Ints | None) -> list[Range]:
         pages = [PageSpan(chunk.start, chunk.stop - chunk.start, 0, chunk.rows)]
     ranges: list[Range] = []
     edges = np.searchsorted(rows, [page.first for page in pages])
-    for page, chosen in zip(pages, np.split(rows, edges[1:]), strict=True):
-        if not len(chosen):
+    for page, chosen_rows in zip(pages, np.split(rows, edges[1:]), strict=True):
+        if not len(chosen_rows):
             continue
         size = page.size
         if chunk.follows:
             # About how much of the page holds the values up to the last chosen one; or the cost to follow the lengths
             # to it, and to request the values then.
-            count, row_bytes = int(chosen[-1]) - page.first + 1, page.size / max(page.stop - page.first, 1)
+            count, row_bytes = int(chosen_rows[-1]) - page.first + 1, page.size / max(page.stop - page.first, 1)
             size = min(page.size, int(count * row_bytes * _SLACK) + _HEAD_BYTES)
             hop_bytes = REQUEST_BYTES if count + 1 <= _FEW_HOPS else _WAIT_BYTES
             request = 0 if ranges and ranges[-1][1] == page.offset else REQUEST_BYTES
-            if size + request > (count + 1) * hop_bytes + len(chosen) * row_bytes:
+            if size + request > (count + 1) * hop_bytes + len(chosen_rows) * row_bytes:
                 continue
         ranges.append((page.offset, page.offset + size))
     first = min((page.offset for page in pages), default=chunk.start)
@@ -83,12 +83,12 @@ class FarCopy:
 
     def __init__(self, remote: RemoteShard, base: int, ranges: Sequence[Range]) -> None:
         self.remote, self.base = remote, base
-        kept = [(start, start + len(data)) for start, data in remote.kept()]
-        self._present = join_ranges([*ranges, *kept], gap=0, most_bytes=None)
+        received = [(start, start + len(data)) for start, data in remote.kept()]
+        self._present = join_ranges([*ranges, *received], gap=0, most_bytes=None)
         self._starts = np.array([start for start, _ in self._present], np.int64)
         self._stops = np.array([stop for _, stop in self._present], np.int64)
 
-    def holds(self, starts: Ints, stops: Ints) -> Bools:
+    def contains(self, starts: Ints, stops: Ints) -> Bools:
         """Return which ranges are in the copy completely."""
         if not len(self._starts):
             return np.zeros(len(starts), bool)
@@ -109,7 +109,7 @@ class FarChunk:
         self._window_start, self._window = 0, b""
 
     def has(self, start: int, stop: int) -> bool:
-        return bool(self._copy.holds(np.array([start]), np.array([stop]))[0])
+        return bool(self._copy.contains(np.array([start]), np.array([stop]))[0])
 
     def read_at(self, offset: int, size: int) -> bytes:
         size = max(min(size, self.size - offset), 0)

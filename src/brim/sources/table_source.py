@@ -396,7 +396,7 @@ def _guess(rows: pa.Table, base: Base) -> dict[str, FileColumn]:
 
 def _is_there(base: Base, path: str) -> bool:
     try:
-        return base.tree.is_there(path) and not base.tree.is_folder(path)
+        return base.tree.exists(path) and not base.tree.is_folder(path)
     except ValueError:  # a zero byte in the text
         return False
 
@@ -480,7 +480,7 @@ def _number_files(
                 stat_result = _look(walk, path)
                 if stat_result is not None:
                     found[path] = stat_result
-    places = {path: tree.place(path) for path in found}
+    places = {path: tree.canonical_path(path) for path in found}
     root = tree.root if tree.bucket is not None else _root(tree.root, list(places.values()), fixed_root)
     builder = FileSetBuilder(root, tree.bucket)
     number: dict[str, int] = {}
@@ -519,7 +519,7 @@ def _look(walk: Walk, path: str) -> Stat | None:
     if "\0" in path:
         walk.refused.append(Refused("missing", path.replace("\0", "\\0")))
         return None
-    found = walk.look(path, path)
+    found = walk.find(path, path)
     if isinstance(found, Folder):
         walk.refused.append(Refused("folder", path))
         return None

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from brim import partition as cuts
 from brim.errors import BrimError, DestinationUnavailableError
-from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, Pieces, RangeSetBuilder
+from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, RangeSetBuilder, Segments
 from brim.formats.file_views import FileView
 from brim.formats.nested_values import assemble_leaf, map_leaves
 from brim.formats.parquet_footer import Leaf
@@ -128,7 +128,7 @@ def decode_chunk(file: Readable, group: int, leaf: Leaf, spool: Spooling) -> Fou
                 starts.append(spool.append(data) if data is not None else 0)
                 sizes.append(0 if data is None else data.size)
     none = np.zeros(0, np.int64)
-    pieces = Pieces(np.zeros(1, np.int64), none, none)
+    pieces = Segments(np.zeros(1, np.int64), none, none)
     return FoundValues(
         np.concatenate([none, *rows]), np.concatenate([none.astype(np.uint8), *repetition]),
         np.concatenate([none.astype(np.uint8), *definition]),
@@ -413,7 +413,7 @@ class Finder:
         holders[np.flatnonzero(full)[spooled]] = self._places.in_spool
         if self._copy is not None and len(own):
             # What is in pieces was fetched as a whole.
-            here = (starts[own] < 0) | self._copy.holds(starts[own], starts[own] + sizes[own])
+            here = (starts[own] < 0) | self._copy.contains(starts[own], starts[own] + sizes[own])
             copied, own = own[here], own[~here]
             holders[copied] = self._places.in_copy
             starts[copied] = np.where(starts[copied] < 0, starts[copied], starts[copied] + self._copy.base)

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from brim.errors import InputError, SourceError
@@ -39,11 +40,12 @@ class FileReplacedError(InputError):
     """A file is not the one that was listed, or is gone. Callers with a better name for it raise their own error."""
 
 
-def _replaced_error(byte_range: ByteRange) -> Exception:
+def _replaced_error(location: Location, byte_range: ByteRange) -> Exception:
+    key = location.key(byte_range.name)
     return FileReplacedError(
-        f"The object {byte_range.name!r} is not the one that was listed, or is gone.",
+        f"The object {key!r} is not the one that was listed, or is gone.",
         hint="Let what is there come to rest, then run the same command again.",
-        path=byte_range.name,
+        path=key,
     )
 
 
@@ -83,10 +85,10 @@ class RangeStream:
         *,
         requests: int = _AHEAD_REQUESTS,
         ahead_bytes: int = AHEAD_BYTES,
-        replaced_error: Callable[[ByteRange], Exception] = _replaced_error,
+        replaced_error: Callable[[ByteRange], Exception] | None = None,
     ) -> None:
         self._storage = location if isinstance(location, Storage) else open_storage(location)
-        self._replaced_error = replaced_error
+        self._replaced_error = replaced_error or partial(_replaced_error, self._storage.location)
         self._requests, self._ahead_bytes = requests, ahead_bytes
         self._group = max(min(_GROUP, requests // 2), 1)
         self._ranges = iter(ranges)
@@ -141,7 +143,9 @@ class RangeStream:
             except StorageError as error:
                 if error.kind == "changed" or error.is_missing:
                     raise self._replaced_error(byte_range) from None
-                if (wait_s := retry.after(error)) is None:
+                if (wait_s := retry.after(error)) is None and not self._storage.explains_errors:
+                    raise
+                if wait_s is None:
                     raise explain(error, self._storage.location.child(byte_range.name), "read") from None
             else:
                 if byte_range.stop == TO_END or len(data) == byte_range.stop - byte_range.start:
@@ -181,7 +185,7 @@ class _RemoteReader:
         self.file, self.name, self.size = file, file.name, file.size
         self.storage = storage or open_storage(file.location)
         self.replaced_error: Callable[[ByteRange], Exception] = (
-            _replaced_error if replaced_error is None else lambda _: replaced_error()
+            partial(_replaced_error, file.location) if replaced_error is None else lambda _: replaced_error()
         )
 
     def read_at(self, offset: int, size: int) -> bytes:

@@ -104,6 +104,7 @@ class Storage:
     """A location. What a backend cannot do is a StorageError of the kind "unsupported". It can be pickled."""
 
     is_remote = can_list = True
+    explains_errors = True  # whether readers raise errors for users; else StorageError, which the caller explains
     waits_s: tuple[float, ...] = (0.2, 1.0, 3.0)  # between the tries of a request
 
     def __init__(self, location: Location, token: str | None = None, parts_in_flight: int = 2) -> None:

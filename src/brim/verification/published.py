@@ -333,6 +333,7 @@ def _open_folder(folder: Path, state: str | os.PathLike[str] | None) -> Publishe
 def _open_repository(location: Location, token: str | None) -> Published:
     """Open a repository at one commit. Nothing of it is kept on disk."""
     storage = open_storage(location, token)
+    storage.explains_errors = False  # the caller does, by what the Hub answers to a token
     infos = dict(storage.list())
     storage.location = replace(location, revision=storage.pinned_revision() or location.revision)
     card = functools.cache(lambda: storage.read(CARD) if CARD in infos else None)

@@ -35,7 +35,7 @@ def decompressed(file: AnyFile, codec: str, shown: str) -> Iterator[bytes]:
     """Yield blocks of the content. Damage is an InputError with the last readable byte."""
     position = 0
     try:
-        with as_arrow_file(file) as opened, pa.CompressedInputStream(opened, codec) as stream:
+        with as_arrow_file(file) as source, pa.CompressedInputStream(source, codec) as stream:
             while block := stream.read(_BLOCK_BYTES):
                 position += len(block)
                 yield block
@@ -148,8 +148,8 @@ class Spans:
         self._last: ForwardFile | None = None
 
     def content(self, file: RemoteFile, start: int) -> ForwardFile:
-        own, begin, end = self._parts[self._next]
-        assert (own.name, begin) == (file.name, start)
+        own, own_start, end = self._parts[self._next]
+        assert (own.name, own_start) == (file.name, start)
         self._next += 1
         if self._last is not None:
             self._last.skip()
@@ -162,13 +162,13 @@ class Spans:
 
 def head_of(content: FileContent, end: int) -> Iterator[bytes]:
     """Yield the start of a file in growing blocks, to find its first row."""
-    seen, size = 0, _HEAD_BYTES
-    while seen < end:
+    yielded, size = 0, _HEAD_BYTES
+    while yielded < end:
         block = content.read_at(0, min(size, end))
-        if len(block) <= seen:
+        if len(block) <= yielded:
             return
-        yield block[seen:]
-        seen, size = len(block), 4 * size
+        yield block[yielded:]
+        yielded, size = len(block), 4 * size
 
 
 @contextmanager
@@ -176,8 +176,8 @@ def as_arrow_file(file: AnyFile, spans: Spans | None = None) -> Iterator[Any]:
     """Open a file for pyarrow, to be read in order."""
     if not isinstance(file, RemoteFile):
         os.close(open_regular(file))  # pyarrow would wait for a FIFO for ever
-        with pa.OSFile(file) as opened:
-            yield opened
+        with pa.OSFile(file) as local:
+            yield local
         return
     with streamed(file, 0, file.size, spans) as content:
         yield pa.PythonFile(FileView(content, 0, file.size, release=content.release), "r")
