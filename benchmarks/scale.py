@@ -43,18 +43,23 @@ from peak import measure
 from tables import GB, MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 from brim.file_set import FileSet
-from brim.jobs.content import PlanContent
-from brim.jobs.upload_shards import Run, RunOptions, versions
+from brim.jobs.destination import Run
+from brim.jobs.destination_paths import dataset_paths
+from brim.jobs.files_destination import FilesDestination
+from brim.jobs.job import Delivery, Job
+from brim.jobs.preflight import JobSettings
+from brim.jobs.reconcile import WHOLE_JOB, Reconciliation
+from brim.jobs.shard_set import PlannedShards
 from brim.memory.limit import Limit
 from brim.options.groups import ShardOptions
 from brim.plans.describe_plan import forecast_build, plan_facts
 from brim.plans.plan import Plan, make_plan
 from brim.progress import Progress
 from brim.sources.file_table import FileColumn, FileTable, Split
-from brim.state.atomic_files import record_line
-from brim.state.ledger import JobRecord, Ledger, Receipt
+from brim.state.ledger import JobRecord, Ledger, Receipt, job_versions
+from brim.state.record_log import record_line
 from brim.state.stop import stoppable
-from brim.stores.folder_store import FolderStore
+from brim.storage.location import folder_location
 
 SESSION_BYTES = 5 * GB
 MISSING = 1_000
@@ -124,7 +129,7 @@ def saved_plans() -> Any:
 def receipts_of(plan: Plan) -> Iterator[Receipt]:
     """The receipts of a finished job, but for hashes of content and keys, which stand for real ones."""
     job = plan.fingerprint[:16]
-    for number, (shard, mtimes) in enumerate(PlanContent(plan).with_mtimes(plan.shards)):
+    for number, (shard, mtimes) in enumerate(PlannedShards(plan).with_mtimes(plan.shards)):
         if number % (len(plan.shards) // MISSING):
             sha256 = hashlib.sha256(shard.name.encode()).hexdigest()
             key = hashlib.sha256(sha256.encode()).hexdigest()
@@ -163,7 +168,7 @@ def plan(arguments: argparse.Namespace) -> None:
 def save(arguments: argparse.Namespace) -> None:
     plan, path = planned(arguments), arguments.data / "plan"
     with timed("saved, with the fingerprint"):
-        saved_plans().save_plan(path, plan, {}, versions())
+        saved_plans().save_plan(path, plan, {}, job_versions())
     print(json.dumps({"name": "size of the saved plan", "bytes": path.stat().st_size}))
 
 
@@ -178,7 +183,7 @@ def load(arguments: argparse.Namespace) -> None:
 def ledger(arguments: argparse.Namespace) -> None:
     """The ledger of a job that was stopped, and the shards it tells of, without those that will be missing."""
     plan = planned(arguments)
-    job = JobRecord(plan.fingerprint, plan.facts, versions(), ())
+    job = JobRecord(plan.fingerprint, plan.facts, job_versions(), ())
     with timed(f"keys of {SYNCED:,} shards", count=SYNCED):
         for shard in plan.shards[:SYNCED]:
             plan.shard_key(shard)
@@ -220,38 +225,51 @@ def read(arguments: argparse.Namespace) -> None:
 
 
 @contextmanager
-def resumed(arguments: argparse.Namespace) -> Iterator[Run]:
+def resumed(arguments: argparse.Namespace) -> Iterator[tuple[Delivery, Reconciliation, Run]]:
     plan, root = planned(arguments), arguments.data / "out"
     with timed("fingerprint"):
         assert plan.fingerprint
     with timed("the ledger read"):
         ledger = Ledger(root / ".brim")
     assert len(ledger.receipts) == arguments.shards - MISSING
-    sink = FolderStore(root)
-    sink.free_bytes = lambda: None  # type: ignore[method-assign]  # nobody has room for these shards
+    settings, shards = JobSettings(), PlannedShards(plan)
+    job = Job.__new__(Job)  # without its checks: the source exists only in the table
+    job.plan, job.settings, job.forecast = plan, settings, None
+    job.paths, job.limit = dataset_paths(folder_location(root), None, settings.hub), Limit(8 * GB, "--memory")
     with stoppable(root / ".brim" / "stop") as stop:
-        yield Run(PlanContent(plan), sink, ledger, RunOptions(2, 8 * GB), Progress(), stop)
+        run = Run(ledger, stop, Progress())
+        destination = FilesDestination(job.paths, run)
+        destination.free_bytes = lambda: None  # type: ignore[method-assign]  # no disk has space for these shards
+        rules = Reconciliation(run, destination, shards, WHOLE_JOB, fresh=False, updates=False, replaces_foreign=False)
+        delivery = Delivery(job, run, destination, shards, WHOLE_JOB, None)
+        delivery._rules, delivery._budget = rules, job.upload_budget()
+        yield delivery, rules, run
 
 
 @step
 def resume(arguments: argparse.Namespace) -> None:
-    with resumed(arguments) as run:
+    with resumed(arguments) as (delivery, rules, _):
         with timed("what is missing"):
-            assert len(run._todo()) == MISSING
+            assert len(rules.missing_shards(2, 8 * GB)) == MISSING
         with timed("all that a run does before its first shard"):
-            assert not run._strangers()
-            assert len(run._begin()) == MISSING
+            existing = delivery._destination.read_existing()
+            rules.agree(existing)
+            rules.begin(existing, delivery._card(()))
+            missing = rules.missing_shards(2, 8 * GB)
+            assert len(missing) == MISSING
+            delivery._destination.begin("", MISSING, delivery._card(()))
 
 
 @step
 def finish(arguments: argparse.Namespace) -> None:
-    with resumed(arguments) as run:
-        last = next(iter(run.ledger.receipts.values()))
-        for shard in run.content.shards:
-            if shard.name not in run.ledger.receipts:
-                run.ledger.receipts[shard.name] = replace(last, name=shard.name)
+    with resumed(arguments) as (delivery, _, run):
+        receipts = run.ledger.receipts
+        last = next(iter(receipts.values()))
+        for shard in delivery._shards.shards:
+            if shard.name not in receipts:
+                receipts[shard.name] = replace(last, name=shard.name)
         with timed("card and ledger written"):
-            assert len(run._publish(set())) == arguments.shards
+            assert delivery._publish(delivery._destination.read_existing()).shards == arguments.shards
 
 
 def measured(name: str, arguments: argparse.Namespace, part: Part) -> tuple[dict[str, dict[str, Any]], int]:

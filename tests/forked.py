@@ -33,7 +33,8 @@ _FOREIGN = (
     *("httpx", "httpx2", "httpcore", "httpcore2", "truststore", "psutil"),
 )
 _IMPORTS = re.compile(
-    r"^(?:from|import) (?:huggingface_hub|datasets|obstore|tokenizers|transformers|sentence_transformers|ray|torch)",
+    r"^(?:from|import) (?:huggingface_hub|datasets|obstore|tokenizers|transformers|sentence_transformers|ray|torch"
+    r"|brim\.storage\.(?:hub_api|http_files|hub_repository|hub_bucket|objects))\b",
     re.MULTILINE,
 )
 _TIMEOUT_S = 300.0

@@ -1,7 +1,7 @@
 """mkdocs hooks: links to files outside docs/ become plain text, and old addresses lead to the new pages.
 
-Comments for the tests (tests/documents.py) are left out of the site. `extra.redirects` in mkdocs.yml maps an old page to
-its new one. The page written for an old address keeps the anchor.
+Comments for the tests (tests/documents.py) are left out of the site. `extra.redirects` in mkdocs.yml maps an old page
+to its new one. The page written for an old address keeps the anchor.
 """
 
 from __future__ import annotations

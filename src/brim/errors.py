@@ -124,24 +124,16 @@ class MissingDependencyError(InputError, json_name="MissingExtra"):
 class UserFunctionError(InputError, json_name="FunctionFailed"):
     """The user's function failed. `unit`, `row` and `rows` locate the row, and `traceback` is that of the worker.
 
-    The error that a worker sends contains the pickled exception (`parts`) and its stack (`frames`).
-    execution/failures.py turns it into the error for callers in Python, which also has the type of the exception.
+    The error that a worker sends contains the pickled exception (`parts`). execution/failures.py turns it into the
+    error for callers in Python, which also has the type of the exception.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str = "",
-        parts: bytes = b"",
-        frames: tuple[tuple[str, int, str], ...] = (),
-        **facts: Any,
-    ) -> None:
+    def __init__(self, message: str, *, hint: str = "", parts: bytes = b"", **facts: Any) -> None:
         super().__init__(message, hint=hint, **facts)
-        self.parts, self.frames = parts, frames
+        self.parts = parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        facts = {**self.facts, "parts": self.parts, "frames": self.frames}
+        facts = {**self.facts, "parts": self.parts}
         return _rebuild, (UserFunctionError, self._message, self._hint, facts)
 
 

@@ -1,11 +1,11 @@
-"""The files a job reads: where they are, and what they were when the job was planned.
+"""The source files of a job: their locations, sizes and dates at the time of planning.
 
 Kept in columns, because a million files as Python objects take a gigabyte. A file is its number in the set. A value of
 a dataset may also be a range of a file that holds many (a memory-mapped Arrow file, a Parquet shard), or several ranges
-of it, its *pieces*. Nothing here reads file content.
+of it, its segments. Nothing here reads file content.
 
 A recording that is a folder (a CTF `.ds`, an `.ome.zarr`) becomes one value: a tar of its files, whose bytes depend on
-names and content only. Its path ends in "/", so that whoever unpacks it knows that it was a folder.
+names and content only. Its path ends in "/", so that it is unpacked as a folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import pyarrow as pa
 from brim.errors import SourceChangedError, SourceError
 from brim.records import dataclass
 from brim.storage.location import Location
-from brim.storage.storage import ObjectStat
+from brim.storage.reading import RemoteFile
+from brim.storage.storage import FileInfo
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -36,7 +37,7 @@ class Bundle:
 
 
 def member_header(name: str, size: int) -> bytes:
-    """A header without time or owner; PAX records where the name or size needs them."""
+    """Return a header without time or owner; PAX records where the name or size needs them."""
     info = tarfile.TarInfo(name)
     info.size = size
     info.mode = 0o644
@@ -48,7 +49,7 @@ def padding(size: int) -> bytes:
 
 
 def tar_size(members: list[tuple[str, int]]) -> int:
-    """The size of the tar of files with these names and sizes."""
+    """Return the size of the tar of files with these names and sizes."""
     return len(END) + sum(len(member_header(name, size)) + size + -size % BLOCK for name, size in members)
 
 
@@ -58,18 +59,18 @@ Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class AbsentStat:
-    """A file whose content is not here, but whose size is known: a key of git-annex tells it."""
+    """A file without content on this machine, whose size is known from its key of git-annex."""
 
     st_size: int
     st_mtime_ns: int = 0
     st_ino: int = 0
 
 
-Stat = os.stat_result | ObjectStat | AbsentStat
+Stat = os.stat_result | FileInfo | AbsentStat
 
-NO_CONTENT = -1  # the holder of a value that has a path perhaps, and no bytes: not the same as an empty one
+NO_CONTENT = -1  # the container of a value that may have a path, and no bytes: not the same as an empty one
 
-# How a file stands in a table that is read back: its content and its root-relative path.
+# The type of a file in a table that is read back: its content and its root-relative path.
 FILE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -77,12 +78,12 @@ FILE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 class FileSet:
     """`paths` are relative to `root`; sizes, mtimes (ns) and inodes are as seen at planning.
 
-    With `ranges`, a value is a part of another file: its path is what is published and may be null, its
+    With `ranges`, a value is a part of another file: its path is the published one and may be null, its
     size that of the part; dates and inodes are kept with the file it is part of.
 
-    With `bucket`, the files are objects below that address, and `etags` says which: an ETag takes the place of a date.
+    With `bucket`, the files are below that remote location, and `etags` are their versions in place of dates.
 
-    Files that hold the values of `ranges` may be here or far away: `remotes` has those that are objects, by number.
+    Files that hold the values of `ranges` may be local or remote: `remotes` has the remote ones, by number.
     """
 
     root: str
@@ -95,20 +96,20 @@ class FileSet:
     bucket: Location | None = None
     etags: pa.Array | None = None
     holding: bool = False  # whether these are files that hold many values
-    remotes: Mapping[int, RemoteObject] = field(default_factory=dict)
+    remotes: Mapping[int, RemoteFile] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def path(self, number: int) -> str:
-        """The root-relative path: this is what is published and what errors name."""
+        """Return the root-relative path, which is published and named in errors."""
         path = self.paths[number].as_py()
         return self.full_path(number) if path is None else str(path)
 
     def full_path(self, number: int) -> str:
-        """Where the bytes are."""
+        """Return the path or address of the bytes."""
         if self.bucket is not None:
-            return f"{self.bucket}/{self.path(number)}"
+            return str(self.bucket.child(self.path(number)))
         if self.ranges is None:
             return os.path.join(self.root, self.path(number))
         holder = int(self.ranges.holders[number])
@@ -116,62 +117,62 @@ class FileSet:
 
     @property
     def on_disk(self) -> FileSet:
-        """The files that are opened: the values themselves, or those that hold them."""
+        """Return the files that are opened: the values themselves, or their containers."""
         return self if self.ranges is None else self.ranges.containers
 
     def has_content(self, numbers: Ints) -> Bools:
-        """Which values have bytes, be they none."""
+        """Return which values have content, even if it is empty."""
         if self.ranges is None:
             return np.ones(len(numbers), bool)
         return np.asarray(self.ranges.holders[numbers] != NO_CONTENT)
 
     def places(self, numbers: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Where values are: how many pieces each has; then of each piece the file in `on_disk`, its start, its size."""
+        """Return how many segments each value has; then of each segment the file in `on_disk`, its start, its size."""
         ones = np.ones(len(numbers), np.int64)
         if self.ranges is None:
             return ones, numbers, np.zeros(len(numbers), np.int64), self.sizes[numbers]
         holders, starts = self.ranges.holders[numbers], self.ranges.starts[numbers]
-        pieces = self.ranges.pieces
-        if pieces is None or not (starts < 0).any():
+        segments = self.ranges.segments
+        if segments is None or not (starts < 0).any():
             return ones, holders, starts, self.sizes[numbers]
-        of, counts = pieces.of(starts)
+        chosen, counts = segments.of(starts)
         holders = np.repeat(holders, counts)
         several = np.repeat(starts < 0, counts)
-        whole = np.repeat(np.arange(len(numbers)), counts)[~several]
+        single = np.repeat(np.arange(len(numbers)), counts)[~several]
         out_starts, out_sizes = np.empty(len(holders), np.int64), np.empty(len(holders), np.int64)
-        out_starts[several], out_sizes[several] = pieces.starts[of], pieces.sizes[of]
-        out_starts[~several], out_sizes[~several] = starts[whole], self.sizes[numbers][whole]
+        out_starts[several], out_sizes[several] = segments.starts[chosen], segments.sizes[chosen]
+        out_starts[~several], out_sizes[~several] = starts[single], self.sizes[numbers][single]
         return counts, holders, out_starts, out_sizes
 
     def dates(self, numbers: Ints) -> list[Ints]:
-        """What changes when the content of values may have changed although their paths and sizes did not."""
+        """Return numbers that change when the content of values may have changed under the same paths and sizes."""
         if self.ranges is None:
             return [self.mtimes_ns[numbers]]
         return [self.ranges.mtimes_ns[self.ranges.holders[numbers]], self.ranges.first_bytes(numbers)]
 
     def check(self, number: int, now: os.stat_result) -> None:
-        """Raise SourceChangedError unless the file is still what was planned."""
+        """Raise SourceChangedError if the file is not the planned one."""
         if now.st_size != self.sizes[number]:
-            what = f"was {self.sizes[number]} bytes when planned and is {now.st_size} now"
+            change = f"was {self.sizes[number]} bytes when planned and is {now.st_size} now"
         elif now.st_mtime_ns != self.mtimes_ns[number]:
-            what = "was written to since the job was planned"
+            change = "was written to since the job was planned"
         elif inode_of(now) != self.inodes[number]:
-            what = "was replaced by another file since the job was planned"
+            change = "was replaced by another file since the job was planned"
         else:
             return
-        raise self.changed(number, what)
+        raise self.changed(number, change)
 
-    def changed(self, number: int, what: str) -> SourceChangedError:
+    def changed(self, number: int, change: str) -> SourceChangedError:
         path = self.path(number)
         return SourceChangedError(
-            f"The source file {path!r} {what}; its shard was not written.",
+            f"The source file {path!r} {change}; its shard was not written.",
             hint="Make sure nothing is modifying the source, then run the same command again.",
             path=path,
-            what=what,
+            what=change,
         )
 
     def packed(self) -> Bools:
-        """Which files stand only for a bundle, or are only inside one."""
+        """Return which files are a bundle, or inside one."""
         mask = np.zeros(len(self), bool)
         for number, bundle in self.bundles.items():
             mask[number] = True
@@ -179,16 +180,16 @@ class FileSet:
         return mask
 
     def anywhere(self) -> FileSet:
-        """The same files for a process that works in another folder."""
+        """Return the same files for a process with another working folder."""
         return self if "://" in self.root else replace(self, root=os.path.abspath(self.root))
 
     def take(self, numbers: Ints) -> FileSet:
-        """Some of the files, numbered anew in this order; the files inside of their bundles come after them."""
+        """Return some of the files, renumbered in this order; the files inside of their bundles follow them."""
         packed = {number: self.bundles[number] for number in numbers.tolist() if number in self.bundles}
         inside = [member for bundle in packed.values() for member in bundle.numbers]
         numbers = np.concatenate([numbers, np.array(inside, np.int64)])
-        place = {number: new for new, number in enumerate(numbers.tolist())} if packed else {}
-        bundles = {place[n]: Bundle(b.names, tuple(place[member] for member in b.numbers)) for n, b in packed.items()}
+        new = {old: number for number, old in enumerate(numbers.tolist())} if packed else {}
+        bundles = {new[n]: Bundle(b.names, tuple(new[member] for member in b.numbers)) for n, b in packed.items()}
         return FileSet(
             self.root,
             self.paths.take(pa.array(numbers)),
@@ -200,29 +201,20 @@ class FileSet:
             bucket=self.bucket,
             etags=None if self.etags is None else self.etags.take(pa.array(numbers)),
             holding=self.holding,
-            remotes={new: self.remotes[old] for new, old in enumerate(numbers.tolist()) if old in self.remotes},
+            remotes={n: self.remotes[old] for n, old in enumerate(numbers.tolist()) if old in self.remotes},
         )
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteObject:
-    """A file that holds values and is an object of a store: `key` in the bucket of `address`, as it was listed."""
-
-    address: Location
-    key: str
-    etag: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Values in several pieces: the n-th is pieces `edges[n]` to `edges[n + 1]`, each a range of the value's holder."""
+class Segments:
+    """Values in several segments: the n-th is segments `edges[n]` to `edges[n + 1]`, each a range of its container."""
 
     edges: Ints
     starts: Ints
     sizes: Ints
 
     def of(self, starts: Ints) -> tuple[Ints, Ints]:
-        """The pieces of the values that have any, in order; and of every value how many, one if it is a plain range."""
+        """Return the segments of the values that have any, in order; and how many each value has, 1 for a range."""
         several = starts < 0
         numbers = -1 - starts[several]
         first, counts = self.edges[numbers], self.edges[numbers + 1] - self.edges[numbers]
@@ -231,58 +223,58 @@ class Pieces:
         before = np.cumsum(counts) - counts
         return np.repeat(first - before, counts) + np.arange(int(counts.sum())), every
 
-    def take(self, starts: Ints) -> tuple[Pieces, Ints]:
-        """The pieces of some values, and the starts of these, renumbered."""
-        of, counts = self.of(starts)
+    def take(self, starts: Ints) -> tuple[Segments, Ints]:
+        """Return the segments of some values, and the starts of these, renumbered."""
+        chosen, counts = self.of(starts)
         several = starts < 0
         edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[several])])
-        anew = starts.copy()
-        anew[several] = -1 - np.arange(int(several.sum()))
-        return Pieces(edges, self.starts[of], self.sizes[of]), anew
+        renumbered = starts.copy()
+        renumbered[several] = -1 - np.arange(int(several.sum()))
+        return Segments(edges, self.starts[chosen], self.sizes[chosen]), renumbered
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
     """Value i starts at byte `starts[i]` of the container `holders[i]`, which may be NO_CONTENT.
 
-    A start below zero, -1 - n, means the n-th of `pieces`.
+    A start below zero, -1 - n, means the n-th of `segments`.
     """
 
     containers: FileSet
     holders: Ints
     starts: Ints
-    pieces: Pieces | None = None
+    segments: Segments | None = None
 
     def first_bytes(self, numbers: Ints) -> Ints:
-        """Where each value begins in its container."""
+        """Return the offset of the first byte of each value in its container."""
         starts = self.starts[numbers]
-        if self.pieces is None or not (starts < 0).any():
+        if self.segments is None or not (starts < 0).any():
             return starts
         several = starts < 0
-        begin = np.minimum(self.pieces.edges[-1 - starts[several]], len(self.pieces.starts) - 1)
+        first = np.minimum(self.segments.edges[-1 - starts[several]], len(self.segments.starts) - 1)
         starts = starts.copy()
-        starts[several] = self.pieces.starts[begin]
+        starts[several] = self.segments.starts[first]
         return starts
 
     @property
     def mtimes_ns(self) -> Ints:
-        """Of each container, with one more at the end for NO_CONTENT."""
+        """Return the date of each container, with one more at the end for NO_CONTENT."""
         return np.append(self.containers.mtimes_ns, 0)
 
     def take(self, numbers: Ints) -> Ranges:
-        """Some of the values, and of the containers only those that hold one."""
+        """Return some of the values, and of the containers only those that hold one."""
         holders = self.holders[numbers]
         used = np.unique(holders[holders != NO_CONTENT]).astype(np.int64)
-        anew = np.searchsorted(used, holders).astype(holders.dtype)
-        anew[holders == NO_CONTENT] = NO_CONTENT
-        pieces, starts = self.pieces, self.starts[numbers]
-        if pieces is not None:
-            pieces, starts = pieces.take(starts)
-        return Ranges(self.containers.take(used), anew, starts, pieces)
+        renumbered = np.searchsorted(used, holders).astype(holders.dtype)
+        renumbered[holders == NO_CONTENT] = NO_CONTENT
+        segments, starts = self.segments, self.starts[numbers]
+        if segments is not None:
+            segments, starts = segments.take(starts)
+        return Ranges(self.containers.take(used), renumbered, starts, segments)
 
 
 class FileSetBuilder:
-    """Collects files in order. Full blocks are packed as they come, so that few Python objects live."""
+    """Collects files in order. Each full block is packed at once, so that few Python objects live."""
 
     _BLOCK = 65536
 
@@ -303,7 +295,7 @@ class FileSetBuilder:
 
     def add(self, path: str, stat: Stat) -> int:
         """Add a file and return its number."""
-        etag = stat.etag if isinstance(stat, ObjectStat) else ""
+        etag = stat.etag if isinstance(stat, FileInfo) else ""
         return self._append(path, (stat.st_size, stat.st_mtime_ns, inode_of(stat)), etag)
 
     def _append(self, path: str, stat: tuple[int, int, int], etag: str = "") -> int:
@@ -317,7 +309,7 @@ class FileSetBuilder:
         return self._count - 1
 
     def add_bundle(self, path: str, members: list[tuple[str, str, Stat]]) -> int:
-        """Add a folder as one value: (name inside, path, stat) of each of its files."""
+        """Add a folder as one value: (name in the folder, path, stat) of each of its files."""
         numbers = tuple(self.add(member, stat) for _, member, stat in members)
         size = tar_size([(name, stat.st_size) for name, _, stat in members])
         newest = max((stat.st_mtime_ns for _, _, stat in members), default=0)
@@ -346,22 +338,22 @@ class RangeSetBuilder:
 
     def __init__(self) -> None:
         self._containers = FileSetBuilder("")
-        self._remotes: dict[int, RemoteObject] = {}
+        self._remotes: dict[int, RemoteFile] = {}
         self._promised: list[int | None] = []
         self._paths: list[pa.Array] = []
-        self._places: list[tuple[Ints, Ints, Ints]] = []
-        self._pieces: list[Pieces] = []
-        self._pieced = 0
+        self._values: list[tuple[Ints, Ints, Ints]] = []
+        self._columns: list[Segments] = []
+        self._segmented = 0
         self._count = 0
 
-    def container(self, path: str, stat: Stat, remote: RemoteObject | None = None) -> int:
-        """Add a file that holds values or is one, by its absolute path or its address."""
+    def container(self, path: str, stat: Stat, remote: RemoteFile | None = None) -> int:
+        """Add a container, or a file that is a value, by its absolute path or its address."""
         number = self._containers.add(path, stat)
         if remote is not None:
             self._remotes[number] = remote
         return number
 
-    def add_container(self, path: str, files: FileSet, number: int, remote: RemoteObject | None) -> int:
+    def add_container(self, path: str, files: FileSet, number: int, remote: RemoteFile | None) -> int:
         """Add a container of another set."""
         stat = (int(files.sizes[number]), int(files.mtimes_ns[number]), int(files.inodes[number]))
         added = self._containers._append(path, stat)
@@ -370,83 +362,81 @@ class RangeSetBuilder:
         return added
 
     def promised(self) -> int:
-        """What stands for a container that is being written, and is `kept` when it is whole."""
+        """Return a number for a container that is being written; `keep` adds it when it is complete."""
         self._promised.append(None)
         return NO_CONTENT - len(self._promised)
 
     def keep(self, promise: int, path: str, stat: Stat) -> None:
         self._promised[NO_CONTENT - promise - 1] = self.container(path, stat)
 
-    def add(self, paths: pa.Array, holders: Ints, starts: Ints, sizes: Ints, pieces: Pieces | None = None) -> Ints:
-        """Add values by what is published as their paths and where they lie; their numbers.
+    def add(self, paths: pa.Array, holders: Ints, starts: Ints, sizes: Ints, segments: Segments | None = None) -> Ints:
+        """Add values by their published paths and their ranges; return their numbers.
 
-        A start below zero means one of `pieces`, as in Ranges.
+        A start below zero means one of `segments`, as in Ranges.
         """
         first = self._count
         self._count += len(paths)
         self._paths.append(paths.cast(pa.large_string()))
-        if pieces is not None and len(pieces.edges) > 1:
-            starts = np.where(starts < 0, starts - self._pieced, starts)
-            self._pieced += len(pieces.edges) - 1
-            self._pieces.append(pieces)
-        self._places.append((holders.astype(np.int32), starts, sizes))
+        if segments is not None and len(segments.edges) > 1:
+            starts = np.where(starts < 0, starts - self._segmented, starts)
+            self._segmented += len(segments.edges) - 1
+            self._columns.append(segments)
+        self._values.append((holders.astype(np.int32), starts, sizes))
         return np.arange(first, self._count, dtype=np.int64)
 
     def finish(self) -> FileSet:
         none = np.zeros(0, np.int64)
-        self._places.append((none.astype(np.int32), none, none))
-        holders, starts, sizes = (np.concatenate(parts) for parts in zip(*self._places, strict=True))
+        self._values.append((none.astype(np.int32), none, none))
+        holders, starts, sizes = (np.concatenate(parts) for parts in zip(*self._values, strict=True))
         for number, container in enumerate(self._promised):
             if container is not None:
                 holders[holders == NO_CONTENT - number - 1] = container
         paths = pa.concat_arrays([pa.array([], pa.large_string()), *self._paths])
-        # Dates and inodes are kept once for each container; a view of one zero stands for those of the values.
+        # Dates and inodes are kept once per container; those of the values are views of one zero.
         unused = np.broadcast_to(np.zeros(1, np.int64), len(sizes))
         containers = replace(self._containers.finish(), holding=True, remotes=self._remotes)
-        ranges = Ranges(containers, holders, starts, _joined(self._pieces))
+        ranges = Ranges(containers, holders, starts, _concatenate(self._columns))
         return FileSet("/", paths, sizes, unused, unused, ranges=ranges)
 
 
 def join_sets(sets: Sequence[FileSet]) -> FileSet:
-    """Several sets as one, in order: the numbers of each follow those of the ones before."""
+    """Concatenate sets: the numbers of each follow those of the previous ones."""
     builder = RangeSetBuilder()
     for files in sets:
         if files.bundles:
             raise SourceError("Folders that are packed as one value cannot be joined with another source.")
-        kept = files.on_disk
+        opened = files.on_disk
         numbers = []
-        for number in range(len(kept)):
-            path = kept.full_path(number)
-            remote = kept.remotes.get(number)
-            if kept.bucket is not None:
-                etag = "" if kept.etags is None else str(kept.etags[number].as_py())
-                remote = RemoteObject(kept.bucket, kept.bucket.key(kept.path(number)), etag)
+        for number in range(len(opened)):
+            path = opened.full_path(number)
+            remote = opened.remotes.get(number)
+            if opened.bucket is not None:
+                etag = "" if opened.etags is None else str(opened.etags[number].as_py())
+                remote = RemoteFile(opened.bucket, opened.path(number), int(opened.sizes[number]), etag)
             elif remote is None:
                 path = path if path.startswith("/") else os.path.abspath(path)
-            numbers.append(builder.add_container(path, kept, number, remote))
-        places = np.array([*numbers, NO_CONTENT], np.int64)  # so that NO_CONTENT, the last, stays what it is
+            numbers.append(builder.add_container(path, opened, number, remote))
+        holders = np.array([*numbers, NO_CONTENT], np.int64)  # NO_CONTENT, -1, refers to the last
         if files.ranges is None:
-            starts = np.zeros(len(files), np.int64)
-            builder.add(files.paths, places[:-1], starts, files.sizes)
+            builder.add(files.paths, holders[:-1], np.zeros(len(files), np.int64), files.sizes)
         else:
-            builder.add(
-                files.paths, places[files.ranges.holders], files.ranges.starts, files.sizes, files.ranges.pieces
-            )
+            ranges = files.ranges
+            builder.add(files.paths, holders[ranges.holders], ranges.starts, files.sizes, ranges.segments)
     return builder.finish()
 
 
-def _joined(several: list[Pieces]) -> Pieces | None:
-    """The pieces of columns that were added one after the other."""
-    if not several:
+def _concatenate(columns: list[Segments]) -> Segments | None:
+    """Return the segments of columns that were added one after the other."""
+    if not columns:
         return None
     edges, before = [np.zeros(1, np.int64)], 0
-    for pieces in several:
-        edges.append(pieces.edges[1:] + before)
-        before += len(pieces.starts)
-    starts, sizes = ([getattr(pieces, name) for pieces in several] for name in ("starts", "sizes"))
-    return Pieces(np.concatenate(edges), np.concatenate(starts), np.concatenate(sizes))
+    for column in columns:
+        edges.append(column.edges[1:] + before)
+        before += len(column.starts)
+    starts, sizes = ([getattr(column, name) for column in columns] for name in ("starts", "sizes"))
+    return Segments(np.concatenate(edges), np.concatenate(starts), np.concatenate(sizes))
 
 
 def inode_of(stat: Stat) -> int:
-    """As it is kept in a FileSet."""
+    """Return the inode as a FileSet keeps it."""
     return stat.st_ino & 0x7FFF_FFFF_FFFF_FFFF  # some network file systems use all 64 bits

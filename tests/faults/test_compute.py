@@ -274,12 +274,12 @@ def test_errors_about_memory_in_python_name_the_limit_and_what_keeps_memory(work
         [sys.executable, "program.py"], cwd=work, env=environment, capture_output=True, text=True, check=True
     )
     leak, row, small = done.stdout.splitlines()
-    assert leak.startswith("The function keeps memory: its worker held ")
+    assert leak.startswith("The function keeps memory: its worker used ")
     assert "does not fit" not in leak
     assert "release what it keeps" in leak
     assert row.startswith("The row rows.jsonl, row 0 (byte 0) (unit 0) does not fit: ")
     for said in (leak, row):
         assert "reached the limit of 400 MB" in said
         assert said.endswith("| 400000000")
-    assert small.startswith("10.0 MB of memory is too little: brim itself takes ")
+    assert small.startswith("10.0 MB of memory is too little: brim itself needs ")
     assert re.search(r"Try memory='?\d+[MG]B", small), small

@@ -13,8 +13,7 @@ import pytest
 import brim
 from brim.errors import BrimError
 from brim.plans.fingerprint import digest_json
-from brim.state.atomic_files import record_line
-from brim.state.record_log import records_of
+from brim.state.record_log import record_line, records_of
 from tests.conftest import write_files
 
 

@@ -33,8 +33,8 @@ def test_full_in_the_middle(many_files: Callable[..., Path], small_disk: Path) -
     source, out = many_files(6, size=1_000_000), small_disk / "out"
     code = (
         "import sys; sys.argv = ['brim', *sys.argv[1:]]\n"
-        "from brim.stores.folder_store import FolderStore\n"
-        "FolderStore.free_bytes = lambda self: None\n"  # as on file systems that do not say
+        "from brim.jobs.files_destination import FilesDestination\n"
+        "FilesDestination.free_bytes = lambda self: None\n"  # as on file systems that do not say
         "from brim.cli import main; main()\n"
     )
     (small_disk / "ballast").write_bytes(bytes(4_500_000))

@@ -136,9 +136,9 @@ def test_ledger_tells_planned_names_from_others(tmp_path: Path) -> None:
     names = [f"data/train-{number:05d}-of-00003.parquet" for number in range(3)]
     ledger.begin(JobRecord("f" * 64, {}, {}), names)
     foreign = ["data/train-00003-of-00003.parquet", "data/train-00000-of-00002.parquet", "data/x.parquet"]
-    assert Ledger(tmp_path).planned([*names, *foreign]) == names
+    assert Ledger(tmp_path).planned_names([*names, *foreign]) == names
     ledger.finish([])
-    assert Ledger(tmp_path).planned(names) == []
+    assert Ledger(tmp_path).planned_names(names) == []
 
 
 @pytest.mark.parametrize("place", ["folder", "bucket"], indirect=True)

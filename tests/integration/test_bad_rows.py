@@ -265,7 +265,7 @@ def test_map_says_how_many_batches_are_left_out_after_a_resume(map_work: Path) -
     texts = [f"{n} FAIL" if n in (700, 2_499) else f"{n} " + "x" * 100 for n in range(2_500)]
     write_texts(map_work / "rows.jsonl", texts)
     command = map_words("--fn", "steps.py:halve", "--on-error", "skip", "--unit-size", "130KB")
-    die = "import os; from brim.jobs.compute import Computing; Computing._finish = lambda *_: os._exit(9)"
+    die = "import os; from brim.jobs.compute import ComputeRun; ComputeRun._finish = lambda *_: os._exit(9)"
     forked(*command, cwd=map_work, before=die, check=9)
     said = " ".join(forked(*command, cwd=map_work).stdout.split())
     lost = 2_500 - pq.read_table(map_work / "out" / "data").num_rows

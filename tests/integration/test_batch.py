@@ -20,12 +20,13 @@ import pytest
 import brim as library
 from brim.errors import DestinationError, InputError, PlanMismatchError, SourceChangedError, SourceError
 from brim.jobs.plan_storage import Part, PartReceipts, divide
-from brim.jobs.saved_build import SavedBuild, SavedSettings, job_facts
+from brim.jobs.publish_options import PublishOptions
+from brim.jobs.saved_plans import SavedBuild, SavedSettings, job_facts
 from brim.plans.plan import Plan
 from brim.plans.saved_plan import load_plan, save_plan
 from brim.plans.shard_bytes import splice_of
 from brim.state.ledger import Ledger
-from brim.stores.destination import PublishOptions
+from brim.storage.location import folder_location
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.hub import TestHub
 from tests.places import BucketPlace, FolderPlace, listing, run
@@ -315,7 +316,7 @@ def test_plans_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_no_token_in_a_plan(tmp_path: Path) -> None:
     """How it is published travels with the plan; who may do it does not."""
-    told = job_facts(tmp_path, PublishOptions(config="one", token="hf_secret"), update=True)
+    told = job_facts(folder_location(tmp_path), PublishOptions(config="one", token="hf_secret"), update=True)
     assert "hf_secret" not in json.dumps(told)
     assert PublishOptions.from_record(told["hub"]) == PublishOptions(config="one")
 

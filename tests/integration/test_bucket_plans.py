@@ -14,7 +14,7 @@ import brim as library
 from brim.errors import DestinationError, InputError, VerificationError
 from brim.formats.card import write_unfinished_card
 from brim.jobs.plan_storage import Part, open_place
-from brim.jobs.saved_build import SavedBuild, SavedSettings
+from brim.jobs.saved_plans import SavedBuild, SavedSettings
 from brim.storage.location import Access
 from tests.conftest import brim, random_bytes, write_files
 from tests.places import BucketPlace, run, start

@@ -306,10 +306,10 @@ def test_source_and_destination_may_nest(many_files: Callable[..., Path], tmp_pa
 DEAF = """
 import hashlib
 import threading
-from brim.state.stop import hear_all_signals, heard_at_once
+from brim.state.stop import handle_all_signals, stopping_at_once
 
-hear_all_signals()
-with heard_at_once():
+handle_all_signals()
+with stopping_at_once():
     threading.Timer(0.5, print, ["busy"], {"flush": True}).start()  # when the library has begun
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 400_000_000)
 """

@@ -19,8 +19,8 @@ import pytest
 
 import brim
 from brim.errors import VerificationError
-from brim.state.atomic_files import record_line
 from brim.state.ledger import Ledger
+from brim.state.record_log import record_line
 from tests.generators import Layout
 from tests.generators.aomic import make_aomic
 from tests.hub import TestHub

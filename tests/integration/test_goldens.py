@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from brim.memory.meter import boot_id
-from brim.state.atomic_files import record_line
-from brim.state.record_log import records_of
+from brim.state.record_log import record_line, records_of
 from tests.conftest import started as interpreted
 from tests.forked import brim
 from tests.goldens import cases, hub_state

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 import brim as library
 from brim.errors import BrimError, InputError, VerificationError
 from brim.safe_names import is_file_name, path_below, stays_below
-from brim.state.atomic_files import record_line
 from brim.state.ledger import Ledger
+from brim.state.record_log import record_line
 from tests.forked import brim
 from tests.hub import TestHub
 from tests.publishing import DEST, REPO, Machine, put_by_hand

@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks.peak import measure
 from brim.errors import InputError
-from brim.storage.location import is_bucket_address, is_web_address, parse_bucket_address, parse_object_address
-from brim.storage.xet import PIECE_BYTES
+from brim.storage.location import is_dataset_address, is_object_address, parse_location, split_address
+from brim.storage.xet import SEGMENT_BYTES
 from tests.conftest import random_bytes, tree_digest, write_files
 from tests.forked import Process, brim
 from tests.generators.small_jobs import MODEL, TOKENIZER
@@ -224,7 +224,7 @@ def test_files_there_as_source(place: HubBucketPlace, source: Path, tmp_path: Pa
 @pytest.mark.parametrize("to", ["hf://buckets/ada/things/x", "hf://datasets/ada/data"])
 def test_in_pieces(place: HubBucketPlace, tmp_path: Path, to: str) -> None:
     """By Xet, with the usual settings: a large shard is one object, its bytes go once, and 150 MB are enough."""
-    size, each = 8 * PIECE_BYTES, 4 * PIECE_BYTES
+    size, each = 8 * SEGMENT_BYTES, 4 * SEGMENT_BYTES
     source = write_files(tmp_path / "large", {f"{n}.bin": random_bytes(each, n) for n in range(2)})
     via = ["--via", "xet"] if "datasets" in to else []
     done = measure(
@@ -269,20 +269,19 @@ def test_no_such_bucket(place: HubBucketPlace, tmp_path: Path) -> None:
 
 def test_addresses() -> None:
     """A bucket of the Hub is a bucket like others; a repository is none."""
-    found = parse_bucket_address("hf://buckets/me/mine/a/b/")
-    assert (str(found), found.bucket, found.prefix, found.on_hub) == (
+    found = parse_location("hf://buckets/me/mine/a/b/")
+    assert (str(found), found.container, found.prefix, found.is_hub_bucket) == (
         "hf://buckets/me/mine/a/b",
         "buckets/me/mine",
         "a/b",
         True,
     )
     assert (
-        str(parse_object_address("hf://buckets/me/mine/a b.txt", found.access).below("c"))
-        == "hf://buckets/me/mine/a b.txt/c"
+        str(split_address("hf://buckets/me/mine/a b.txt", found.access).child("c")) == "hf://buckets/me/mine/a b.txt/c"
     )
-    assert is_bucket_address("hf://buckets/me/mine")
-    assert not is_web_address("hf://buckets/me/mine")
-    assert not is_bucket_address("hf://datasets/me/mine")
+    assert is_object_address("hf://buckets/me/mine")
+    assert not is_dataset_address("hf://buckets/me/mine")
+    assert not is_object_address("hf://datasets/me/mine")
     for wrong in (
         "hf://buckets/me",
         "hf://buckets/",
@@ -291,4 +290,4 @@ def test_addresses() -> None:
         "hf://buckets/me/a/../b",
     ):
         with pytest.raises(InputError):
-            parse_bucket_address(f"hf://buckets/{wrong}")
+            parse_location(f"hf://buckets/{wrong}")

@@ -116,11 +116,11 @@ def test_workers_of_embed(tmp_path: Path, source: Path) -> None:
 
 def test_a_worker_that_waits(tmp_path: Path) -> None:
     """One that is started before there is a job has loaded brim and Arrow, and no step but the one it is for."""
-    from brim.execution.worker_process import _ALSO, _MODULES
+    from brim.execution.worker_process import _MODULES, _STEP_MODULES
 
     for step in ("map_step", "tokenize_step", "embed_step"):
         name = f"brim.compute.steps.{step}"
-        code = f"import sys, importlib\nfor name in {(*_MODULES, name, *_ALSO.get(name, ()))!r}:\n"
+        code = f"import sys, importlib\nfor name in {(*_MODULES, name, *_STEP_MODULES.get(name, ()))!r}:\n"
         code += "    importlib.import_module(name)\nprint(*sys.modules)"
         said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
         modules = set(said.stdout.split())

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 import brim
-from brim.jobs.caches import list_caches
+from brim.jobs.cache_entries import list_caches
 from brim.state.lock import locked
 from tests.conftest import brim as run_brim
 from tests.conftest import tree_digest

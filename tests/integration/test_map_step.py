@@ -23,7 +23,7 @@ from brim.compute.steps.map_step import MapStep
 from brim.compute.steps.row_features import is_plain, merge_features, tagged
 from brim.compute.steps.step import BadRow, Batch
 from brim.errors import InputError, VerificationError
-from brim.jobs.caches import open_dataset
+from brim.jobs.cache_entries import open_dataset
 from tests.integration.map_cases import BATCH_CASES, ROW_CASES, Case, matrices, plain
 
 datasets.disable_progress_bars()
@@ -349,7 +349,7 @@ MAPPED = """
 import sys, json
 from pathlib import Path
 import datasets, pyarrow as pa
-from brim.jobs.caches import open_dataset
+from brim.jobs.cache_entries import open_dataset
 def anonymous():
     return int(next(l for l in open("/proc/self/status") if l.startswith("RssAnon")).split()[1]) // 1000
 files = sorted(Path(sys.argv[1]).glob("*.arrow"))

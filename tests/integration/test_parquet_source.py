@@ -206,7 +206,7 @@ def test_media_stay_in_the_file(tmp_path: Path) -> None:
         assert found.files.on_disk.paths.to_pylist() == [str(tmp_path / "a.parquet")]
         assert not found.held
         assert found.files.ranges is not None
-        assert found.files.ranges.pieces is not None
+        assert found.files.ranges.segments is not None
         assert rows_of(found) == table.to_pylist()
 
 

@@ -82,10 +82,9 @@ def make(device):
 # brim with less patience.
 HASTY = """
 from brim.cli import main
-from brim.execution import ray_cluster
-from brim.execution import ray_monitors as ray_gauges
+from brim.execution import ray_cluster, ray_monitors
 
-ray_cluster._HEAD_S = ray_gauges._LATE_S = 1.0
+ray_cluster._HEAD_S = ray_monitors._LATE_S = 1.0
 main()
 """
 HOG = """
@@ -254,7 +253,7 @@ def test_map_loses_a_worker_and_a_node(cluster: TestCluster, work: Path, tmp_pat
     with cluster.node() as third:
         running = Run("map", "rows.jsonl", tmp_path / "out", *words, *cluster.options, cwd=work)
         running.until_shards(1)
-        until(lambda: cluster.kill_worker(third, "do_unit"))
+        until(lambda: cluster.kill_worker(third, "run_task"))
         running.until_shards(len(running.shards) + 3)
         cluster.kill(third)
         done = running.end()
@@ -288,7 +287,7 @@ def test_a_node_a_worker_and_the_driver_are_lost(
     with cluster.node() as third:
         running = Run(*command, cwd=work, environment=environment)
         running.until_shards(2)
-        until(lambda: cluster.kill_worker(third, "do_unit"))
+        until(lambda: cluster.kill_worker(third, "run_task"))
         running.until_shards(8)
         cluster.kill(third)
         running.until_shards(len(running.shards) + 4)
@@ -298,7 +297,7 @@ def test_a_node_a_worker_and_the_driver_are_lost(
     done = again.end()
     assert 0 < done["computed"] < done["units"]
     if verb == "tokenize":  # vectors are joined in a moment, which may have been missed
-        assert any("put the units together was lost" in note for note in again.notes)
+        assert any("finished the units was lost" in note for note in again.notes)
     brim(name, "many.jsonl", tmp_path / "local" / target, *words, "--unit-size", UNIT, "--quiet", cwd=work)
     local = FolderPlace(tmp_path / "local").content()
     made = FolderPlace(tmp_path).content() if shared else there.content()
@@ -331,7 +330,7 @@ def test_build_loses_a_node(
         running = Run("build", source, DEST, "--rows-per-shard", "1", *cluster.options, cwd=tmp_path,
                       environment=machine.environment)  # fmt: skip
         running.until_shards(2)
-        until(lambda: cluster.kill_worker(third, "carry"))
+        until(lambda: cluster.kill_worker(third, "run_task"))
         running.until_shards(6)
         cluster.kill(third)
         running.end()
@@ -350,7 +349,7 @@ def test_the_driver_is_stopped_and_killed(
     first = Run(*words, cwd=tmp_path, environment=machine.environment)
     first.until_shards(3)
     maps: list[str] = []
-    until(lambda: maps.extend(cluster.maps("carry")) or any("/pyarrow/" in one for one in maps))
+    until(lambda: maps.extend(cluster.maps("run_task")) or any("/pyarrow/" in one for one in maps))
     assert not any("/pandas/" in one for one in maps)
     first.stop()
     assert first.end(6)["error"] == "Stopped"
@@ -381,11 +380,11 @@ def test_memory(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
     assert "does not fit" in too_much.events[-1]["message"]
     assert "The batch of 50 rows" in too_much.events[-1]["message"]
     none = run("build", work, tmp_path / "none", "--memory", "100MB", *cluster.options, cwd=work, code=4)
-    assert "A task of Ray takes about" in none.events[-1]["message"]
+    assert "A Ray task needs about" in none.events[-1]["message"]
     assert not (tmp_path / "none").exists()
     sending = ("hf://datasets/ada/none", "--via", "xet", "--memory", "230MB", "--state", tmp_path / "state")
     late = run("map", "rows.jsonl", *sending, "--fn", "functions.py:slow", *cluster.options, cwd=work, code=4)
-    assert "A task of Ray takes about" in late.events[-1]["message"]
+    assert "A Ray task needs about" in late.events[-1]["message"]
     assert not late.shards  # said before units are computed, and not after
 
 
@@ -405,7 +404,7 @@ def test_memory_monitor(many_files: Callable[..., Path], tmp_path: Path) -> None
     with cluster_of(1, memory_usage_threshold=0.001, memory_monitor_refresh_ms=100) as full:
         done = run("build", many_files(2), tmp_path / "out", *full.options, cwd=tmp_path, code=4)
     assert any("trying it with a node to itself" in note for note in done.notes)
-    assert "stopped by Ray for want of memory, with a node to itself" in done.events[-1]["message"]
+    assert "was stopped by Ray because its memory was full, with a node to itself" in done.events[-1]["message"]
 
 
 def test_nodes_that_cannot_work(
@@ -455,7 +454,7 @@ def test_a_port_of_something_else(many_files: Callable[..., Path], tmp_path: Pat
         words = ("--engine", "ray", "--address", f"127.0.0.1:{server.server_port}")
         said = brim("build", many_files(1), tmp_path / "out", *words, check=2).stderr
         server.shutdown()
-    assert "what answers there is not Ray's head" in said
+    assert "is not the head of a Ray cluster" in said
 
 
 @pytest.mark.parametrize(

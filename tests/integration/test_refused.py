@@ -138,19 +138,21 @@ def test_reports_logs_and_plans_replace_nothing_else(home: Path, words: str) -> 
 
 def test_a_busy_destination_is_left_to_who_has_it(home: Path) -> None:
     """Whoever does not get the lock of a new destination takes nothing of it away."""
+    from brim.jobs.destination_paths import dataset_paths
+    from brim.jobs.job_lock import CreatedFolders, make_folders
+    from brim.jobs.publish_options import PublishOptions
     from brim.state.lock import locked
-    from brim.stores.destination import Footprints, make_state
-    from brim.stores.folder_store import make_folder
+    from brim.storage.location import folder_location
 
     dest = home / "DEST"
-    late = Footprints(dest, dest / ".brim")  # looks before the other has made anything
-    make_folder(dest)
-    make_state(dest, dest / ".brim")
+    paths = dataset_paths(folder_location(dest), None, PublishOptions())
+    late = CreatedFolders(paths)  # looks before the other has made anything
+    make_folders(paths)
     with locked(dest / ".brim"):
         before = everything(dest)
         with pytest.raises(DestinationError, match="Another brim"):
             brim.build(home / "files", dest)
-        late.sweep()
+        late.remove_empty()
         assert {*before} - {*everything(dest)} <= {"data"}  # which is made again by who needs it
 
 
@@ -219,11 +221,11 @@ def test_a_waiting_stop_file_is_refused_before_a_source_is_read(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     for call in calls:
-        with pytest.raises(InputError, match=r"The stop file .*asked.* is there already"):
+        with pytest.raises(InputError, match=r"The stop file .*asked.* already exists"):
             call("new", stop_file=asked)
-        with pytest.raises(InputError, match=r"The stop file .*out.*stop.* is there already"):
+        with pytest.raises(InputError, match=r"The stop file .*out.*stop.* already exists"):
             call("out")
-    with pytest.raises(InputError, match=r"The stop file .*v\.npy\.brim.* is there already"):
+    with pytest.raises(InputError, match=r"The stop file .*v\.npy\.brim.* already exists"):
         calls[-1]("v.npy")
     with pytest.raises(InputError, match="asked"):
         brim.open_plan("none.plan", stop_file=asked)

@@ -288,6 +288,7 @@ def test_what_cannot_be_read(places: Places, monkeypatch: pytest.MonkeyPatch) ->
         open_rows(f"{places.address}/jsonl", RowOptions(access=Access(anonymous=True)))
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
+    monkeypatch.delitem(sys.modules, "brim.storage.objects", raising=False)
     with pytest.raises(MissingDependencyError, match=r"pip install .*obstore"):
         open_rows(f"{places.address}/jsonl", RowOptions(access=Access("http://127.0.0.1:1")))
 

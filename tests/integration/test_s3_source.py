@@ -32,8 +32,9 @@ from brim.plans.plan import make_plan
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
-from brim.storage.location import Access, parse_bucket_address
-from brim.storage.reading import PIECE_BYTES, ObjectPiece, as_they_come, cut
+from brim.storage.location import Access, parse_location
+from brim.storage.reading import RANGE_BYTES, RangeStream, RemoteFile
+from brim.storage.storage import ByteRange
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.generators import bids
 from tests.hub import TestHub
@@ -360,6 +361,7 @@ class TestErrors:
     def test_no_obstore(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("obstore", "obstore.store"):
             monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.delitem(sys.modules, "brim.storage.objects", raising=False)
         with pytest.raises(MissingDependencyError, match=r"pip install 'obstore>="):
             library.files("s3://some-bucket-without-a-store/x")
 
@@ -415,23 +417,24 @@ class TestFaults:
 def test_large_objects_come_in_pieces(bucket: Bucket, s3_proxy: FaultProxy) -> None:
     """What is handed on says where it lies, is never much, and is right although the line was cut in the middle."""
     large, small = random_bytes(10_000_001, 1), b"0123456789"
-    where = parse_bucket_address(bucket.put({"large.bin": large, "small.bin": small}), Access(s3_proxy.endpoint))
+    where = parse_location(bucket.put({"large.bin": large, "small.bin": small}), Access(s3_proxy.endpoint))
     rule: Any = s3_proxy.cut(after_bytes=3_000_000, times=2, method="GET", contains="large.bin")
-    pieces = [*cut(where.key("large.bin"), 5, len(large), None), ObjectPiece(where.key("small.bin"), 2, 10)]
-    given = [(piece, bytes(data)) for piece, data in as_they_come(where, pieces)]
+    file = RemoteFile(where, "large.bin", len(large), "")
+    ranges = [*file.ranges(5, len(large)), ByteRange("small.bin", 2, 10)]
+    given = [(one, bytes(data)) for one, data in RangeStream(where, ranges)]
     assert rule.fired
     assert b"".join(data for _, data in given) == large[5:] + small[2:]
-    for piece, data in given:
-        assert data == (large if piece.key.endswith("large.bin") else small)[piece.start : piece.stop]
-    assert [len(data) for _, data in given[:2]] == [PIECE_BYTES - 5, PIECE_BYTES]
+    for one, data in given:
+        assert data == (large if one.name == "large.bin" else small)[one.start : one.stop]
+    assert [len(data) for _, data in given[:2]] == [RANGE_BYTES - 5, RANGE_BYTES]
     assert len(given) == 4
 
 
 def test_a_piece_is_held_by_whoever_took_it(bucket: Bucket) -> None:
     """While the next one is waited for, nobody else holds the last: a build would take the memory of one more."""
-    data = random_bytes(3 * PIECE_BYTES, 1)
-    where = parse_bucket_address(bucket.put({"large.bin": data}))
-    coming = as_they_come(where, cut(where.key("large.bin"), 0, len(data), None))
+    data = random_bytes(3 * RANGE_BYTES, 1)
+    where = parse_location(bucket.put({"large.bin": data}))
+    coming = RangeStream(where, RemoteFile(where, "large.bin", len(data), "").ranges(0, len(data)))
     _, view = next(coming)
     held = view.obj
     del view
@@ -439,7 +442,7 @@ def test_a_piece_is_held_by_whoever_took_it(bucket: Bucket) -> None:
     while sys.getrefcount(held) > 2 and time.monotonic() < until:  # the thread of the requests may still be in its turn
         time.sleep(0.01)
     assert sys.getrefcount(held) == 2
-    assert sum(len(rest) for _, rest in coming) == 2 * PIECE_BYTES
+    assert sum(len(rest) for _, rest in coming) == 2 * RANGE_BYTES
 
 
 def test_threads_of_requests_share_one_heap(bucket: Bucket) -> None:

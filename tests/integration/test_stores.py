@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from brim.storage.lease import Lease
-from brim.storage.location import parse_bucket_address
+from brim.storage.location import parse_location
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.places import FolderPlace, Listing, listing, run, start
 from tests.stores.servers import ALL, BUCKET, RunningStore
@@ -60,13 +60,13 @@ class StorePlace:
     def _client(self) -> tuple[object, object]:
         import obstore
 
-        from brim.storage.location import parse_bucket_address
+        from brim.storage.location import parse_location
         from brim.storage.objects import store_of
 
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.store.environment.items():
                 patch.setenv(name, value)
-            return store_of(parse_bucket_address(self.address)), obstore
+            return store_of(parse_location(self.address)), obstore
 
 
 def stores() -> list[str]:
@@ -166,7 +166,7 @@ class TestEveryStore:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in place.store.environment.items():
                 patch.setenv(name, value)
-            lease = Lease(parse_bucket_address(place.address), "somebody else", lambda text: None)
+            lease = Lease(parse_location(place.address), "somebody else", lambda text: None)
             lease.take(lambda: None)
             try:
                 done = run(place, "build", source, place.address, *SHARDS, check=2)

@@ -15,7 +15,7 @@ import yaml
 
 import brim as api
 from brim.errors import VerificationError
-from brim.state.atomic_files import record_line, record_of
+from brim.state.record_log import record_line, record_of
 from tests.conftest import random_bytes, write_files
 from tests.forked import brim
 from tests.hub import TestHub

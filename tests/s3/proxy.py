@@ -29,7 +29,15 @@ _REFUSAL = (
     b'<?xml version="1.0" encoding="UTF-8"?>\n'
     b"<Error><Code>%s</Code><Message>Please reduce your request rate.</Message></Error>"
 )
-_CODES = {500: b"InternalError", 503: b"SlowDown", 403: b"AccessDenied", 400: b"RequestTimeout"}
+_CODES = {
+    400: b"RequestTimeout",
+    401: b"InvalidToken",
+    403: b"AccessDenied",
+    404: b"NoSuchKey",
+    412: b"PreconditionFailed",
+    500: b"InternalError",
+    503: b"SlowDown",
+}
 
 
 class _Cut(ConnectionError):

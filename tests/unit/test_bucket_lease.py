@@ -20,6 +20,7 @@ from brim.storage import objects
 from brim.storage.lease import Lease
 from brim.storage.location import Location
 from brim.storage.objects import ObjectStorage, translate
+from brim.storage.storage import ANY_VERSION, FileInfo
 
 PLACE = Location("s3", "bucket", "some/where")
 KEY = "some/where/.brim/lock"
@@ -137,7 +138,7 @@ def test_two_that_wait_for_the_same_place(bucket: Bucket) -> None:
     bucket.while_asleep.append(lambda: bucket.put(b'{"owner": "first"}'))
     with pytest.raises(DestinationError):
         bucket.lease().take(bucket.check)
-    assert first._held is None
+    assert first._version is None
 
 
 @pytest.mark.parametrize("data", [b"", b"no json", b"[1]", b'{"who": 1}'])
@@ -153,7 +154,7 @@ def test_an_object_of_somebody_else_is_waited_for(bucket: Bucket, data: bytes) -
 def test_an_object_that_changes_before_it_is_taken_over(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it is looked at once more."""
     bucket.put(b'{"owner": "me"}')
-    plain, reads = bucket_lease.read_small, [0]
+    plain, reads = bucket_lease.read_file, [0]
 
     def read(*arguments: Any, **options: Any) -> Any:
         found = plain(*arguments, **options)
@@ -162,7 +163,7 @@ def test_an_object_that_changes_before_it_is_taken_over(bucket: Bucket, monkeypa
             bucket.put(b'{"owner": "me", "again": 1}')
         return found
 
-    monkeypatch.setattr(bucket_lease, "read_small", read)
+    monkeypatch.setattr(bucket_lease, "read_file", read)
     lease = bucket.lease()
     lease.take(bucket.check)
     assert reads == [2]
@@ -175,7 +176,7 @@ def test_a_store_that_says_it_is_not_there(bucket: Bucket, monkeypatch: pytest.M
     lease = bucket.lease()
     lease.take(bucket.check)
     obstore.delete(bucket.store, KEY)
-    monkeypatch.setattr(ObjectStorage, "put_instead", Broken(object_error("NotFoundError", "not there")))
+    break_conditions(monkeypatch, object_error("NotFoundError", "not there"))
     with pytest.raises(DestinationUnavailableError, match="took over"):
         lease.renew()
     lease.release()
@@ -201,7 +202,7 @@ def test_whoever_lost_the_place_is_told(bucket: Bucket, monkeypatch: pytest.Monk
         with pytest.raises(DestinationUnavailableError, match="Another brim took over") as caught:
             call()
         assert caught.value.hint == "Let it end; then run the same command to continue."
-        monkeypatch.setattr(ObjectStorage, "put_instead", Broken(AssertionError("asked again")))
+        break_conditions(monkeypatch, AssertionError("asked again"))
     lease.release()
     assert bucket.body() == {"owner": "other"}
 
@@ -229,13 +230,25 @@ def test_a_lost_answer_to_a_renewal_is_no_loss(bucket: Bucket) -> None:
 
 
 class Broken:
-    """`put_instead` of a store that answers otherwise."""
+    """A method of a store that answers otherwise."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
     def __call__(self, *_: object, **__: object) -> Any:
         raise self.error
+
+
+def break_conditions(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Have writes under a condition fail, and no others."""
+    put_bytes = ObjectStorage.put_bytes
+
+    def put(self: ObjectStorage, name: str, data: bytes, expected: FileInfo | None = ANY_VERSION) -> FileInfo:
+        if expected is not ANY_VERSION:
+            raise error
+        return put_bytes(self, name, data)
+
+    monkeypatch.setattr(ObjectStorage, "put_bytes", put)
 
 
 def object_error(kind: str, text: str) -> Exception:
@@ -250,7 +263,7 @@ def object_error(kind: str, text: str) -> Exception:
 )
 def unguarded(request: pytest.FixtureRequest, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A store that knows no conditions."""
-    monkeypatch.setattr(ObjectStorage, "put_instead", Broken(request.param))
+    break_conditions(monkeypatch, request.param)
     return bucket
 
 
@@ -291,9 +304,9 @@ def test_without_conditions_the_last_who_began_stays(unguarded: Bucket, monkeypa
     first, second = unguarded.lease("first"), unguarded.lease("second")
     sent = ObjectStorage.put_bytes
 
-    def slow(*told: Any) -> str:
+    def slow(self: ObjectStorage, name: str, data: bytes, expected: FileInfo | None = ANY_VERSION) -> FileInfo:
+        done = sent(self, name, data, expected)  # an error if there is a condition
         monkeypatch.setattr(ObjectStorage, "put_bytes", sent)
-        done = sent(*told)
         unguarded.put(json.dumps({"owner": "second", "count": 1}).encode())
         return done
 
@@ -319,13 +332,13 @@ def test_other_failures_are_said(
 ) -> None:
     """When the place is taken, when it is taken over and when it is renewed."""
     with monkeypatch.context() as broken:
-        broken.setattr(ObjectStorage, "put_instead", Broken(error))
+        break_conditions(broken, error)
         with pytest.raises(raised) as caught:
             bucket.lease("other").take(bucket.check)
     assert not bucket.notes
     held = bucket.lease()
     held.take(bucket.check)
-    monkeypatch.setattr(ObjectStorage, "put_instead", Broken(error))
+    break_conditions(monkeypatch, error)
     with pytest.raises(type(error)):
         bucket.lease()._take_over(bucket.check)
     with pytest.raises(type(caught.value)):
@@ -362,9 +375,9 @@ def test_it_is_renewed_every_five_seconds_whatever_happens(bucket: Bucket, monke
         renewals[0] += 1
         raise OSError("down")
 
-    monkeypatch.setattr(lease, "_over", SimpleNamespace(wait=wait))
+    monkeypatch.setattr(lease, "_is_over", SimpleNamespace(wait=wait))
     monkeypatch.setattr(lease, "renew", renew)
-    lease._renew_again()
+    lease._renew_regularly()
     assert (waits, renewals) == ([5.0] * 4, [3])
 
 
@@ -393,17 +406,14 @@ def test_renewal_hears_a_stop_while_another_renewal_hangs(bucket: Bucket) -> Non
 
 def test_a_store_that_heeds_no_conditions_is_found_out(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took the object and would take anybody's: from then on it is looked at before it is written."""
-    asked: list[Any] = []
+    put_bytes = ObjectStorage.put_bytes
 
-    def overwritten(*told: Any) -> bool:
-        asked.append(told)
-        bucket.put(b"brim")
-        return False
+    def put(self: ObjectStorage, name: str, data: bytes, expected: FileInfo | None = ANY_VERSION) -> FileInfo:
+        return put_bytes(self, name, data)
 
-    monkeypatch.setattr(bucket_lease, "heeds_conditions", overwritten)
+    monkeypatch.setattr(ObjectStorage, "put_bytes", put)
     lease = bucket.lease()
     lease.take(bucket.check)
-    assert asked == [(PLACE, KEY)]
     assert bucket.body()["owner"] == "me", "what the question has overwritten is written again"
     assert "two runs that begin at the same moment are not kept apart here" in bucket.notes[0]
     bucket.put(b'{"owner": "other"}')
@@ -413,16 +423,21 @@ def test_a_store_that_heeds_no_conditions_is_found_out(bucket: Bucket, monkeypat
     assert bucket.body()["owner"] == "other"
 
 
-def test_a_renewal_that_hangs_is_not_waited_for(bucket: Bucket) -> None:
-    """Longer than one renewal; whoever asks the store once more is told that all is over."""
+def test_a_renewal_that_hangs_is_not_waited_for(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The release waits for one renewal; the renewal ends with it."""
     lease = bucket.lease()
     waited: list[float | None] = []
     lease._thread = SimpleNamespace(join=waited.append)  # type: ignore[assignment]
-    lease._need_more()
-    lease.release()
-    assert waited == [5.0]
-    with pytest.raises(StoppedError):
-        lease._need_more()
+    monkeypatch.setattr(bucket_lease, "RENEW_S", 0.01)
+    with lease._renewing:
+        thread = threading.Thread(target=lease._renew_regularly, daemon=True)
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        lease.release()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert waited == [0.01]
 
 
 def test_a_lock_that_cannot_be_read_is_a_fault_of_the_destination(

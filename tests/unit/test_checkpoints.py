@@ -126,7 +126,7 @@ def test_others_may_go_on_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_lines_of_another_kind_are_passed_over(folder: Path) -> None:
-    from brim.state.atomic_files import record_line
+    from brim.state.record_log import record_line
 
     lines = [{"type": "rows", "rows": "many", "blocks": {}}, {"type": "new"}, {"type": "job", "job": 1}, {"rows": 1}]
     (folder / RECEIPTS).write_bytes(b"".join(map(record_line, lines)))

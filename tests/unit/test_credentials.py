@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from brim.errors import InputError
-from brim.storage.credentials import authorities, aws_endpoint, chosen_profile, known_keys, region_of
+from brim.storage.credentials import authorities, aws_endpoint, find_profile, find_region, known_keys
 from brim.storage.location import Access
-from brim.storage.requests import patience_s
+from brim.storage.storage import patience_s
 
 
 @pytest.fixture(autouse=True)
@@ -31,24 +31,24 @@ def test_environment_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Keys of the environment win over those of a profile; its region and endpoint are taken all the same."""
     keys = "aws_access_key_id = file\naws_secret_access_key = f\n"
     _write(tmp_path, "[default]\nregion = eu-west-1\nendpoint_url = https://s3.example.org/\n", f"[default]\n{keys}")
-    profile = chosen_profile()
+    profile = find_profile()
     assert profile is not None
     assert known_keys(profile) == profile.keys
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "environment")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "e")
-    found = known_keys(chosen_profile())
+    found = known_keys(find_profile())
     assert found is not None
     assert found.access == "environment"
-    assert (region_of(), aws_endpoint(Access())) == ("eu-west-1", "https://s3.example.org")
+    assert (find_region(), aws_endpoint(Access())) == ("eu-west-1", "https://s3.example.org")
 
 
 @pytest.mark.parametrize("says", ["role_arn = arn:x", "sso_start_url = https://x", "credential_process = x"])
 def test_keys_elsewhere(tmp_path: Path, says: str) -> None:
     """A role, single sign-on or a program is asked, also if it is the default profile that says so."""
     _write(tmp_path, f"[default]\n{says}\n")
-    profile = chosen_profile()
+    profile = find_profile()
     assert profile is not None
-    assert profile.elsewhere
+    assert profile.has_provider
     assert profile.keys is None
 
 
@@ -56,9 +56,9 @@ def test_nothing_but_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A profile without credentials leaves them to the role of the machine."""
     _write(tmp_path, "[profile lab]\nregion = eu-west-1\n")
     monkeypatch.setenv("AWS_PROFILE", "lab")
-    profile = chosen_profile()
+    profile = find_profile()
     assert profile is not None
-    assert not profile.elsewhere
+    assert not profile.has_provider
     assert known_keys(profile) is None
 
 
@@ -106,5 +106,5 @@ def test_unusable_environment(monkeypatch: pytest.MonkeyPatch, environment: dict
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=says) as caught:
-        (region_of(), patience_s(), authorities(), known_keys(chosen_profile()))
+        (find_region(), patience_s(), authorities(), known_keys(find_profile()))
     assert "s3cret" not in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,20 +12,35 @@ import pytest
 
 import brim
 from brim.compute.outputs.output import RowsOutput
+from brim.compute.outputs.vector_output import VectorOutput
 from brim.compute.rows.open_rows import open_rows
 from brim.compute.steps.map_options import MapStepOptions
 from brim.compute.steps.map_step import MapStep
 from brim.errors import BrimError, DestinationError, InputError
 from brim.file_set import FileSetBuilder
+from brim.jobs.destination_paths import dataset_paths, file_paths
 from brim.jobs.job import Job
-from brim.jobs.saved_build import SavedBuild, SavedSettings
-from brim.jobs.spec import JobSettings, dataset_spec, vector_file_spec
-from brim.storage.location import Access, parse_bucket_address
-from brim.storage.storage import ObjectStat
-from brim.stores.destination import PublishOptions, parse_destination, refuse_source
+from brim.jobs.preflight import ComputePlan, JobSettings
+from brim.jobs.publish_options import PublishOptions
+from brim.jobs.saved_plans import SavedBuild, SavedSettings
+from brim.plans.source_checks import refuse_source
+from brim.storage.destination import parse_destination
+from brim.storage.location import Access, parse_location
+from brim.storage.storage import FileInfo
 from tests.conftest import tree_digest
 
 STEP = MapStep(len, MapStepOptions())
+
+
+def dataset_job(verb: str, rows: Any, destination: Any, how: JobSettings) -> Job:
+    plan = ComputePlan(verb, rows, STEP, RowsOutput(), how.on_error)
+    return Job(plan, dataset_paths(parse_destination(destination), None, how.hub), how)
+
+
+def vector_job(rows: Any, destination: Any, how: JobSettings) -> Job:
+    paths = file_paths(destination, None, how.access)
+    plan = ComputePlan("embed", rows, STEP, VectorOutput(paths.file_names[0], 1000), how.on_error)
+    return Job(plan, paths, how)
 
 
 def test_another_store_is_another_place() -> None:
@@ -44,8 +60,8 @@ def test_nothing_is_computed_from_itself(tmp_path: Path, source: str) -> None:
     (tmp_path / "data" / "a.jsonl").write_text('{"n": 1}\n')
     rows = open_rows(str(tmp_path / source))
     with pytest.raises(DestinationError, match="source itself"):
-        Job(dataset_spec("map", rows, STEP, RowsOutput(), tmp_path, JobSettings(fresh=True)))
-    Job(dataset_spec("map", rows, STEP, RowsOutput(), tmp_path / "out", JobSettings()))
+        dataset_job("map", rows, tmp_path, JobSettings(fresh=True))
+    dataset_job("map", rows, tmp_path / "out", JobSettings())
 
 
 @pytest.fixture
@@ -77,8 +93,8 @@ def test_a_vector_file_is_not_its_source(
     destination = f"{tmp_path}/{spelling}" if absolute else spelling
     for source in ("in/rows.parquet", str(rows), "in", "in/*.parquet", "link.parquet", "folder"):
         with pytest.raises(DestinationError, match="source itself"):
-            Job(vector_file_spec(open_rows(source), STEP, destination, JobSettings(fresh=True)))
-    Job(vector_file_spec(open_rows("in"), STEP, "in/other.parquet", JobSettings()))
+            vector_job(open_rows(source), destination, JobSettings(fresh=True))
+    vector_job(open_rows("in"), "in/other.parquet", JobSettings())
 
 
 @pytest.mark.parametrize("name", ["v.npy.rows.parquet", "v.npy.quarantine.parquet", ".v.npy.brim/units/a.parquet"])
@@ -88,7 +104,7 @@ def test_what_lies_beside_vectors_is_not_the_source(tmp_path: Path, rows: Path, 
     source.parent.mkdir(parents=True, exist_ok=True)
     rows.rename(source)
     with pytest.raises(DestinationError, match="source itself"):
-        Job(vector_file_spec(open_rows(str(source)), STEP, tmp_path / "folder" / "v.npy", JobSettings()))
+        vector_job(open_rows(str(source)), tmp_path / "folder" / "v.npy", JobSettings())
 
 
 @pytest.mark.parametrize("inside", ["out/data", "out/data/deep", "out/.brim/units"])
@@ -106,10 +122,10 @@ def test_a_dataset_takes_no_place_of_its_source(tmp_path: Path, rows: Path, insi
         source = str(there)
     for verb in ("map", "tokenize", "embed"):
         with pytest.raises(DestinationError, match="source itself"):
-            Job(dataset_spec(verb, open_rows(source), STEP, RowsOutput(), tmp_path / "out", JobSettings(fresh=True)))
+            dataset_job(verb, open_rows(source), tmp_path / "out", JobSettings(fresh=True))
     other = JobSettings(hub=PublishOptions(data_dir="elsewhere"))
     if not inside.startswith("out/.brim"):
-        Job(dataset_spec("map", open_rows(source), STEP, RowsOutput(), tmp_path / "out", other))
+        dataset_job("map", open_rows(source), tmp_path / "out", other)
 
 
 def test_build_takes_no_place_of_its_source(tmp_path: Path) -> None:
@@ -156,8 +172,8 @@ def test_nothing_is_unpacked_into_its_dataset(tmp_path: Path) -> None:
 def test_keys_of_a_source_are_not_written(key: str) -> None:
     """In a bucket, by name: a key, or what lies below it; a name that only begins alike is another one."""
     here = Access("http://127.0.0.1:1")
-    names = FileSetBuilder("s3://scans", parse_bucket_address("s3://scans", here))
-    names.add(key, ObjectStat(3, "e"))
+    names = FileSetBuilder("s3://scans", parse_location("s3://scans", here))
+    names.add(key, FileInfo(3, "e"))
     files = names.finish()
     taken = [parse_destination(f"s3://scans/{place}", here) for place in ("lab/v.npy.rows.parquet/", "lab/data")]
     destination = parse_destination("s3://scans/lab", here)

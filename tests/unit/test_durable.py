@@ -15,7 +15,8 @@ import pytest
 import brim
 from brim.compute.outputs.rows_file import HashedFile
 from brim.state import atomic_files as durable
-from brim.state.atomic_files import Outflow, append_line, file_system, write_all
+from brim.state.atomic_files import Outflow, file_system, write_all
+from brim.state.record_log import append_line
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_mounts_are_those_that_psutil_finds() -> None:
     """The file that it reads is read without it."""
     psutil = pytest.importorskip("psutil")
     expected = {disk.mountpoint.rstrip("/"): disk.fstype for disk in psutil.disk_partitions(all=True)}
-    assert durable._mounted("/proc/self/mounts") == expected
+    assert durable._mounted_types("/proc/self/mounts") == expected
 
 
 def test_the_file_system_of_a_folder(tmp_path: Path) -> None:

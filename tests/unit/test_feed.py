@@ -3,15 +3,14 @@ are, which is known when they are gone."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from brim.compute.rows.unit import Unit
-from brim.execution.run_units import Feed
-from brim.execution.worker_messages import At, Whereabouts
+from brim.execution.unit_receipts import Feed
+from brim.execution.worker_messages import RowRange, WorkerPositions
 
 
 def units(count: int, error: Exception | None = None) -> Iterator[Unit]:
@@ -21,28 +20,21 @@ def units(count: int, error: Exception | None = None) -> Iterator[Unit]:
         raise error
 
 
-def wait_for(feed: Feed) -> bool:
-    """The end, without taking anything."""
-    for _ in range(200):
-        if feed.exhausted:
-            return True
-        time.sleep(0.005)
-    return False
-
-
 def take_all(feed: Feed, taken: list[int]) -> None:
-    while not feed.exhausted:
-        if feed.ahead and (unit := feed.take()) is not None:
+    for unit in feed:
+        if unit is not None:
             taken.append(unit.number)
 
 
 def test_the_end_of_nothing() -> None:
-    assert wait_for(Feed(units(0), 1))
+    taken: list[int] = []
+    take_all(Feed(units(0), 1), taken)
+    assert not taken
 
 
 def test_an_error_before_the_first_unit() -> None:
     with pytest.raises(ValueError, match="broken"):
-        wait_for(Feed(units(0, ValueError("broken")), 1))
+        take_all(Feed(units(0, ValueError("broken")), 1), [])
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
@@ -63,15 +55,15 @@ def test_closing_ends_the_thread() -> None:
 
 def test_where_a_worker_is_is_known_when_it_is_gone(tmp_path: Path) -> None:
     """Of its own slot, of the unit that is asked for, and of nothing that was there before it."""
-    ours = Whereabouts(tmp_path / "whereabouts", 3)
-    theirs = Whereabouts(tmp_path / "whereabouts")
+    ours = WorkerPositions(tmp_path / "whereabouts", 3)
+    theirs = WorkerPositions(tmp_path / "whereabouts")
     assert [ours.find(slot, 0) for slot in range(3)] == [None] * 3
-    theirs.note(2, 7, At(3000, 1000, 1 << 40))
-    theirs.note(0, 0, At(0, 25, 0))
-    assert ours.find(2, 7) == At(3000, 1000, 1 << 40)
-    assert ours.find(0, 0) == At(0, 25, 0)
+    theirs.note(2, 7, RowRange(3000, 1000, 1 << 40))
+    theirs.note(0, 0, RowRange(0, 25, 0))
+    assert ours.find(2, 7) == RowRange(3000, 1000, 1 << 40)
+    assert ours.find(0, 0) == RowRange(0, 25, 0)
     assert [ours.find(slot, unit) for slot, unit in ((1, 0), (2, 6), (0, 7))] == [None] * 3
-    ours.forget(2)
+    ours.clear(2)
     assert ours.find(2, 7) is None
     ours.remove()
     assert not (tmp_path / "whereabouts").exists()

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from brim.state.ledger import Piece
-from brim.storage import hub_private
-from brim.storage.hub_client import HubEntry, Snapshot
-from brim.stores import hub_commits
-from brim.stores.hub_commits import Commits, pointers, texts
-from brim.stores.store import ObjectsGone
+from brim.storage import hub_commits, hub_private
+from brim.storage.hub_client import Snapshot
+from brim.storage.hub_commits import HubCommits, UploadsMissing, pointers, texts
+from brim.storage.storage import FileInfo
 
 A, B = Piece("data/a", 3, "aa" * 32), Piece("data/b", 4, "bb" * 32)
 
@@ -28,7 +27,7 @@ class Client:
     """A Hub with one revision: what a commit brings is there afterwards. `before` and `after` may raise, in turn."""
 
     def __init__(self) -> None:
-        self.trees: list[dict[str, HubEntry]] = [{}]
+        self.trees: list[dict[str, FileInfo]] = [{}]
         self.commits: list[tuple[Any, ...]] = []
         self.before: list[Callable[[], None]] = []
         self.after: list[Callable[[], None]] = []
@@ -39,15 +38,12 @@ class Client:
         return f"commit {len(self.trees) - 1}"
 
     def put(self, *pieces: Piece) -> None:
-        self.trees.append(self.trees[-1] | {p.name: HubEntry(p.size, p.sha256, "") for p in pieces})
+        self.trees.append(self.trees[-1] | {p.name: FileInfo(p.size, sha256=p.sha256) for p in pieces})
 
-    def snapshot(self, revision: str) -> Snapshot:
+    def snapshot(self, revision: str, commit: str = "") -> Snapshot:
         assert revision == "main"
-        self.looks += 1
-        return Snapshot(revision, self.head, self.trees[-1])
-
-    def tree(self, commit: str) -> dict[str, HubEntry]:
-        return self.trees[int(commit.split()[1])]
+        self.looks += not commit
+        return Snapshot(revision, commit or self.head, self.trees[int((commit or self.head).split()[1])])
 
     def commit(self, revision: str, parent: str, operations: Sequence[Any], *words: str | None) -> str:
         if self.before:
@@ -68,7 +64,7 @@ class Asked:
         self.gone = gone
         self.pieces: list[Piece] = []
 
-    def asked(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def request(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         self.pieces = list(pieces)
         return {piece.sha256: {} for piece in pieces if piece.sha256 in self.gone}
 
@@ -92,11 +88,11 @@ def fail(status: int) -> Callable[[], None]:
     return call
 
 
-def bring(client: Client, lfs: Asked | None = None, *pieces: Piece) -> tuple[Snapshot, Commits, list[int]]:
+def bring(client: Client, lfs: Asked | None = None, *pieces: Piece) -> tuple[Snapshot, HubCommits, list[int]]:
     told: list[int] = []
-    commits = Commits(client, lfs or Asked(), lambda: told.append(len(client.commits)))  # type: ignore[arg-type]
+    commits = HubCommits(client, lfs or Asked(), lambda: told.append(len(client.commits)))  # type: ignore[arg-type]
     wanted = pieces or (A, B)
-    snapshot = commits.bring("main", lambda at: pointers(at, wanted), "title", "more words")
+    snapshot = commits.commit("main", lambda at: pointers(at, wanted), "title", "more words")
     return snapshot, commits, told
 
 
@@ -190,7 +186,7 @@ def test_objects_that_were_collected_are_named(waits: list[float], status: int) 
     """The Hub refuses to point to what it no longer has; those shards, and no others, have to be sent again."""
     client, lfs = Client(), Asked(B.sha256)
     client.before.append(fail(status))
-    with pytest.raises(ObjectsGone) as caught:
+    with pytest.raises(UploadsMissing) as caught:
         bring(client, lfs)
     assert caught.value.names == ["data/b"]
     assert lfs.pieces == [A, B]
@@ -214,10 +210,10 @@ def test_objects_are_asked_for_only_when_a_commit_is_refused(waits: list[float])
 def test_only_what_was_sent_can_be_gone() -> None:
     """Texts and deletions travel inside of the commit."""
     lfs = Asked(A.sha256)
-    commits = Commits(Client(), lfs, lambda: None)  # type: ignore[arg-type]
+    commits = HubCommits(Client(), lfs, lambda: None)  # type: ignore[arg-type]
     todo = [hub_private.text("README.md", b"x"), hub_private.addition(A), hub_private.deletion("old")]
-    with pytest.raises(ObjectsGone):
-        commits._raise_gone(todo)
+    with pytest.raises(UploadsMissing):
+        commits._raise_missing(todo)
     assert lfs.pieces == [A]
 
 
@@ -226,7 +222,7 @@ def test_texts_that_are_the_same_are_left_alone() -> None:
     import hashlib
 
     blob = hashlib.sha1(b"blob 3\0one", usedforsecurity=False).hexdigest()
-    tree = {"a": HubEntry(3, None, blob), "b": HubEntry(3, hashlib.sha256(b"two").hexdigest(), "")}
+    tree = {"a": FileInfo(3, blob=blob), "b": FileInfo(3, sha256=hashlib.sha256(b"two").hexdigest())}
     wanted = {"a": b"one", "b": b"two", "c": b"new"}
     at = Snapshot("main", "commit 1", tree)
     assert [operation.path_in_repo for operation in texts(at, wanted)] == ["c"]

@@ -12,8 +12,8 @@ import pytest
 from brim.errors import InputError
 from brim.file_set import FileSetBuilder
 from brim.jobs.build_job import BuildPlan, BuildSettings
+from brim.jobs.publish_options import check_shards, hub_limits
 from brim.sources.file_table import FileColumn, FileTable, Split
-from brim.stores.destination import check_shards, hub_limits
 
 GB, TB = 10**9, 10**12
 
@@ -42,9 +42,9 @@ def test_more_shards_than_a_folder_takes_are_refused_at_plan_time(tmp_path: Path
     ("count", "largest", "total", "says"),
     [
         (200_000, GB, 100 * TB, "shard_size='20GB'"),
-        (100, 501 * GB, 50 * TB, "A shard of 501 GB is larger .* Cut smaller shards"),
-        (5_000, 1000 * GB, 5_000 * TB, "A shard of 1.00 TB .* config= of its own"),
-        (10_001, 500 * GB, 5_000 * TB, "10,001 shards .* config= of its own"),
+        (100, 501 * GB, 50 * TB, "A shard of 501 GB is larger .* Use smaller shards"),
+        (5_000, 1000 * GB, 5_000 * TB, "A shard of 1.00 TB .* another config="),
+        (10_001, 500 * GB, 5_000 * TB, "10,001 shards .* another config="),
     ],
 )
 def test_the_way_out_fits_the_size(count: int, largest: int, total: int, says: str) -> None:

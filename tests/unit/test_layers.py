@@ -119,6 +119,62 @@ def test_a_name_is_found_once() -> None:
     assert not {name for name in classes if classes.count(name) > 1}
 
 
+# Questions about the kind of a location, and the modules that ask them because a feature exists for that kind only.
+KINDS = {"is_local", "is_bucket", "is_hub_bucket", "is_repository", "is_object_address", "is_dataset_address"}
+ASKING = {
+    "api.compute_api": "--image reads a folder of pictures, local or in a bucket",
+    "cli.print_output": "the printed command repeats --endpoint-url for buckets",
+    "compute.rows.row_files": "a local folder is read by its tree; a repository may hold a dataset of Parquet files",
+    "compute.steps.embed_step": "pictures that rows name by their address in a bucket",
+    "jobs": "destinations: folders are locked, buckets leased, repositories committed to",
+    "stores": "the same, and options that only the Hub has",
+    "sources.open_dataset": "a repository is a dataset",
+    "sources.open_source": "the same",
+    "sources.table_source": "a table may name files by their addresses in a bucket",
+    "verification": "local shards are read and repaired, those of a repository have a listed SHA-256",
+}
+REPLACED = {"is_bucket_address", "is_web_address", "on_hub", "WEB_SCHEMES", "HubAddress", "BucketAddress"}
+LOCATION_TYPES = {"Location", "Access", "Storage", "LocalStorage", "ObjectStorage", "HubRepository", "HubBucketStorage"}
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return names | {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def test_storage_alone_distinguishes_locations() -> None:
+    """No other package tests the type of a location; where one asks for its kind, a feature exists for that only."""
+    wrong, asking = [], set()
+    for module, path in modules().items():
+        if room_of(module) in ("storage", "monitor"):  # which imports no storage
+            continue
+        tree = ast.parse(path.read_text())
+        names = names_in(tree)
+        wrong += [f"{module}: {name}" for name in names & REPLACED]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                wrong += [f"{module}: isinstance {name}" for name in names_in(node.args[1]) & LOCATION_TYPES]
+        if names & KINDS:
+            dotted = module.removeprefix("brim.")
+            asking.add(dotted if dotted in ASKING else dotted.split(".")[0])
+    assert not wrong
+    assert asking == ASKING.keys()
+
+
+def test_backends_import_the_network_libraries() -> None:
+    """A process that works on local files loads none of them."""
+    found = {
+        module
+        for module, path in modules().items()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+        if name.split(".")[0] in ("asyncio", "httpx", "httpx2", "obstore", "huggingface_hub")
+    }
+    assert found == {f"brim.storage.{name}" for name in ("event_loop", "hub_api", "objects")}
+
+
 def test_no_room_hides_a_function() -> None:
     """A package or module at the root that is called like a public function would take its place once imported."""
     assert not {room_of(module) for module in modules()} & {name for name in brim.__all__ if not name.startswith("_")}

@@ -1,12 +1,12 @@
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from brim.errors import DestinationError
-from brim.memory.meter import boot_id
 from brim.state.ledger import LEDGER, JobRecord, Ledger, PackedReceipts, Receipt, finished_ledger
+from brim.state.record_log import record_line
 
 JOB = JobRecord("f" * 64, {"rows": 3}, {"brim": "0"})
 ONE = Receipt("data/a", "train", 1, 10, "aa", "key-a", "m", "job")
@@ -126,11 +126,15 @@ def test_what_was_here_once_is_known(tmp_path: Path) -> None:
     ledger.add(replace(TWO, key="key-new", job="next"))
     ledger.close()
     for known in (ledger, Ledger(tmp_path)):
-        assert known.known() == {"key-a": ONE, "key-b": TWO, "key-new": replace(TWO, key="key-new", job="next")}
+        assert known.receipts_by_key() == {
+            "key-a": ONE,
+            "key-b": TWO,
+            "key-new": replace(TWO, key="key-new", job="next"),
+        }
         assert known.names == {"data/a", "data/b"}
-        assert not known.all_of("next")
+        assert not known.has_only("next")
     ledger.add(replace(ONE, name="data/z", job="next"))
-    assert ledger.known()["key-a"].name == "data/z"
+    assert ledger.receipts_by_key()["key-a"].name == "data/z"
 
 
 @pytest.fixture
@@ -172,8 +176,8 @@ def test_a_receipt_is_on_disk_when_it_is_written(tmp_path: Path, synced: list[st
 def test_many_receipts_are_written_in_parts(tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from brim.state import ledger as module
 
-    assert module._TOGETHER == 10_000
-    monkeypatch.setattr(module, "_TOGETHER", 2)
+    assert module._BATCH == 10_000
+    monkeypatch.setattr(module, "_BATCH", 2)
     ledger = Ledger(tmp_path)
     many = [replace(ONE, name=f"data/{n}", key=f"key-{n}") for n in range(5)]
     ledger.add_all(iter(many))
@@ -254,7 +258,7 @@ def test_a_published_ledger_that_is_empty(tmp_path: Path) -> None:
 
 def test_lines_of_another_version_are_passed_over(tmp_path: Path) -> None:
     """Kinds that are not known, fields that are not, and a job that lacks some."""
-    from brim.state.atomic_files import record_line
+    from brim.state.record_log import record_line
 
     lines = [
         {"type": "shard", "name": "data/x"},
@@ -271,22 +275,22 @@ def test_lines_of_another_version_are_passed_over(tmp_path: Path) -> None:
 
 def test_what_receipts_add_up_to() -> None:
     """By split; and lists of a million that are made when they are asked for."""
-    from brim.state.ledger import Lazy, Total, totals
+    from brim.state.ledger import LazySequence, SplitTotal, split_totals
 
     test = replace(ONE, split="test", size=5)
-    assert totals([ONE, TWO, test]) == {"train": Total(2, 20), "test": Total(1, 5)}
+    assert split_totals([ONE, TWO, test]) == {"train": SplitTotal(2, 20), "test": SplitTotal(1, 5)}
     made: list[str] = []
 
     def make(name: str) -> str:
         made.append(name)
         return name.upper()
 
-    lazy = Lazy(["a", "b", "c"], make)
+    lazy = LazySequence(["a", "b", "c"], make)
     assert (len(lazy), made) == (3, [])
     assert lazy[1] == "B"
     assert made == ["b"]
     part = lazy[1:]
-    assert isinstance(part, Lazy)
+    assert isinstance(part, LazySequence)
     assert list(part) == ["B", "C"]
     assert list(lazy) == ["A", "B", "C"]
 
@@ -325,13 +329,13 @@ def test_an_unreadable_ledger_says_where_another_may_be(tmp_path: Path) -> None:
 def test_all_of_one_job(tmp_path: Path) -> None:
     """Whether every shard that was ever here is of it: also those that have no receipt any more."""
     ledger = Ledger(tmp_path)
-    assert ledger.all_of("job")
+    assert ledger.has_only("job")
     ledger.add(ONE)
-    assert ledger.all_of("job")
-    assert not ledger.all_of("other")
+    assert ledger.has_only("job")
+    assert not ledger.has_only("other")
     ledger.forget("data/a")
-    assert not ledger.all_of("other")
-    ledger.know(["data/k"])
+    assert not ledger.has_only("other")
+    ledger.add_names(["data/k"])
     assert ledger.names == {"data/a", "data/k"}
     ledger.close()
 
@@ -343,51 +347,44 @@ def test_what_is_gone_is_known_as_former(tmp_path: Path) -> None:
     ledger.close()
     for each in (ledger, Ledger(tmp_path)):
         assert each.receipts == {"data/b": TWO}
-        assert each.former == {"key-a": ONE}
+        assert each.old_receipts == {"key-a": ONE}
 
 
-def test_a_receipt_of_another_boot_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its own it does, and once its file is on disk in all of them; one that was forgotten meanwhile stays so."""
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "this")
-    one, two = replace(ONE, boot="this"), replace(TWO, boot="this")
+def with_boot(ledger: Path, *receipts: Receipt, finished: bool = False) -> None:
+    """Append receipts of version 0.1, which counted in one boot alone."""
+    records = [{"type": "shard", **asdict(receipt), "boot": "this"} for receipt in receipts]
+    records += [{"type": "done for now", "boot": "this"}] if finished else []
+    with ledger.open("ab") as file:
+        file.write(b"".join(map(record_line, records)))
+
+
+def test_receipts_with_a_boot_count_once_they_are_written_again(tmp_path: Path) -> None:
+    """Their files were not synced: whoever checks the files writes receipts without it."""
     ledger = Ledger(tmp_path)
     ledger.begin(JOB)
-    ledger.add_all([one, two], lasts=False)
-    ledger.finish_for_now([one, two], "this")
+    ledger.close()
+    with_boot(tmp_path / LEDGER, ONE, TWO, finished=True)
     again = Ledger(tmp_path)
-    assert (again.done, again.for_now, again.unsynced) == (True, True, [one, two])
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "that")
-    other = Ledger(tmp_path)
-    assert (other.done, other.for_now, dict(other.receipts)) == (False, False, {})
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "this")
-    ledger.forget(TWO.name)
-    ledger.synced([one, two])
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "that")
-    assert dict(Ledger(tmp_path).receipts) == {ONE.name: ONE}
-    ledger.finish([ONE])
+    assert (again.done, again.finished_unsynced, dict(again.receipts)) == (False, True, {})
+    assert again.unsynced == {ONE.name: ONE, TWO.name: TWO}
+    again.forget(TWO.name)
+    again.add_all([ONE])
+    assert not again.unsynced
+    kept = Ledger(tmp_path)
+    assert (dict(kept.receipts), kept.unsynced) == ({ONE.name: ONE}, {})
+    kept.finish([ONE])
     assert b"boot" not in (tmp_path / LEDGER).read_bytes()
-    assert (ledger.done, ledger.for_now) == (True, False)
-    finished = Ledger(tmp_path)
-    assert (finished.done, finished.for_now) == (True, False)
+    assert Ledger(tmp_path).done
 
 
-def test_a_file_that_became_another_in_another_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was there before under its name is gone too: its file is not that one any more."""
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "this")
-    ledger = written(tmp_path)
-    ledger.add_all([replace(ONE, boot="this", key="another")], lasts=False)
-    assert set(Ledger(tmp_path).receipts) == {ONE.name, TWO.name}
-    monkeypatch.setattr("brim.state.ledger.boot_id", lambda: "that")
-    assert set(Ledger(tmp_path).receipts) == {TWO.name}
-
-
-def test_a_job_that_is_done_for_now_has_its_own_receipts_alone(tmp_path: Path) -> None:
-    """Those of a job before it are gone, also for whoever reads it next."""
-    ledger = written(tmp_path)
-    ledger.finish_for_now([TWO], str(boot_id()))
-    assert (ledger.done, set(ledger.receipts)) == (True, {TWO.name})
+def test_a_receipt_with_a_boot_replaces_an_earlier_one(tmp_path: Path) -> None:
+    """The file of the earlier one is not the same any more."""
+    written(tmp_path)
+    with_boot(tmp_path / LEDGER, replace(ONE, key="another"))
     again = Ledger(tmp_path)
-    assert (again.done, again.for_now, set(again.receipts)) == (True, True, {TWO.name})
+    assert set(again.receipts) == {TWO.name}
+    assert again.unsynced[ONE.name].key == "another"
+    assert not again.finished_unsynced
 
 
 def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> None:
@@ -397,9 +394,6 @@ def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> 
     torn = data.replace(b"key-a", b"key-x")
     (tmp_path / LEDGER).write_bytes(torn)
     assert Ledger(tmp_path).broken == 0
-    (tmp_path / LEDGER).write_bytes(torn)
-    Ledger(tmp_path).finish_for_now([TWO], str(boot_id()))
-    assert (Ledger(tmp_path).done, Ledger(tmp_path).broken) == (True, 0)
     (tmp_path / LEDGER).write_bytes(data)
     ledger.finish([ONE, TWO])
     (tmp_path / LEDGER).write_bytes((tmp_path / LEDGER).read_bytes().replace(b"key-a", b"key-x"))
@@ -409,7 +403,7 @@ def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> 
 def test_where_there_is_no_ledger(tmp_path: Path) -> None:
     """It is as if nothing had been done; the file that will be there has the name that every version knows."""
     ledger = Ledger(tmp_path / "none")
-    assert (ledger.job, ledger.done, ledger.for_now, dict(ledger.receipts)) == (None, False, False, {})
+    assert (ledger.job, ledger.done, dict(ledger.receipts)) == (None, False, {})
     written(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.jsonl"]
 
@@ -418,9 +412,9 @@ def test_a_shard_that_is_back_is_no_former_one(tmp_path: Path) -> None:
     """Under its name or another: it is found by what it is made of."""
     ledger = written(tmp_path)
     ledger.forget(ONE.name)
-    assert set(ledger.former) == {ONE.key}
+    assert set(ledger.old_receipts) == {ONE.key}
     ledger.add(replace(ONE, name="data/c"))
-    assert not ledger.former
+    assert not ledger.old_receipts
 
 
 def test_a_job_whose_receipt_is_gone_is_not_done(tmp_path: Path) -> None:
@@ -429,16 +423,3 @@ def test_a_job_whose_receipt_is_gone_is_not_done(tmp_path: Path) -> None:
     ledger.finish([ONE, TWO])
     Ledger(tmp_path).forget(ONE.name)
     assert not Ledger(tmp_path).done
-
-
-def test_what_counts_in_this_boot_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notes and receipts that need not last are there without a sync, and with the next record that lasts, for good."""
-    ledger, synced = written(tmp_path), []
-    monkeypatch.setattr(os, "fsync", synced.append)
-    ledger.remember_all({"a": 1}, lasts=False)
-    ledger.add_all([replace(ONE, boot=str(boot_id()))], lasts=False)
-    ledger.finish_for_now(list(ledger.receipts.values()), str(boot_id()))
-    assert not synced
-    assert Ledger(tmp_path).recall("a") == 1
-    ledger.remember("b", 2)
-    assert len(synced) == 1

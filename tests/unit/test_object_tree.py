@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk
 from brim.sources.remote_tree import ObjectTree
-from brim.storage.location import parse_bucket_address
-from brim.storage.storage import ObjectStat
+from brim.storage.location import parse_location
+from brim.storage.storage import FileInfo
 from tests.conftest import write_files
 
-ADDRESS = parse_bucket_address("s3://bucket/top")
+ADDRESS = parse_location("s3://bucket/top")
 NAMES = st.sampled_from(
     ["a", "b", "a-b", "a.b", "é", "z z", ".h", ".brim", "__MACOSX", "sub-1", "ses-2", "~", "A", "a!"]
 )
@@ -24,7 +24,7 @@ PATHS = st.lists(st.lists(NAMES, min_size=1, max_size=4).map("/".join), min_size
 
 
 def tree_of(*paths: str, size: int = 3) -> ObjectTree:
-    return ObjectTree.of(ADDRESS, [(path, ObjectStat(size, f'"{path}"')) for path in paths])
+    return ObjectTree.of(ADDRESS, [(path, FileInfo(size, f'"{path}"')) for path in paths])
 
 
 def walked(tree: Tree) -> tuple[list[str], list[str]]:
@@ -46,7 +46,7 @@ def test_a_bucket_is_walked_as_a_folder_is(paths: list[str]) -> None:
         assert walked(objects) == walked(local)
         assert sorted(objects.walk("")) == sorted((top, sorted(f), sorted(n)) for top, f, n in local.walk(""))
         for path in {*taken, *(os.path.dirname(path) for path in taken), "nothing", "a/nothing"}:
-            for question in ("is_there", "is_folder", "is_file"):
+            for question in ("exists", "is_folder", "is_file"):
                 assert getattr(objects, question)(path) == getattr(local, question)(path), (question, path)
             if objects.is_folder(path):
                 assert sorted(objects.names(path)) == sorted(local.names(path))
@@ -69,20 +69,20 @@ def test_what_is_not_there_is_an_error_of_the_system() -> None:
 @pytest.mark.parametrize("path", ["a/b", "./a/b", "a//b", "a/../a/b", "x/../a/b"])
 def test_spellings_of_a_path(path: str) -> None:
     """A table may spell a path as it likes; it is the same file."""
-    assert tree_of("a/b").look(path) == ObjectStat(3, '"a/b"')
-    assert tree_of("a/b").place(path) == "a/b"
+    assert tree_of("a/b").find(path) == FileInfo(3, '"a/b"')
+    assert tree_of("a/b").canonical_path(path) == "a/b"
 
 
 @pytest.mark.parametrize("path", ["../a/b", "/a/b", "..", "a\0b"])
 def test_nothing_lies_outside(path: str) -> None:
     """No path leads out of the prefix."""
-    assert tree_of("a/b").look(path) == "missing"
+    assert tree_of("a/b").find(path) == "missing"
 
 
 def test_an_object_with_the_name_of_a_folder_is_refused() -> None:
     """No folder could hold both; which one is meant is not brim's to say."""
     tree = tree_of("a", "a/b", "c")
-    assert tree.look("a") == Folder(twin=True)
+    assert tree.find("a") == Folder(is_file_too=True)
     walk = Walk.through(tree)
     assert [path for path, _ in walk] == ["a/b", "c"]
     assert [(r.reason, r.path) for r in walk.refused] == [("twin", "a")]
@@ -90,6 +90,6 @@ def test_an_object_with_the_name_of_a_folder_is_refused() -> None:
 
 def test_one_name_listed_twice_is_one_file() -> None:
     """`a` and the mark `a/` come under one name: the file is what has bytes."""
-    tree = ObjectTree.of(ADDRESS, [("a", ObjectStat(0, '"mark"')), ("a", ObjectStat(7, '"file"'))])
-    assert tree.look("a") == ObjectStat(7, '"file"')
+    tree = ObjectTree.of(ADDRESS, [("a", FileInfo(0, '"mark"')), ("a", FileInfo(7, '"file"'))])
+    assert tree.find("a") == FileInfo(7, '"file"')
     assert len(tree) == 1

@@ -117,7 +117,7 @@ def test_nobody_inherits_a_log(tmp_path: Path) -> None:
     """Whatever a job starts does not hold its lock."""
     log = RecordLog(tmp_path / "log")
     log.append({"a": 1})
-    assert not os.get_inheritable(log._opened())
+    assert not os.get_inheritable(log._open())
     log.close()
 
 
@@ -158,7 +158,7 @@ def test_a_disk_that_cannot_lock_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_line_without_its_newline_counts() -> None:
     """Its checksum says that it is whole."""
-    from brim.state.atomic_files import record_line
+    from brim.state.record_log import record_line
 
     line = record_line({"a": 1})
     assert list(records_of([line, line.removesuffix(b"\n"), line])) == [{"a": 1}] * 3

@@ -10,8 +10,10 @@ from brim.state.retry import Retry, interrupted_by, may_pass, pause
 from brim.storage.explain_error import explain
 from brim.storage.hub_session import HubAnswer, explained_answer
 from brim.storage.location import Access, Location
-from brim.storage.requests import tries
+from brim.storage.storage import Storage
 from brim.storage.storage_error import classify
+
+STORAGE = Storage(Location("s3", "b", "", Access()))
 
 
 class Passing(Exception):
@@ -25,14 +27,14 @@ def of(*waits_s: float) -> Retry:
 def test_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store is asked three times more, with growing waits."""
     monkeypatch.delenv("BRIM_STALL_SECONDS", raising=False)
-    retry = tries()
+    retry = STORAGE.tries()
     assert [retry.next_s() for _ in range(4)] == [0.2, 1.0, 3.0, None]
 
 
 def test_never_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """obstore has had all of it: a store that stays away is not waited for several times over."""
     monkeypatch.setenv("BRIM_STALL_SECONDS", "1e-9")
-    assert tries().next_s() is None
+    assert STORAGE.tries().next_s() is None
     now = [0.0]
     monkeypatch.setattr("brim.state.retry.time.monotonic", lambda: now[0])
     retry = Retry((0.2, 1.0), lambda error: True, patience_s=5.0)
@@ -45,7 +47,7 @@ def test_never_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_what_may_succeed_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any other error ends it at once."""
     monkeypatch.delenv("BRIM_STALL_SECONDS", raising=False)
-    assert tries().after(ValueError("no answer of a store")) is None
+    assert STORAGE.tries().after(ValueError("no answer of a store")) is None
     assert not of(0.0, 0.0).again(ValueError())
 
 

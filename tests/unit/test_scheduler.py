@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,15 @@ from brim.compute.rows.unit import Unit
 from brim.errors import InputError, MemoryLimitError, StoppedError
 from brim.execution.scheduler import (
     Attempt,
-    Compute,
     Event,
-    Listed,
     Retries,
     Task,
-    TaskAgain,
     TaskDone,
     TaskFailed,
     TaskLost,
     TaskQueue,
-    run,
+    TaskReturned,
+    run_tasks,
 )
 from brim.options import groups
 from brim.options.groups import EngineOptions
@@ -49,13 +47,13 @@ class Written:
     def __init__(self, there: tuple[str, ...] = ()) -> None:
         self.there, self.begun, self.names = there, list[str](), list[str]()
 
-    def skip(self, task: Task) -> bool:
+    def is_done(self, task: Task) -> bool:
         return task.name in self.there
 
     def begin(self, task: Task) -> None:
         self.begun.append(task.name)
 
-    def done(self, task: Task, result: Any) -> str:
+    def record_done(self, task: Task, result: Any) -> str:
         self.names.append(task.name)
         return task.name
 
@@ -75,20 +73,24 @@ class Scripted:
         self.dropped = False
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return bool(self.running)
 
-    def admit(self, queue: TaskQueue) -> None:
-        while len(self.running) < self.at_a_time and queue.find() is not None:
+    def start_tasks(self, queue: TaskQueue) -> None:
+        while len(self.running) < self.at_a_time and queue.peek() is not None:
             self.running.append(queue.pop())
             self.given.append(self.running[-1])
 
-    def listen(self) -> list[Event]:
+    def poll(self) -> list[Event]:
         running, self.running = self.running, []
-        return [self.script(a) or TaskDone(self.receipts.done(a.task, None)) for a in running]
+        return [self.script(a) or TaskDone(self.receipts.record_done(a.task, None)) for a in running]
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         self.dropped = True
+
+
+def tasks_of(units: Iterable[Unit]) -> Iterator[Task]:
+    return (Task(str(unit.number), unit.bytes, unit) for unit in units)
 
 
 def scheduled(
@@ -97,10 +99,8 @@ def scheduled(
     told, receipts = Told(), Written(there)
     backend = Scripted(receipts, script, at_a_time)
     units = (Unit(number, (), 10, "") for number in range(count))
-    queue = TaskQueue(
-        Listed(units), lambda unit: Task(str(unit.number), unit.bytes, Compute(unit)), receipts, told, retries
-    )
-    return run(queue, backend, Stop()), backend, told, queue
+    queue = TaskQueue(tasks_of(units), receipts, told, retries)
+    return run_tasks(queue, backend, Stop()), backend, told, queue
 
 
 def test_all_in_their_order() -> None:
@@ -137,7 +137,7 @@ def test_out_of_memory(splittable: bool, tried: list[tuple[bool, int]]) -> None:
     finished, backend, told, queue = scheduled(1, lost, Retries(3, splittable))
     with pytest.raises(MemoryLimitError):
         list(finished)
-    assert [(attempt.alone, attempt.pieces) for attempt in backend.given] == tried
+    assert [(attempt.alone, attempt.parts) for attempt in backend.given] == tried
     ways = ["alone", "in 16 parts", "row by row"][: len(tried) - 1]
     assert told.notes == [f"0: trying it {way}" for way in ways]
     assert queue.retried == len(ways)
@@ -156,9 +156,9 @@ def test_crashes(crashes: int) -> None:
 def test_one_shows_it_alone() -> None:
     """Of several that ask to be alone, the first goes before all others; those wait as they are."""
 
-    def script(attempt: Attempt) -> TaskAgain | None:
+    def script(attempt: Attempt) -> TaskReturned | None:
         seen = sum(given.task.name == attempt.task.name for given in backend.given)
-        return TaskAgain(attempt, alone=True) if seen == 1 and attempt.task.name in "01" else None
+        return TaskReturned(attempt, alone=True) if seen == 1 and attempt.task.name in "01" else None
 
     finished, backend, *_ = scheduled(3, script, Retries(1))
     assert sorted(finished) == ["0", "1", "2"]
@@ -169,7 +169,7 @@ def test_given_once_more_first() -> None:
     """What only waits for its types goes on before anything new."""
     again = iter([True])
     finished, backend, *_ = scheduled(
-        3, lambda a: TaskAgain(a, first=True) if next(again, False) else None, Retries(1), at_a_time=1
+        3, lambda a: TaskReturned(a, first=True) if next(again, False) else None, Retries(1), at_a_time=1
     )
     assert list(finished) == ["0", "1", "2"]
     assert [attempt.task.name for attempt in backend.given] == ["0", "0", "1", "2"]
@@ -178,11 +178,8 @@ def test_given_once_more_first() -> None:
 def test_a_stop_drops_what_is_on_its_way(tmp_path: Path) -> None:
     told, receipts, stop = Told(), Written(), Stop()
     backend = Scripted(receipts, lambda attempt: stop.request("the test"), at_a_time=1)
-    queue = TaskQueue(
-        Listed([Unit(0, (), 1, ""), Unit(1, (), 1, "")]), lambda u: Task(str(u.number), 1, Compute(u)), receipts, told,
-        Retries(1),
-    )  # fmt: skip
-    finished = run(queue, backend, stop)
+    queue = TaskQueue(tasks_of([Unit(0, (), 1, ""), Unit(1, (), 1, "")]), receipts, told, Retries(1))
+    finished = run_tasks(queue, backend, stop)
     assert next(finished) == "0"
     with pytest.raises(StoppedError):
         next(finished)
@@ -204,8 +201,8 @@ def test_tasks_are_made_when_it_is_their_turn() -> None:
     units = (made.append(number) or Unit(number, (), 1, "") for number in range(1000))  # type: ignore[func-returns-value]
     receipts = Written()
     backend = Scripted(receipts, lambda attempt: None)
-    queue = TaskQueue(Listed(units), lambda u: Task(str(u.number), 1, Compute(u)), receipts, Told(), Retries(1))
-    next(run(queue, backend, Stop()))
+    queue = TaskQueue(tasks_of(units), receipts, Told(), Retries(1))
+    next(run_tasks(queue, backend, Stop()))
     assert len(made) == backend.at_a_time
 
 
@@ -249,17 +246,17 @@ def test_engines(needed: list[str]) -> None:
 
 def test_what_is_known_of_a_loss_goes_with_the_next_attempt() -> None:
     """What the worker held and what it was doing; the newest that is known."""
-    attempt = Attempt(Task("t", 1, Compute(Unit(0, (), 1, ""))), pieces=1, at="before")  # type: ignore[arg-type]
-    loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), at="now", held_bytes=7)  # type: ignore[arg-type]
-    again = Retries(2).after(loss)
+    attempt = Attempt(Task("t", 1, Unit(0, (), 1, "")), parts=1, rows="before")  # type: ignore[arg-type]
+    loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), rows="now", held_bytes=7)  # type: ignore[arg-type]
+    again = Retries(2).next_attempt(loss)
     assert again is not None
-    assert (again.held_bytes, again.at, again.alone, again.crashes) == (7, "now", True, 0)
+    assert (again.held_bytes, again.rows, again.alone, again.crashes) == (7, "now", True, 0)
     crash = TaskLost(attempt, "crash", "t", lambda: ValueError())
-    again = Retries(2).after(crash)
+    again = Retries(2).next_attempt(crash)
     assert again is not None
-    assert (again.held_bytes, again.at, again.alone, again.crashes) == (0, "before", False, 1)
-    assert Retries(1).after(crash) is None
-    unseen = Retries(2).after(TaskLost(attempt, "memory", "t", lambda: ValueError()))
+    assert (again.held_bytes, again.rows, again.alone, again.crashes) == (0, "before", False, 1)
+    assert Retries(1).next_attempt(crash) is None
+    unseen = Retries(2).next_attempt(TaskLost(attempt, "memory", "t", lambda: ValueError()))
     assert unseen is not None
     assert unseen.held_bytes == 0
 
@@ -267,83 +264,94 @@ def test_what_is_known_of_a_loss_goes_with_the_next_attempt() -> None:
 @pytest.mark.parametrize(("pieces", "then"), [(1, 5), (5, 0), (0, None)])
 def test_the_ladder_of_parts(pieces: int, then: int | None) -> None:
     """A batch in parts, then row by row, then no more."""
-    attempt = Attempt(Task("t", 1, Compute(Unit(0, (), 1, ""))), alone=True, pieces=pieces)
+    attempt = Attempt(Task("t", 1, Unit(0, (), 1, "")), alone=True, parts=pieces)
     loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), was_alone=True)
-    again = Retries(3, splittable=True, parts=5).after(loss)
-    assert (None if again is None else again.pieces) == then
-    assert Retries(3, splittable=False).after(loss) is None
-    assert Retries(3).after(loss) is None, "rows stay together where nobody said that they may be split"
+    again = Retries(3, splittable=True, parts=5).next_attempt(loss)
+    assert (None if again is None else again.parts) == then
+    assert Retries(3, splittable=False).next_attempt(loss) is None
+    assert Retries(3).next_attempt(loss) is None, "rows stay together where nobody said that they may be split"
 
 
 def test_in_words() -> None:
     retries = Retries(2, True, "on a node of its own")
-    attempt = Attempt(Task("t", 1, Compute(Unit(0, (), 1, ""))))
+    attempt = Attempt(Task("t", 1, Unit(0, (), 1, "")))
     loss = TaskLost(attempt, "memory", "t", lambda: ValueError())
-    assert retries.words(loss, attempt) == "on a node of its own"
-    assert retries.words(loss, replace(attempt, pieces=16)) == "in 16 parts"
-    assert retries.words(loss, replace(attempt, pieces=0)) == "row by row"
-    assert retries.words(replace(loss, cause="crash"), attempt) == "again"
-    assert Retries(1).alone == "alone"
+    assert retries.text(loss, attempt) == "on a node of its own"
+    assert retries.text(loss, replace(attempt, parts=16)) == "in 16 parts"
+    assert retries.text(loss, replace(attempt, parts=0)) == "row by row"
+    assert retries.text(replace(loss, cause="crash"), attempt) == "again"
+    assert Retries(1).alone_text == "alone"
     assert Retries(1).parts == 16
 
 
-def test_what_waits() -> None:
-    """What was tried before comes first; what is ahead is counted; empty is when nothing waits and none will come."""
-    supply = Listed([Unit(0, (), 1, ""), Unit(1, (), 1, "")])
-    queue = TaskQueue(supply, lambda u: Task(str(u.number), 1, Compute(u)), Written(), Told(), Retries(1))
-    assert (queue.first, queue.empty, queue.ahead) == (None, False, 0)
-    first = queue.find()
-    assert first is not None
-    assert (queue.first, queue.find(), queue.ahead) == (first, first, 1)
-    assert queue.pop() is first
-    assert not queue.empty
-    second = queue.find()
-    queue.again(TaskAgain(first))
-    assert queue.first is second
-    queue.again(TaskAgain(first, first=True))
-    assert queue.first is first
-    assert queue.ahead == 3
-    supply.ahead = 4
-    assert queue.ahead == 7
-    for _ in range(3):
-        queue.pop()
-    assert queue.find() is None
-    assert queue.empty
-    assert first.unit.number == 0
-    with pytest.raises(AssertionError):
-        _ = first.bring
+class Making:
+    """A thread that makes tasks: it has none yet, or some."""
 
+    ready_count = 0
 
-class Slow(Listed[Unit]):
-    """A supply that is still being made."""
-
-    def news(self) -> list[int]:
+    def descriptors(self) -> list[int]:
         return [3]
 
 
-def test_whom_to_listen_to_for_more() -> None:
-    """The supply, if there is nothing to do; whoever has something to do listens to nobody."""
-    supply = Slow([Unit(0, (), 1, "")])
-    queue = TaskQueue(supply, lambda u: Task(str(u.number), 1, Compute(u)), Written(), Told(), Retries(1))
-    assert queue.news() == [3]
-    queue.find()
-    assert queue.news() == []
+def test_what_waits() -> None:
+    """What was tried before comes first; what is ready is counted; empty is when nothing waits and none will come."""
+    feed: Any = Making()
+    units = [Unit(0, (), 1, ""), Unit(1, (), 1, "")]
+    queue = TaskQueue(tasks_of(units), Written(), Told(), Retries(1), feed)
+    assert (queue.first, queue.is_empty, queue.ready_count) == (None, False, 0)
+    first = queue.peek()
+    assert first is not None
+    assert (queue.first, queue.peek(), queue.ready_count) == (first, first, 1)
+    assert queue.pop() is first
+    assert not queue.is_empty
+    second = queue.peek()
+    queue.put_back(TaskReturned(first))
+    assert queue.first is second
+    queue.put_back(TaskReturned(first, first=True))
+    assert queue.first is first
+    assert queue.ready_count == 3
+    feed.ready_count = 4
+    assert queue.ready_count == 7
+    for _ in range(3):
+        queue.pop()
+    assert queue.peek() is None
+    assert queue.is_empty
+
+
+def test_descriptors_are_those_of_the_feed_while_no_task_waits() -> None:
+    """A queue that has something to do needs no wake-up; a list of tasks never has one."""
+    feed: Any = Making()
+    queue = TaskQueue(tasks_of([Unit(0, (), 1, "")]), Written(), Told(), Retries(1), feed)
+    assert queue.descriptors() == [3]
+    queue.peek()
+    assert queue.descriptors() == []
     queue.pop()
-    assert queue.news() == [3]
-    listed = TaskQueue(Listed([]), lambda u: Task(u, 1, Compute(u)), Written(), Told(), Retries(1))
-    assert listed.news() == []
+    assert queue.descriptors() == [3]
+    assert TaskQueue(iter(()), Written(), Told(), Retries(1)).descriptors() == []
+
+
+def test_none_means_that_the_next_task_is_being_made() -> None:
+    """The queue is not empty then, and asks again; what ends the source is raised where a task is asked for."""
+
+    def tasks() -> Iterator[Task | None]:
+        yield None
+        yield Task("0", 1, None)
+        raise ValueError("broken")
+
+    queue = TaskQueue(tasks(), Written(), Told(), Retries(1))
+    assert queue.peek() is None
+    assert not queue.is_empty
+    assert queue.peek() is not None
+    queue.pop()
+    with pytest.raises(ValueError, match="broken"):
+        queue.peek()
 
 
 def test_a_task_is_skipped_by_its_receipt_only_when_it_comes() -> None:
-    queue = TaskQueue(
-        Listed([Unit(0, (), 5, ""), Unit(1, (), 5, "")]),
-        lambda u: Task(str(u.number), u.bytes, Compute(u)),
-        Written(("0", "1")),
-        told := Told(),
-        Retries(1),
-    )
-    assert queue.find() is None
-    assert (told.passed, queue.empty) == (10, True)
+    units = [Unit(0, (), 5, ""), Unit(1, (), 5, "")]
+    queue = TaskQueue(tasks_of(units), Written(("0", "1")), told := Told(), Retries(1))
+    assert queue.peek() is None
+    assert (told.passed, queue.is_empty) == (10, True)
 
 
 class Hearing(Told):
@@ -365,9 +373,8 @@ def test_whoever_watches_hears_of_each_task() -> None:
     losses = iter([True, False])
     hearing, receipts = Hearing(), Written()
     backend = Scripted(receipts, lambda a: lost(a, "crash") if next(losses, False) else None, at_a_time=1)
-    units = [Unit(0, (), 10, "")]
-    queue = TaskQueue(Listed(units), lambda u: Task("t", u.bytes, Compute(u)), receipts, hearing, Retries(3))
-    assert list(run(queue, backend, Stop())) == ["t"]
+    queue = TaskQueue(iter([Task("t", 10, Unit(0, (), 10, ""))]), receipts, hearing, Retries(3))
+    assert list(run_tasks(queue, backend, Stop())) == ["t"]
     assert hearing.heard == [("t", 10), ("t", "again"), ("t", 10)]
-    queue.again(TaskAgain(backend.given[0]))
+    queue.put_back(TaskReturned(backend.given[0]))
     assert hearing.heard[3:] == [("t", "again")]

@@ -14,11 +14,18 @@ import pytest
 import brim
 from brim.errors import DestinationError, SourceChangedError
 from brim.file_set import Bundle, FileSet, FileSetBuilder, RangeSetBuilder
+from brim.jobs.destination import Run
+from brim.jobs.destination_paths import dataset_paths
+from brim.jobs.files_destination import FilesDestination
+from brim.jobs.hub_destination import HubUploader
+from brim.jobs.job_lock import make_shard_folder
+from brim.jobs.publish_options import PublishOptions
 from brim.plans.plan import Plan
 from brim.plans.shard_bytes import slice_of, splice_of
-from brim.storage.location import HubAddress
-from brim.stores.folder_store import FolderStore, make_folder
-from brim.stores.hub_store import HubCarrier
+from brim.progress import Progress
+from brim.state.ledger import Ledger
+from brim.state.stop import Stop
+from brim.storage.location import folder_location, parse_repository
 from tests.conftest import write_files
 
 
@@ -82,17 +89,19 @@ def test_containers_that_hold_nothing_stay_home(tmp_path: Path) -> None:
 
 def test_another_folder_of_the_same_name(tmp_path: Path) -> None:
     """A node that sees another folder under the path of the destination says so."""
-    make_folder(tmp_path / "out")
-    carrier = pickle.loads(pickle.dumps(FolderStore(tmp_path / "out").carrier()))
-    carrier.check()
+    make_shard_folder(tmp_path / "out")
+    paths = dataset_paths(folder_location(tmp_path / "out"), None, PublishOptions())
+    destination = FilesDestination(paths, Run(Ledger(tmp_path), Stop(), Progress()))
+    carrier = pickle.loads(pickle.dumps(destination.uploader()))
+    carrier.check_access()
     (tmp_path / "out").rename(tmp_path / "elsewhere")
-    make_folder(tmp_path / "out")
+    make_shard_folder(tmp_path / "out")
     with pytest.raises(DestinationError, match="is another folder of that name"):
-        carrier.check()
+        carrier.check_access()
 
 
 def test_a_token_does_not_show() -> None:
     """It travels inside of what sends, and is in no text about it."""
-    carrier = HubCarrier(HubAddress("ada/data"), "https://hub", "hf_secret")
+    carrier = HubUploader(parse_repository("hf://datasets/ada/data"), "https://hub", "hf_secret")
     assert pickle.loads(pickle.dumps(carrier)) == carrier
     assert "hf_secret" not in repr(carrier)

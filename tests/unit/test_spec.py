@@ -14,11 +14,11 @@ from brim.compute.rows.unit import RowSource
 from brim.compute.steps.map_options import MapStepOptions
 from brim.compute.steps.map_step import MapStep
 from brim.errors import BrimError, DestinationError, InputError, MemoryLimitError
-from brim.jobs.caches import CacheLayout
-from brim.jobs.file_layout import file_layout
+from brim.jobs.destination_paths import DestinationPaths, cache_paths, dataset_paths, file_paths
 from brim.jobs.job import Job
-from brim.jobs.spec import JobSettings, Layout, computed_spec, dataset_layout
-from brim.stores.destination import PublishOptions
+from brim.jobs.preflight import ComputePlan, JobSettings
+from brim.jobs.publish_options import PublishOptions
+from brim.storage.destination import parse_destination
 
 HUB = {
     "config": "x",
@@ -37,21 +37,18 @@ def source(tmp_path: Path) -> RowSource:
     return open_rows(str(tmp_path / "rows.jsonl"))
 
 
-def layout_of(kind: str, home: Path, how: JobSettings) -> Layout:
-    places = {
-        "folder": lambda: dataset_layout(home / "out", None, how.hub, how.access),
-        "bucket": lambda: dataset_layout("s3://lab/out", None, how.hub, how.access),
-        "file": lambda: file_layout(home / "out.npy", None, how.access),
-        "object": lambda: file_layout("s3://lab/out.npy", None, how.access),
-        "cache": lambda: CacheLayout(home / "cache", "a-b"),
-    }
-    made: Layout = places[kind]()
-    return made
+def paths_of(kind: str, home: Path, how: JobSettings) -> DestinationPaths:
+    if kind in ("folder", "bucket"):
+        location = parse_destination(home / "out" if kind == "folder" else "s3://lab/out", how.access)
+        return dataset_paths(location, None, how.hub)
+    if kind == "cache":
+        return cache_paths(home / "cache", "a-b", {})
+    return file_paths(home / "out.npy" if kind == "file" else "s3://lab/out.npy", None, how.access)
 
 
 def job(verb: str, kind: str, source: RowSource, home: Path, how: JobSettings, output: Output | None = None) -> Job:
-    step = MapStep(len, MapStepOptions())
-    return Job(computed_spec(verb, source, step, output or RowsOutput(), layout_of(kind, home, how), how))
+    plan = ComputePlan(verb, source, MapStep(len, MapStepOptions()), output or RowsOutput(), how.on_error)
+    return Job(plan, paths_of(kind, home, how), how)
 
 
 @pytest.mark.parametrize("verb", ["map", "tokenize", "embed"])
@@ -101,14 +98,14 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "out.npy").mkdir()
     for place, says in ((tmp_path / "out.txt", "ending"), (tmp_path / "out.npy", "is a folder")):
         with pytest.raises(BrimError, match=says):
-            file_layout(place, None, JobSettings().access)
+            file_paths(place, None, JobSettings().access)
     with pytest.raises(DestinationError, match="repository"):
-        file_layout("hf://datasets/ada/v.npy", None, JobSettings().access)
+        file_paths("hf://datasets/ada/v.npy", None, JobSettings().access)
 
 
 def test_the_same_facts(tmp_path: Path, source: RowSource) -> None:
     """Where a job goes and how it runs decides nothing of what it is; what it does with bad rows does."""
     jobs = [job("map", kind, source, tmp_path, JobSettings(workers=n + 1)) for n, kind in enumerate(LAYOUTS)]
-    assert len({one.spec.fingerprint for one in jobs}) == 1
+    assert len({one.plan.fingerprint for one in jobs}) == 1
     other = job("map", "folder", source, tmp_path, JobSettings(on_error="skip"))
-    assert other.spec.fingerprint != jobs[0].spec.fingerprint
+    assert other.plan.fingerprint != jobs[0].plan.fingerprint

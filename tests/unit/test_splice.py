@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.errors import SourceChangedError
-from brim.file_set import FileSet, FileSetBuilder, Pieces, Ranges, tar_size
+from brim.file_set import FileSet, FileSetBuilder, Ranges, Segments, tar_size
 from brim.formats import splice as splice_module
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.state.atomic_files import BUFFER_BYTES
 from brim.state.scratch import Scratch
+from brim.storage.local import _write_and_hash
 from brim.storage.upload_content import Buffers
-from brim.stores.folder_store import _write_and_hash
 from tests.conftest import file_set, random_bytes, write_files
 
 _segment = st.one_of(
@@ -407,7 +407,7 @@ def test_more_than_a_buffer_is_read_at_once(tmp_path: Path, monkeypatch: pytest.
 def test_a_value_that_lies_in_pieces(tmp_path: Path, start: int, size: int | None) -> None:
     """All of it or a range of it, alone and between literals, in the order of its pieces."""
     container = file_set(tmp_path, {"c": bytes(range(100))})
-    pieces = Pieces(np.array([0, 3]), np.array([50, 10, 30]), np.array([3, 2, 4]))
+    pieces = Segments(np.array([0, 3]), np.array([50, 10, 30]), np.array([3, 2, 4]))
     ranges = Ranges(container, np.array([0, 0], np.int32), np.array([-1, 7]), pieces)
     sizes, none = np.array([9, 5]), np.zeros(2, np.int64)
     files = FileSet(str(tmp_path), pa.array(["v", "w"], pa.large_string()), sizes, none, none, ranges=ranges)

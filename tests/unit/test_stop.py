@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from brim.errors import InputError, StoppedError
-from brim.jobs.spec import JobSettings
-from brim.state.stop import heard_at_once, stoppable
+from brim.jobs.preflight import JobSettings
+from brim.state.stop import stoppable, stopping_at_once
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_one_that_comes_while_a_source_is_read_is_obeyed(file: Path) -> None:
     """However late it comes, and although options are looked at again meanwhile; it is gone afterwards."""
 
     def read() -> None:
-        with heard_at_once(file):
+        with stopping_at_once(file):
             file.touch()
             JobSettings(stop_file=str(file))
 
@@ -33,7 +33,7 @@ def test_one_that_comes_while_a_source_is_read_is_obeyed(file: Path) -> None:
 
 
 def test_one_that_comes_before_the_run_has_begun_is_obeyed(file: Path) -> None:
-    with heard_at_once(file):
+    with stopping_at_once(file):
         pass
     file.touch()
     with pytest.raises(StoppedError, match="the stop file stop"), stoppable(file) as stop:
@@ -47,15 +47,15 @@ def test_one_that_lies_there_is_refused_once_a_run_was_made_or_refused(
 ) -> None:
     """What one job saw is nothing to the next."""
     if ends is None:
-        with heard_at_once(file):
+        with stopping_at_once(file):
             pass
         with stoppable(file):
             pass
     else:
-        with pytest.raises(ends), heard_at_once(file):
+        with pytest.raises(ends), stopping_at_once(file):
             raise ends
     file.touch()
-    for refuses in (stoppable, heard_at_once):
-        with pytest.raises(InputError, match="is there already"), refuses(file):
+    for refuses in (stoppable, stopping_at_once):
+        with pytest.raises(InputError, match="already exists"), refuses(file):
             raise AssertionError("it was let in")
     assert file.exists()

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from brim.errors import InputError
-from brim.file_set import Pieces, Ranges
+from brim.file_set import Ranges, Segments
 from brim.sources.selection import keyed
 from brim.sources.where import MOST_CHARACTERS, MOST_DEPTH, may_choose, names_in, sql_mask, where_mask
 
@@ -283,7 +283,7 @@ def test_the_order_of_a_shuffle_is_fixed() -> None:
 
 def test_pieces_are_taken_with_their_values() -> None:
     """Values in several pieces keep them when some are taken in another order."""
-    pieces = Pieces(np.array([0, 2, 5]), np.array([10, 30, 50, 70, 90]), np.array([1, 2, 3, 4, 5]))
+    pieces = Segments(np.array([0, 2, 5]), np.array([10, 30, 50, 70, 90]), np.array([1, 2, 3, 4, 5]))
     starts = np.array([-2, 7, -1])
     kept, anew = pieces.take(starts)
     assert anew.tolist() == [-1, 7, -2]

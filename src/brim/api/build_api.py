@@ -6,10 +6,10 @@ from brim.api.recorded_run import recorded_run, shown
 from brim.api.source_api import opened_table, source_options
 from brim.errors import InputError
 from brim.jobs.build_job import BuildPlan, BuildSettings
-from brim.jobs.job import BuildResult
 from brim.jobs.plan_storage import is_job_plan, open_place
-from brim.jobs.saved_build import SavedBuild, SavedSettings
-from brim.jobs.spec import heard_while_reading, job_settings
+from brim.jobs.preflight import job_settings, stopping_while_reading
+from brim.jobs.results import BuildResult
+from brim.jobs.saved_plans import SavedBuild, SavedSettings
 from brim.options.build_options import (
     BuildOptions,
     OpenPlanOptions,
@@ -119,7 +119,7 @@ def open_plan(options: OpenPlanOptions) -> SavedBuild:
 def make_build_plan(options: PlanOptions, *, runs: bool) -> BuildPlan:
     """Plan a build. One that `runs` is refused while its stop file exists; others only show what would be done."""
     settings = job_settings(BuildSettings, options)
-    with heard_while_reading(options.destination if runs else None, settings):
+    with stopping_while_reading(options.destination if runs else None, settings):
         table = opened_table(options, ReadFilesOptions)
         if table is None:
             table = read_source(options.source, source_options(options))
@@ -132,7 +132,7 @@ def make_select_plan(options: SelectOptions, *, runs: bool) -> BuildPlan:
     """Plan what a selection writes."""
     settings = job_settings(BuildSettings, options)
     access = Access(options.source_endpoint_url or options.endpoint_url, options.anonymous)
-    with heard_while_reading(options.destination if runs else None, settings):
+    with stopping_while_reading(options.destination if runs else None, settings):
         rows = selected(options.source, options.only(QueryOptions), options.from_config, options.from_split, access)
         return BuildPlan(rows.table(), options.destination, settings)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from brim.jobs.caches import CacheEntry, cache_home, list_caches, remove_cache
+from brim.jobs.cache_entries import CacheEntry, cache_home, list_caches, remove_cache
 from brim.options.cache_options import CachesOptions, CleanOptions
 from brim.options.declare import takes
 

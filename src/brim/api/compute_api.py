@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from brim.api.overloads import refuse_without_destination, with_optional_destination
 from brim.api.recorded_run import recorded_run, shown
-from brim.compute.outputs.output import Output, RowsOutput
+from brim.compute.outputs.output import RowsOutput
 from brim.compute.outputs.rows_file import read_schema
 from brim.compute.outputs.token_output import FinishOptions, TokenOutput, token_splits
 from brim.compute.outputs.vector_output import SUFFIXES, VectorOutput, rows_path
@@ -41,22 +41,20 @@ from brim.compute.steps.step_process import make_step
 from brim.compute.steps.tokenize_step import TokenizeStep, TokenizeStepOptions, settle_dtype
 from brim.compute.steps.tokenizers import LoadedTokenizer, TokenizerFile, find_tokenizer
 from brim.errors import InputError
-from brim.execution.failures import users_own
-from brim.execution.worker_process import caller_bytes, kept_workers, start_spare
+from brim.execution.failures import raising_user_errors
+from brim.execution.worker_process import caller_bytes, keeping_worker, start_warm_worker
 from brim.extras import need_extra
-from brim.jobs.caches import cache_home, cache_key, open_cache, open_dataset, trim_caches
-from brim.jobs.file_layout import FileLayout
-from brim.jobs.job import Job, MapResult
-from brim.jobs.spec import (
-    DatasetLayout,
+from brim.jobs.cache_entries import cache_home, cache_key, open_cache, open_dataset, trim_caches
+from brim.jobs.destination_paths import dataset_paths, file_paths
+from brim.jobs.job import Job
+from brim.jobs.preflight import (
+    ComputePlan,
     JobSettings,
-    computed_facts,
-    computed_spec,
-    dataset_spec,
-    heard_while_reading,
+    check_file_suffix,
     job_settings,
-    vector_file_spec,
+    stopping_while_reading,
 )
+from brim.jobs.results import MapResult
 from brim.options.compute_options import (
     EmbedToCacheOptions,
     EmbedToDestinationOptions,
@@ -77,8 +75,9 @@ from brim.progress import Progress
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
-from brim.storage.listing import list_objects
-from brim.storage.location import Access, is_bucket_address, is_web_address, parse_bucket_address
+from brim.storage.destination import parse_destination
+from brim.storage.listing import list_files
+from brim.storage.location import Access, folder_location, is_dataset_address, is_object_address, parse_location
 from brim.tensors.tensor_reader import ShardedTensor, open_tensors
 
 if TYPE_CHECKING:
@@ -143,14 +142,14 @@ def map_job(
 ) -> Job:
     """Make the job that maps rows to a destination. A function that is named by a text is loaded by workers only."""
     settings = job_settings(JobSettings, options, held_bytes=held_bytes)
-    with heard_while_reading(options.destination, settings):
+    with stopping_while_reading(options.destination, settings):
         output = RowsOutput(options.format, options.rows_per_shard, options.split)
         mapping = MapStepOptions(**options.values(MapFunctionOptions), **(dataset_format or {}))
         function = options.function
         step = make_step(function, mapping) if isinstance(function, str) else MapStep(function, mapping)
         rows = open_rows(options.dataset, row_options(options, options.dataset, options.name))
         mapping.check(rows.schema)
-        return Job(dataset_spec("map", rows, step, output, options.destination, settings))
+        return _dataset_job(ComputePlan("map", rows, step, output, settings.on_error), options.destination, settings)
 
 
 def tokenize_job(
@@ -161,7 +160,7 @@ def tokenize_job(
         refuse_without_destination(options, "format")
         options = replace(options, format="arrow")
     settings = job_settings(JobSettings, options, held_bytes=held_bytes)
-    with heard_while_reading(options.destination, settings):
+    with stopping_while_reading(options.destination, settings):
         file = find_tokenizer(options.tokenizer)
         loaded = LoadedTokenizer(file.read(), file.name)
         dtype = settle_dtype(options.dtype, options.format, loaded.vocab_size)
@@ -193,11 +192,12 @@ def tokenize_job(
         rows = open_rows(options.source, reading)
         step.output_schema(rows.schema)
         output = TokenOutput(finish, file.name, eos)
+        plan = ComputePlan("tokenize", rows, step, output, settings.on_error)
         if options.destination is not None:
-            return Job(dataset_spec("tokenize", rows, step, output, options.destination, settings))
-        folder = _cache("tokenize", rows, step, output, settings, options.cache_dir, f"tokens of {options.column}")
-        layout = DatasetLayout(folder / _DATASET, folder, waits=True)
-        return Job(computed_spec("tokenize", rows, step, output, layout, settings))
+            return _dataset_job(plan, options.destination, settings)
+        folder = _cache(plan, options.cache_dir, f"tokens of {options.column}")
+        location = folder_location(folder / _DATASET)
+        return Job(plan, dataset_paths(location, folder, settings.hub, waits_for_lock=True), settings)
 
 
 def _document_end(
@@ -228,14 +228,14 @@ def embed_job(options: EmbedToDestinationOptions | EmbedToCacheOptions, *, held_
     the vectors go to a file in the cache.
     """
     to = None if options.destination is None else os.fspath(options.destination)
-    as_file = to is None or (not is_web_address(to) and Path(to).suffix in SUFFIXES)
+    as_file = to is None or (not is_dataset_address(to) and Path(to).suffix in SUFFIXES)
     if to is None:
         refuse_without_destination(options, "split")
     elif as_file and options.split != "train":
         raise InputError("--split can only be used with shards, and DEST is a file.", hint="Leave --split out.")
     model = model_name(options.model)
     settings = job_settings(JobSettings, options, held_bytes=held_bytes)
-    with heard_while_reading(to, settings, as_file=as_file):
+    with stopping_while_reading(to, settings, as_file=as_file):
         embedding = EmbedStepOptions(
             model,
             **options.values(VectorOptions),
@@ -248,30 +248,32 @@ def embed_job(options: EmbedToDestinationOptions | EmbedToCacheOptions, *, held_
         rows, root = _open_embed_source(options.source, options.image, row_options(options))
         step = EmbedStep(replace(embedding, image_root=root))
         step.check(rows.schema)
-        if to is None:
-            output = VectorOutput(_VECTORS, step.batch_rows or 1000)
-            folder = _cache("embed", rows, step, output, settings, options.cache_dir, f"vectors by {model}")
-            layout = FileLayout(folder / _VECTORS, folder, waits=True)
-            return Job(computed_spec("embed", rows, step, output, layout, settings))
-        if as_file:
-            return Job(vector_file_spec(rows, step, to, settings))
-        return Job(dataset_spec("embed", rows, step, RowsOutput("parquet", None, options.split), to, settings))
+        if not as_file:
+            assert to is not None
+            check_file_suffix(to)
+            shards = RowsOutput("parquet", None, options.split)
+            return _dataset_job(ComputePlan("embed", rows, step, shards, settings.on_error), to, settings)
+        if to is not None:
+            paths = file_paths(to, settings.state_dir, settings.access)
+            output = VectorOutput(paths.file_names[0], step.batch_rows or 1000)
+            return Job(ComputePlan("embed", rows, step, output, settings.on_error), paths, settings)
+        output = VectorOutput(_VECTORS, step.batch_rows or 1000)
+        plan = ComputePlan("embed", rows, step, output, settings.on_error)
+        folder = _cache(plan, options.cache_dir, f"vectors by {model}")
+        paths = file_paths(folder / _VECTORS, folder, settings.access, waits_for_lock=True)
+        return Job(plan, paths, settings)
 
 
-def _cache(
-    verb: str,
-    rows: RowSource,
-    step: Step,
-    output: Output,
-    settings: JobSettings,
-    cache_dir: PathLike | None,
-    label: str,
-) -> Path:
+def _dataset_job(plan: ComputePlan, destination: PathLike, settings: JobSettings) -> Job:
+    location = parse_destination(destination, settings.access)
+    return Job(plan, dataset_paths(location, settings.state_dir, settings.hub), settings)
+
+
+def _cache(plan: ComputePlan, cache_dir: PathLike | None, label: str) -> Path:
     """Return the folder of this job in the cache; its name is a digest of all inputs that affect the result."""
-    facts = cache_key(computed_facts(verb, rows, step, output, settings.on_error))
-    name = f"{verb}-{digest_json(facts)[:24]}"
+    name = f"{plan.command}-{digest_json(cache_key(plan.facts))[:24]}"
     trim_caches(cache_home(cache_dir))
-    return open_cache(cache_home(cache_dir), name, {"what": label, "source": rows.name})
+    return open_cache(cache_home(cache_dir), name, {"what": label, "source": plan.source.name})
 
 
 @takes(TokenizeToDestinationOptions, "tokenize")
@@ -341,9 +343,7 @@ def _embed_to_cache(options: EmbedToCacheOptions) -> Vectors:
         (3, 4)
     """
     job, result = _run_embed(options)
-    assert isinstance(job.spec.layout, FileLayout)
-    assert isinstance(job.spec.layout.destination, Path)
-    return Vectors(job.spec.layout.destination, result)
+    return Vectors(job.paths.location.path, result)
 
 
 embed = with_optional_destination("embed", _embed, _embed_to_cache)
@@ -359,30 +359,30 @@ def _run_embed(options: EmbedToDestinationOptions | EmbedToCacheOptions) -> tupl
 def start_worker(step: type[Step], engine: str, workers: int | None) -> None:
     """Start a worker early, so that it imports its modules while the source is opened or before the next call."""
     if engine == "local":
-        start_spare(step.__module__, workers or (1 if step is EmbedStep else None))
+        start_warm_worker(step.__module__, workers or (1 if step is EmbedStep else None))
 
 
 def run_job(job: Job, progress: Progress, report: PathLike | None) -> MapResult:
     """Run a job; if it used workers, start one for the next call."""
-    with kept_workers(), recorded_run(progress, report, job.limit) as watched, users_own():
+    with keeping_worker(), recorded_run(progress, report, job.limit) as watched, raising_user_errors():
         computed = job.run(watched)
     assert isinstance(computed, MapResult)
-    if computed.stats.workers and job.spec.step is not None:
-        start_worker(type(job.spec.step), job.spec.how.engine, job.spec.how.workers)
+    if computed.stats.workers and isinstance(job.plan, ComputePlan):
+        start_worker(type(job.plan.step), job.settings.engine, job.settings.workers)
     return computed
 
 
 def _open_cached(job: Job) -> Any:
     """Return the cached result of a job: a Dataset, or a DatasetDict for several splits."""
-    assert isinstance(job.spec.output, TokenOutput)
-    assert isinstance(job.spec.layout.destination, Path)
-    data = job.spec.layout.destination / "data"
+    assert isinstance(job.plan, ComputePlan)
+    assert isinstance(job.plan.output, TokenOutput)
+    data = job.paths.location.path / "data"
 
     def open_split(split: str) -> Any:
         files = sorted(data.glob(f"{split}-*.arrow"))
-        return open_dataset(files, read_schema(files[0], "arrow"), f"{job.spec.fingerprint}/{split}")
+        return open_dataset(files, read_schema(files[0], "arrow"), f"{job.plan.fingerprint}/{split}")
 
-    splits = job.spec.output.options.splits
+    splits = job.plan.output.options.splits
     if len(splits) == 1:
         return open_split(splits[0].name)
     return import_datasets("several splits").DatasetDict({split.name: open_split(split.name) for split in splits})
@@ -401,20 +401,19 @@ def _open_embed_source(source: Any, image: str | None, options: RowOptions) -> t
     if not isinstance(source, str | os.PathLike):
         return open_rows(source, options), None if image is None else os.getcwd()
     source = os.fspath(source)
-    if is_bucket_address(source):
-        address = parse_bucket_address(source, options.access)
-        folder, _, name = address.prefix.rpartition("/")
-        root: Any = address
-        if image is None or split_name(name)[0] is not None or WILD.search(address.prefix):
-            root = replace(address, prefix=folder)
-        elif not any(_is_of_rows(key) for key, _ in islice(list_objects(address), _LOOK_NAMES)):
+    if is_object_address(source):
+        location = parse_location(source, options.access)
+        name, root = location.prefix.rpartition("/")[2], location
+        if image is None or split_name(name)[0] is not None or WILD.search(location.prefix):
+            root = location.parent
+        elif not any(_is_of_rows(key) for key, _ in islice(list_files(location), _LOOK_NAMES)):
             reading = SourceOptions(limit=options.limit, access=options.access)
-            return _open_images(source, image, reading, name or address.bucket, options)
+            return _open_images(source, image, reading, name or location.container, options)
         return open_rows(source, options), None if image is None else str(root)
     path = Path(source)
     if image is None or not path.is_dir() or _has_rows(path):
-        root = os.path.abspath(path if path.is_dir() else path.parent)
-        return open_rows(source, options), None if image is None else root
+        folder = os.path.abspath(path if path.is_dir() else path.parent)
+        return open_rows(source, options), None if image is None else folder
     return _open_images(source, image, SourceOptions(limit=options.limit), path.name, options)
 
 
@@ -432,7 +431,7 @@ def _open_images(
     content = [digest_ints(table.files.sizes), *(digest_table(block) for block in _tables_of_files(table))]
     rows.facts = rows.facts | {"content": digest_json(content)}
     rows.files = table.files
-    return rows, table.files.root if table.files.bucket is None else str(table.files.bucket)
+    return rows, table.files.root
 
 
 def _has_rows(folder: Path) -> bool:

@@ -26,9 +26,10 @@ from brim.compute.rows.open_rows import dataset_tables
 from brim.compute.steps.row_features import import_datasets
 from brim.errors import ArgumentError, DestinationError, DestinationUnavailableError, InputError, named
 from brim.jobs.build_job import BuildPlan, BuildSettings
-from brim.jobs.caches import cache_home, open_cache, open_dataset
-from brim.jobs.content import MEMORY
-from brim.jobs.job import BuildResult
+from brim.jobs.cache_entries import cache_home, open_cache, open_dataset
+from brim.jobs.publish_options import PublishOptions
+from brim.jobs.results import BuildResult
+from brim.jobs.shard_set import MEMORY
 from brim.memory.limit import effective_limit
 from brim.options.declare import takes
 from brim.options.groups import ShardOptions
@@ -43,8 +44,7 @@ from brim.sources.file_table import FileTable
 from brim.state.atomic_files import reason
 from brim.state.scratch import scratch_folder
 from brim.storage.hub_client import own_name
-from brim.storage.location import HUB_SCHEME, HubAddress, parse_hub_address, repo_name_is_valid
-from brim.stores.destination import PublishOptions
+from brim.storage.location import HUB_SCHEME, MAIN, Location, parse_repository, repo_name_is_valid
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -183,10 +183,10 @@ def _cut(
     return requested if requested == ShardOptions() and set(counts.values()) == {1} else ShardOptions(num_shards=counts)
 
 
-def _address(repo_id: str, revision: str | None, token: str | None) -> HubAddress:
+def _address(repo_id: str, revision: str | None, token: str | None) -> Location:
     if repo_id.startswith(HUB_SCHEME):
-        address = parse_hub_address(repo_id)
-        return HubAddress(address.repo, revision or address.revision)
+        address = parse_repository(repo_id)
+        return replace(address, revision=revision or address.revision)
     if repo_id.startswith("buckets/"):
         raise InputError(
             "push_to_hub publishes to repositories, and this is a bucket.",
@@ -195,7 +195,7 @@ def _address(repo_id: str, revision: str | None, token: str | None) -> HubAddres
     repo = repo_id if "/" in repo_id else f"{own_name(token)}/{repo_id}"
     if not repo_name_is_valid(repo):
         raise InputError(f"{repo_id!r} is not the name of a repository on the Hub.", hint="Write ORG/NAME.")
-    return HubAddress(repo, revision or "main")
+    return Location("hf", f"datasets/{repo}", "", revision=revision or MAIN)
 
 
 _D = TypeVar("_D")  # a Dataset stays a Dataset, a DatasetDict a DatasetDict

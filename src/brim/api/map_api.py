@@ -28,10 +28,12 @@ from brim.compute.steps.row_features import import_datasets
 from brim.compute.steps.step_process import make_step
 from brim.errors import ArgumentError, InputError, named
 from brim.execution.worker_process import caller_bytes
-from brim.jobs.caches import CacheLayout, cache_home, cache_key, cache_max, open_dataset, remove_folder, trim_caches
-from brim.jobs.content import without_function
-from brim.jobs.job import Job, MapResult
-from brim.jobs.spec import JobSettings, computed_facts, computed_spec, job_settings
+from brim.jobs.cache_entries import cache_home, cache_key, cache_max, open_dataset, remove_folder, trim_caches
+from brim.jobs.destination_paths import cache_paths
+from brim.jobs.job import Job
+from brim.jobs.preflight import ComputePlan, JobSettings, job_settings
+from brim.jobs.results import MapResult
+from brim.jobs.shard_set import without_function
 from brim.options.compute_options import (
     SUFFIX,
     FilterFunctionOptions,
@@ -254,24 +256,20 @@ class _Call(Generic[_Options]):
                 "brim cannot detect whether this function has changed, so a later call will not find its result"
             )
         output = CachedRows(step.options.writer_batch_size or 1000, functools.partial(step.empty_schema, source.schema))
-        facts = cache_key(computed_facts("map", source, step, output, settings.on_error))
+        plan = ComputePlan("map", source, step, output, settings.on_error)
+        facts = cache_key(plan.facts)
         # The first part is the same for every version of the function, so that a changed function can resume.
         folder = f"{digest_json(without_function(facts))[:12]}-{digest_json(facts)[:12]}"
         about = {"what": step.function.name, "source": source.name}
-        layout = CacheLayout(cache_home(self.options.cache_dir), folder, about, adopt=settings.keep_done)
-        return source, Job(computed_spec("map", source, step, output, layout, settings, self._label))
+        paths = cache_paths(cache_home(self.options.cache_dir), folder, about, adopts=settings.keep_done)
+        return source, Job(plan, paths, settings, label=self._label)
 
     def _run_part(self, part: Any, job: Job, watched: Progress, open_result: OpenResult) -> Any:
         cached = run_job(job, watched, self.options.report).cached
         assert cached is not None
         result = open_result(part, cached, self.options.new_fingerprint)
-        step, function = job.spec.step, self.options.function
-        if isinstance(step, MapStep) and callable(function) and not step.give_back(function):
-            self.progress.note(
-                "the function changed its own state in several workers: the changes are lost (num_proc=1 keeps them)"
-            )
         if result is part:  # called for its side effects: the next call must repeat them, so nothing stays cached
-            remove_folder(job.spec.layout.state)
+            remove_folder(job.paths.state_dir)
         trim_caches(cache_home(self.options.cache_dir))
         return result
 

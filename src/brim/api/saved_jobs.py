@@ -15,7 +15,7 @@ from brim.api.compute_api import embed_job, map_job, tokenize_job
 from brim.errors import ArgumentError, InputError
 from brim.execution.worker_process import caller_bytes
 from brim.jobs.job import Job
-from brim.jobs.saved_compute import JobPlan, SavedComputation, save_job_plan
+from brim.jobs.saved_plans import JobPlan, SavedComputation, save_job_plan
 from brim.options.build_options import OpenJobOptions
 from brim.options.compute_options import (
     EmbedJobOptions,

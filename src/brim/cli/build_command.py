@@ -11,7 +11,6 @@ from brim.options.build_options import BuildOptions
 from brim.options.declare import Common, Option, Path
 from brim.options.groups import RunOptions, SavedPlanOptions, ShowOptions
 from brim.records import dataclass
-from brim.storage.location import Location
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +83,11 @@ def run(options: BuildCommand | BuildPartCommand) -> None:
 
 def _next_steps(options: BuildCommand | BuildPartCommand, job: Any, result: Any) -> list[tuple[str, str]]:
     """Return the commands that load and verify the dataset."""
-    from brim.jobs.next_steps import load_dataset
+    from brim.jobs.results import load_dataset
 
     if isinstance(options, BuildPartCommand):
         destination, config, source = str(result.destination), job.hub.config, []
-        store = job.destination.access.endpoint if isinstance(job.destination, Location) else None
+        store = job.destination.access.endpoint if job.destination is not None else None
         passed = [("--state-dir", options.state_dir), ("--endpoint-url", store)]
     else:
         destination, config, store = str(options.destination), options.config, options.endpoint_url

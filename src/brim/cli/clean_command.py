@@ -26,7 +26,7 @@ class CleanCommand(JsonOptions, CleanOptions):
 
 def run(options: CleanCommand) -> None:
     from brim.api.cache_api import clean
-    from brim.jobs.caches import cache_home, cache_max
+    from brim.jobs.cache_entries import cache_home, cache_max
 
     home = cache_home(options.cache_dir)
     caches = clean(**options.values(CleanOptions))

@@ -22,11 +22,11 @@ def run_compute(
     workers: int = 0,
 ) -> None:
     """Run a job, save it as a plan (--save), or process a saved plan (--plan). `workers` is the usual number."""
-    from brim.execution.worker_process import start_spare
+    from brim.execution.worker_process import start_warm_worker
 
     if getattr(options, "engine", "local") == "local":
         # The first worker imports its modules while this process opens the source.
-        start_spare(f"brim.compute.steps.{command}_step", options.workers or workers or None)
+        start_warm_worker(f"brim.compute.steps.{command}_step", options.workers or workers or None)
     if isinstance(options, SavedPlanOptions):
         _run_saved(command, options)
         return

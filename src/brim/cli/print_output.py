@@ -14,7 +14,7 @@ from typing import Any
 from brim.errors import BrimError, InputError
 from brim.progress import Progress, notify_if_slow
 from brim.sizes import format_size
-from brim.storage.location import is_bucket_address
+from brim.storage.location import is_object_address
 from brim.wording import escape_controls
 
 
@@ -125,7 +125,7 @@ def show_progress(
 
 def waiting_for(source: str) -> AbstractContextManager[None]:
     """Return a context for reading a source that prints a message if a bucket takes long to answer."""
-    if not is_bucket_address(source):
+    if not is_object_address(source):
         return nullcontext()
     return notify_if_slow(
         lambda text: print(f"brim: {text}", file=sys.stderr, flush=True), f"still waiting for {source}"

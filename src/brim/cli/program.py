@@ -13,7 +13,7 @@ from brim.cli.commands import static_page
 from brim.cli.print_output import Escaped, Printed, fail, missing_working_folder
 from brim.errors import BrimError, DestinationUnavailableError, StoppedError
 from brim.state.atomic_files import reason
-from brim.state.stop import hear_all_signals
+from brim.state.stop import handle_all_signals
 from brim.wording import use_terminal_names
 
 # New objects before the garbage collector runs. Imports create 70,000 objects, and with the default threshold of 700
@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> None:
     """Run the command that the arguments name, and exit."""
     gc.set_threshold(_OBJECTS)
     use_terminal_names()
-    hear_all_signals()
+    handle_all_signals()
     _replace_streams()
     do_without_pandas()
     end = arguments.index("--") if "--" in arguments else len(arguments)

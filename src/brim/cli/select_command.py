@@ -38,7 +38,7 @@ class SelectCommand(ShowOptions, SelectOptions, panel="Run"):
 
 def run(options: SelectCommand) -> None:
     from brim.api.build_api import make_select_plan
-    from brim.jobs.next_steps import load_dataset
+    from brim.jobs.results import load_dataset
     from brim.memory.peak import PeakSampler
 
     destination = str(options.destination)

@@ -40,16 +40,16 @@ def _make_job(options: TokenizeCommand) -> Any:
 
     note = progress_for(options.json, options.quiet).note
     job = tokenize_job(options, note=note, held_bytes=0)
-    step: Any = job.spec.step
-    note(f"encoder: {step.encoder}")
+    plan: Any = job.plan
+    note(f"encoder: {plan.step.encoder}")
     return job
 
 
 def _describe(job: Any, result: Any, seconds: float) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     """Return the lines about tokens, encoders and unusual texts."""
-    eos, counts = job.spec.step.options.eos, result.counts
+    eos, counts = job.plan.step.options.eos, result.counts
     none = "none: packed documents follow each other without a token between them"
-    end = [("eos", none if eos is None else eos)] if eos is not None or job.spec.output.options.pack is not None else []
+    end = [("eos", none if eos is None else eos)] if eos is not None or job.plan.output.options.pack is not None else []
     if not counts:
         return end, {"eos": eos}
     rate = f", {counts['tokens'] / seconds:,.0f} per second" if result.computed else ""

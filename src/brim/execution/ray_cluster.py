@@ -1,6 +1,6 @@
-"""Before the first task, on every node: the same brim, a source that can be read, a destination that can be reached.
+"""Connect to a Ray cluster, and check every node before the first task: versions, source and destination.
 
-What is wrong is said with the node's name, minutes before a task would fail there.
+Errors name the node, minutes before a task would fail there.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from brim.extras import missing
 from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
 from brim.records import dataclass
-from brim.storage.listing import list_objects, stat_objects
-from brim.storage.location import Access, Location, is_bucket_address, parse_bucket_address
-from brim.stores.store import Carrier
+from brim.storage.destination import Uploader
+from brim.storage.listing import list_files, stat_files
+from brim.storage.location import Access, Location, is_remote, parse_location
 
 Loss = Literal["lost", "memory"]
-# The task did nothing wrong: its worker or its node went away, or what it was given did.
+# Errors of tasks whose worker, node or argument was lost.
 _LOST = (
     "WorkerCrashedError",
     "NodeDiedError",
@@ -53,7 +53,7 @@ _LOST = (
 
 
 def loss_of(ray: Any, error: BaseException) -> Loss:
-    """How a task was lost. What it raised itself is raised here: brim's errors as they are."""
+    """Return how a task was lost. An error that the task raised itself is raised."""
     exceptions = ray.exceptions
     memory: list[type[BaseException]] = [MemoryError]
     if hasattr(exceptions, "OutOfMemoryError"):
@@ -68,23 +68,23 @@ def loss_of(ray: Any, error: BaseException) -> Loss:
         return "lost"
     if cause is not None and not isinstance(cause, OSError):
         raise cause from error  # a bug, here or in what the task calls
-    said = str(cause or error).strip().split("\n")[0]
+    text = str(cause or error).strip().split("\n")[0]
     raise DestinationUnavailableError(
-        f"A task failed on a node of the cluster: {said.rstrip('.')}.",
+        f"A task failed on a node of the cluster: {text.rstrip('.')}.",
         hint="Look at the cluster with `ray status`, then run the same command to continue.",
     ) from error
 
 
 NAMESPACE = "brim"
 _CONNECT_S = 5.0
-_HEAD_S = 20.0  # how long the head may be silent: Ray ends the process after a minute, without a word of brim's
+_HEAD_S = 20.0  # the head may be silent so long: Ray kills the process after a minute, without an error of brim
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of HTTP/2, with no settings
 _HINT = "Start one with `ray start --head`, then `ray start --address HOST:PORT` on every other node."
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine of the cluster, and what it offers."""
+    """A machine of the cluster, and its resources."""
 
     id: str
     name: str
@@ -94,19 +94,19 @@ class Node:
 
 
 class Cluster:
-    """A connection. Once the head is `lost`, nothing is asked any more: Ray would wait, and then end the process."""
+    """A connection. Once the head `is_lost`, Ray is not called again: it would wait, and then kill the process."""
 
     def __init__(self, ray: Any) -> None:
         self.ray = ray
-        self.lost = False
+        self.is_lost = False
         self._head = str(ray.get_runtime_context().gcs_address)
 
     def nodes(self) -> list[Node]:
-        """Those that are alive and offer something to work with."""
+        """Return the nodes that are alive and have a CPU."""
         self._need_head()
         alive = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
         addresses = Counter(node["NodeManagerAddress"] for node in alive)
-        return [_node(node, alone=addresses[node["NodeManagerAddress"]] == 1) for node in alive]
+        return [_node(node, is_single=addresses[node["NodeManagerAddress"]] == 1) for node in alive]
 
     def need_nodes(self) -> list[Node]:
         nodes = self.nodes()
@@ -120,7 +120,7 @@ class Cluster:
         until = time.monotonic() + _HEAD_S
         while (error := _unreachable(self._head)) is not None:
             if time.monotonic() > until:
-                self.lost = True
+                self.is_lost = True
                 raise DestinationUnavailableError(
                     f"The head of the Ray cluster ({self._head}) is gone: {error.strerror or error}.",
                     hint="Start the cluster, then run the same command to continue. Finished work is kept.",
@@ -129,22 +129,22 @@ class Cluster:
 
 
 def _unreachable(address: str) -> OSError | None:
-    """Why there is no gRPC server, which Ray's head is. It tells its settings to whoever connects."""
+    """Return why no gRPC server, such as Ray's head, can be reached. It sends its settings to every client."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
             if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
                 connection.sendall(_HELLO)
                 if connection.recv(4)[3:] != b"\x04":
-                    return OSError("what answers there is not Ray's head")
+                    return OSError("the server at this address is not the head of a Ray cluster")
     except OSError as error:
         return error
     return None
 
 
-def _node(node: dict[str, Any], alone: bool) -> Node:
+def _node(node: dict[str, Any], is_single: bool) -> Node:
     resources = node["Resources"]
-    name = str(node["NodeManagerAddress"]) + ("" if alone else f" ({node['NodeID'][:6]})")
+    name = str(node["NodeManagerAddress"]) + ("" if is_single else f" ({node['NodeID'][:6]})")
     memory, gpus = int(resources.get("memory", 0)), float(resources.get("GPU", 0))
     return Node(str(node["NodeID"]), name, float(resources["CPU"]), memory, gpus)
 
@@ -159,30 +159,32 @@ def need_ray() -> Any:
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Cluster]:
-    """Whoever has connected before (a program that uses Ray itself) keeps its connection."""
+    """Connect to a cluster. A program that has connected to Ray before keeps its connection."""
     ray = need_ray()
     if ray.is_initialized():
         yield Cluster(ray)
         return
     head = _need_reachable(ray, address or "auto")
-    handlers = _handlers()
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         try:
             ray.init(address=address or "auto", namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
         finally:
-            for number, handler in handlers.items():  # Ray takes SIGTERM, which brim stops cleanly on
+            for number, handler in handlers.items():  # Ray replaces that of SIGTERM, on which brim stops cleanly
                 signal.signal(number, handler)
     except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # Ray's own handler
             raise StoppedError("Stopped by SIGTERM.", hint="Run the same command to continue.") from error
-        said = str(error).strip().split("\n")[0] or "none of its nodes is on this machine"
+        text = str(error).strip().split("\n")[0] or "none of its nodes is on this machine"
         if head is not None and _unreachable(head) is not None:
             raise DestinationUnavailableError(
                 f"The Ray cluster at {head} ended while brim connected to it.",
                 hint="Start it again, then run the same command to continue.",
             ) from error
         raise InputError(
-            f"The Ray cluster at {address or 'auto'} cannot be used from here: {said.rstrip('.')}.",
+            f"The Ray cluster at {address or 'auto'} cannot be used from this machine: {text.rstrip('.')}.",
             hint="Run brim on one of its nodes, with the same versions of Ray and Python as there.",
         ) from error
     be_quiet(ray)
@@ -192,16 +194,10 @@ def connected(address: str | None) -> Iterator[Cluster]:
         ray.shutdown()
 
 
-def _handlers() -> dict[int, Any]:
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    return {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-
 def _need_reachable(ray: Any, address: str) -> str | None:
     """Check that the head answers, and return its HOST:PORT, if the address names one.
 
-    Ray itself tries for minutes, and then ends the process.
+    Ray itself retries for minutes, and then kills the process.
     """
     if address == "auto":
         try:
@@ -219,62 +215,58 @@ def _need_reachable(ray: Any, address: str) -> str | None:
 
 _ANSWER_S = 60.0
 _SAMPLE = 5
-_SHARED = "Keep it on a disk that every node sees under the same path."
+_SHARED_HINT = "Keep it on a disk that every node mounts under the same path."
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What a node has to see: some source files, paths that must exist, and where output goes."""
+class NodeRequirements:
+    """What a node must be able to read (a sample of source files, paths), and the destination that it writes to."""
 
     files: FileSet | None = None
     paths: tuple[str, ...] = ()
-    carrier: Carrier | None = None
-    mark: str = ""  # a file in the folder of units
-    access: Access = field(default_factory=Access)  # to the bucket that `paths` are in
+    uploader: Uploader | None = None
+    marker: str = ""  # a file in the folder of units
+    access: Access = field(default_factory=Access)  # to the bucket of `paths`
 
     def check(self) -> None:
-        """On a node; a BrimError says what it does not see."""
+        """Raise a BrimError on a node that lacks one of them."""
         if self.files is not None and self.files.bucket is None:
             for number in range(len(self.files)):
-                _open(self.files, number)
+                try:
+                    os.close(open_source(self.files, number))
+                except SourceChangedError as error:
+                    path = self.files.full_path(number)
+                    raise SourceError(
+                        f"The source file {path!r} is missing, unreadable, or not the one that the driver reads.",
+                        hint=_SHARED_HINT,
+                    ) from error
         elif self.files is not None and self.files.bucket is not None:
-            _see(self.files.bucket, [self.files.path(number) for number in range(len(self.files))])
+            _check_objects(self.files.bucket, [self.files.path(number) for number in range(len(self.files))])
         for path in self.paths:
-            if is_bucket_address(path):
-                _see(parse_bucket_address(path, self.access), [])
+            if is_remote(path):
+                _check_objects(parse_location(path, self.access), [])
             elif not os.access(path, os.R_OK):
-                raise SourceError(
-                    f"The source {path!r} is not there, or may not be read.",
-                    hint=_SHARED,
-                )
-        if self.mark and not os.path.exists(self.mark):
+                raise SourceError(f"The source {path!r} is missing or unreadable.", hint=_SHARED_HINT)
+        if self.marker and not os.path.exists(self.marker):
             raise DestinationError(
-                f"The folder {os.path.dirname(self.mark)!r} is not the one that the driver writes to.",
+                f"The folder {os.path.dirname(self.marker)!r} is not the one that the driver writes to.",
                 hint="Choose a destination, or a --state-dir folder, on a disk that every node shares.",
             )
-        if self.carrier is not None:
-            self.carrier.check()
+        if self.uploader is not None:
+            self.uploader.check_access()
 
 
-def _open(files: FileSet, number: int) -> None:
-    try:
-        os.close(open_source(files, number))
-    except SourceChangedError as error:
-        what = "is not there, may not be read, or is not what the driver sees"
-        raise SourceError(f"The source file {files.full_path(number)!r} {what}.", hint=_SHARED) from error
-
-
-def _see(bucket: Location, names: list[str]) -> None:
-    """Whether these objects can be read from here; without any, whether the place can be listed."""
+def _check_objects(bucket: Location, names: list[str]) -> None:
+    """Check that these objects can be read; without any, that the location can be listed."""
     if not names:
-        next(list_objects(bucket), None)
-    for name, stat in zip(names, stat_objects(bucket, names), strict=True):
+        next(list_files(bucket), None)
+    for name, stat in zip(names, stat_files(bucket, names), strict=True):
         if stat is None:
-            raise SourceError(f"{bucket}/{name} is not there.", hint="Do all nodes reach the same store?")
+            raise SourceError(f"{bucket.child(name)} is missing.", hint="Do all nodes reach the same object store?")
 
 
 def sample_of(files: FileSet) -> FileSet:
-    """A few of the files that will be opened."""
+    """Return a few of the files that will be opened."""
     on_disk = files.on_disk
     real = np.setdiff1d(np.arange(len(on_disk), dtype=np.int64), np.array(list(on_disk.bundles), np.int64))
     if not len(real):
@@ -282,48 +274,46 @@ def sample_of(files: FileSet) -> FileSet:
     return on_disk.take(np.unique(real[np.linspace(0, len(real) - 1, _SAMPLE).astype(np.int64)])).anywhere()
 
 
-def check_nodes(cluster: Cluster, nodes: Sequence[Node], sight: Sight) -> None:
-    """Raises the first thing that is wrong, with the name of the node where it is."""
+def check_nodes(cluster: Cluster, nodes: Sequence[Node], requirements: NodeRequirements) -> None:
+    """Raise the first problem of a node, with the name of the node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray = cluster.ray
-    probe = ray.remote(_probe())
-    payload = pickle.dumps(sight)
-    asked = {
+    probe = ray.remote(_make_probe())
+    payload = pickle.dumps(requirements)
+    requests = {
         probe.options(
             num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
         ).remote(payload): node
         for node in nodes
     }
-    ready, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)
+    ready, silent = ray.wait(list(requests), num_returns=len(requests), timeout=_ANSWER_S)
     if silent:
         raise InputError(
-            f"The Ray node {asked[silent[0]].name} does not answer within {_ANSWER_S:.0f} s.",
+            f"The Ray node {requests[silent[0]].name} does not answer within {_ANSWER_S:.0f} s.",
             hint="Look at it with `ray status`, or take it out of the cluster.",
         )
     for ref in ready:
-        _need(ray, ref, asked[ref])
-
-
-def _need(ray: Any, ref: Any, node: Node) -> None:
-    try:
-        there, answer = ray.get(ref)
-    except ray.exceptions.RayTaskError as error:
-        raise InputError(f"The Ray node {node.name} cannot run brim: {error.cause}.") from error
-    except ray.exceptions.RayError:
-        return  # the node has gone since; nothing will run there
-    here = versions()
-    for name, version in here.items():
-        if there.get(name) != version:
-            found = there.get(name) or "none"
-            raise InputError(
-                f"The Ray node {node.name} has {found} as {name}, and this machine has {version}.",
-                hint=f"Install the same on every node: brim {here['brim']}."
-                + (f" (There: {there['error']})" if there.get("error") else ""),
-            )
-    failure = pickle.loads(answer)
-    if isinstance(failure, BrimError):
-        raise type(failure)(f"On the Ray node {node.name}: {failure.words[0]}", hint=failure.words[1], **failure.facts)
+        node = requests[ref]
+        try:
+            installed, answer = ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            raise InputError(f"The Ray node {node.name} cannot run brim: {error.cause}.") from error
+        except ray.exceptions.RayError:
+            continue  # the node has gone since; nothing will run on it
+        local = versions()
+        for name, version in local.items():
+            if installed.get(name) != version:
+                reason = f" (Its error: {installed['error']})" if installed.get("error") else ""
+                raise InputError(
+                    f"The Ray node {node.name} has {installed.get(name) or 'none'} as {name}, and this machine has "
+                    f"{version}.",
+                    hint=f"Install the same on every node: brim {local['brim']}.{reason}",
+                )
+        problem = pickle.loads(answer)
+        if isinstance(problem, BrimError):
+            message, hint = problem.words
+            raise type(problem)(f"On the Ray node {node.name}: {message}", hint=hint, **problem.facts)
 
 
 def versions() -> dict[str, str]:
@@ -335,29 +325,29 @@ def versions() -> dict[str, str]:
     return {"brim": brim.__version__, "pyarrow": pyarrow.__version__, "Python": python}
 
 
-def _probe() -> Callable[[bytes], tuple[dict[str, str], bytes]]:
-    """A function inside of another travels by value: it runs where there is no brim, or another one."""
+def _make_probe() -> Callable[[bytes], tuple[dict[str, str], bytes]]:
+    """Return an inner function, which is pickled by value: it runs without brim, and with another version of it."""
 
     def probe(payload: bytes) -> tuple[dict[str, str], bytes]:
         import pickle
         import platform
 
-        there = {"Python": ".".join(platform.python_version_tuple()[:2])}
+        installed = {"Python": ".".join(platform.python_version_tuple()[:2])}
         try:
             import pyarrow
 
             import brim
 
-            there |= {"brim": brim.__version__, "pyarrow": pyarrow.__version__}
+            installed |= {"brim": brim.__version__, "pyarrow": pyarrow.__version__}
             from brim.errors import BrimError
 
-            sight = pickle.loads(payload)
+            requirements = pickle.loads(payload)
         except (ImportError, AttributeError) as error:
-            return {**there, "error": f"{type(error).__name__}: {error}"}, b"N."
+            return {**installed, "error": f"{type(error).__name__}: {error}"}, b"N."
         try:
-            sight.check()
+            requirements.check()
         except BrimError as error:
-            return there, pickle.dumps(error)
-        return there, pickle.dumps(None)
+            return installed, pickle.dumps(error)
+        return installed, pickle.dumps(None)
 
     return probe

@@ -1,6 +1,6 @@
-"""What tasks are doing and holding: each node has an actor that tasks tell, and that the driver asks twice a second.
+"""Progress and memory of Ray tasks: each node has an actor that tasks report to, and that the driver polls.
 
-Nothing depends on it but what is shown: a node without its gauge works as well.
+Only the display depends on it: a node without its monitor works as well.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from brim.execution.ray_cluster import NAMESPACE, Cluster, Node
 from brim.memory.meter import process_bytes, tree
 from brim.records import dataclass
 
-_EVERY_S = 0.5
-_TELL_S = 0.2
+_POLL_S = 0.5
+_REPORT_S = 0.2
 _MOST_NOTES = 200
 _LATE_S = 10.0
 _STALE_S = 3600.0
@@ -29,8 +28,8 @@ _PREFIX = "brim-ray"
 
 
 @dataclass(slots=True)
-class TaskNews:
-    """How far tasks are: bytes sent and hashed of each, what they print, and what the node holds."""
+class NodeReport:
+    """Bytes sent and hashed per task, lines that tasks printed, and the memory of their processes."""
 
     sent: dict[str, int] = field(default_factory=dict)
     hashed: dict[str, int] = field(default_factory=dict)
@@ -38,207 +37,195 @@ class TaskNews:
     held_bytes: int = 0
 
 
-class Gauge:
+class NodeMonitor:
     """The actor of a node."""
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._told = TaskNews()
+        self._report = NodeReport()
         self._pids: set[int] = set()
 
-    def tell(self, task: str, pid: int, sent: int, hashed: int, notes: list[str]) -> None:
+    def report(self, task: str, pid: int, sent: int, hashed: int, notes: list[str]) -> None:
         self._pids.add(pid)
-        self._told.sent[task], self._told.hashed[task] = sent, hashed
-        self._told.notes = [*self._told.notes, *notes][-_MOST_NOTES:]
+        self._report.sent[task], self._report.hashed[task] = sent, hashed
+        self._report.notes = [*self._report.notes, *notes][-_MOST_NOTES:]
 
-    def read(self) -> TaskNews:
-        told, self._told = self._told, TaskNews()
+    def read(self) -> NodeReport:
+        report, self._report = self._report, NodeReport()
         self._pids = {pid for pid in self._pids if os.path.exists(f"/proc/{pid}")}
-        told.held_bytes = sum(process_bytes(pid) for pid in tree(sorted(self._pids)))
-        return told
+        report.held_bytes = sum(process_bytes(pid) for pid in tree(sorted(self._pids)))
+        return report
 
     def end(self) -> None:
-        """Nothing of this job stays on the node: neither what its tasks have started nor their folders."""
+        """Remove what this job left on the node: processes that its tasks started, and their folders."""
         for pid in self._pids:
             for child in tree([pid])[1:]:
-                if not _is_ours(child):
-                    continue
                 try:
-                    os.kill(child, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
+                    # A number may have been reused by a process that is not a worker of brim.
+                    if b"brim.execution.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                        os.kill(child, signal.SIGKILL)
+                except OSError:
                     continue
-        for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-{self._run}-*"):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _is_ours(pid: int) -> bool:
-    """Whether it is a worker of brim's: a number may have become somebody else's."""
-    try:
-        return b"brim.execution.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+        for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-{self._run}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def private_folder(run: str) -> Path:
-    """A folder of this node and this job alone. What killed jobs have left goes."""
+    """Make a folder of this node for this job. Folders of killed jobs are removed."""
     home = Path(tempfile.gettempdir())
-    for left in home.glob(f"{_PREFIX}-*"):
-        pid = left.name.split("-")[3:4]
+    for folder in home.glob(f"{_PREFIX}-*"):
+        pid = folder.name.split("-")[3:4]
         try:
-            old = time.time() - left.stat().st_mtime > _STALE_S
+            is_old = time.time() - folder.stat().st_mtime > _STALE_S
         except OSError:
             continue
-        if old and pid and pid[0].isdigit() and not os.path.exists(f"/proc/{pid[0]}"):
-            shutil.rmtree(left, ignore_errors=True)
+        if is_old and pid and pid[0].isdigit() and not os.path.exists(f"/proc/{pid[0]}"):
+            shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{run}-{os.getpid()}-"))
 
 
 # In a task
 
-_FOUND: dict[str, Any] = {}
-_TOLD = [0.0]  # when this process told something; tasks may be shorter than that is useful
+_MONITORS: dict[str, Any] = {}
+_REPORTED_AT = [0.0]  # of this process: tasks may be too short to report each
 
 
-class Telling:
-    """A task's side. Bytes are told as they go by, but not more often than is useful."""
+class TaskReporter:
+    """Reports bytes and notes of a task to the monitor of its node, at most five times per second."""
 
     def __init__(self, run: str, task: str) -> None:
-        self._gauge, self._task = _gauge(run), task
+        self.run, self._task = run, task
+        self._monitor = _find_monitor(run)
         self._sent = self._hashed = 0
         self._notes: list[str] = []
 
     def hashed(self, size: int) -> None:
         self._hashed += size
-        self.tell()
+        self.report()
 
     def sent(self, size: int) -> None:
         self._sent += size
-        self.tell()
+        self.report()
 
-    def seen(self, size: int) -> None:
-        """So far, not since the last time."""
+    def set_sent(self, size: int) -> None:
+        """Report the total so far."""
         self._sent = size
-        self.tell()
+        self.report()
 
     def note(self, text: str) -> None:
         self._notes.append(text)
-        self.tell()
+        self.report()
 
-    def untold(self) -> tuple[str, ...]:
-        """Notes that go with the answer."""
+    def take_notes(self) -> tuple[str, ...]:
+        """Return notes that were not reported yet: they travel with the answer."""
         notes, self._notes = tuple(self._notes), []
         return notes
 
-    def tell(self, now: bool = False) -> None:
-        if self._gauge is not None and (now or time.monotonic() - _TOLD[0] >= _TELL_S):
-            _TOLD[0] = time.monotonic()
-            self._gauge.tell.remote(self._task, os.getpid(), self._sent, self._hashed, self._notes)
+    def report(self) -> None:
+        if self._monitor is not None and time.monotonic() - _REPORTED_AT[0] >= _REPORT_S:
+            _REPORTED_AT[0] = time.monotonic()
+            self._monitor.report.remote(self._task, os.getpid(), self._sent, self._hashed, self._notes)
             self._notes = []
 
 
-def _gauge(run: str) -> Any:
-    if run not in _FOUND:
+def _find_monitor(run: str) -> Any:
+    if run not in _MONITORS:
         import ray
 
-        _FOUND.clear()
+        _MONITORS.clear()
         node = ray.get_runtime_context().get_node_id()
         try:
-            _FOUND[run] = ray.get_actor(_name(run, node), namespace=NAMESPACE)
+            _MONITORS[run] = ray.get_actor(_actor_name(run, node), namespace=NAMESPACE)
         except ValueError:
             return None  # a node that has just joined
-    return _FOUND[run]
+    return _MONITORS[run]
 
 
-def _name(run: str, node: str) -> str:
+def _actor_name(run: str, node: str) -> str:
     return f"gauge-{run}-{node}"
 
 
 # In the driver
 
 
-class Gauges:
-    """All nodes' gauges. `run` is a name for this run alone. `poll` is called often and seldom does anything."""
+class NodeMonitors:
+    """The monitors of all nodes. `run` is a unique name of this run."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.run = uuid.uuid4().hex[:12]
         self._cluster = cluster
         self._actors: dict[str, Any] = {}
         self._names: dict[str, str] = {}
-        self._asked: dict[Any, str] = {}
-        self._held: dict[str, int] = {}
-        self._at = 0.0
-        self._begun = False
-        self._asked_at: float | None = None  # when the first task was asked for
+        self._requests: dict[Any, str] = {}
+        self._polled_at = 0.0
+        self._has_begun = False
+        self._submitted_at: float | None = None  # the first task
+        self.held: dict[str, int] = {}  # by the name of the node
         self.peak_bytes = 0
 
-    def submitted(self) -> None:
-        """A task was asked for."""
-        if self._asked_at is None and not self._begun:
-            self._asked_at = time.monotonic()
+    def task_submitted(self) -> None:
+        if self._submitted_at is None and not self._has_begun:
+            self._submitted_at = time.monotonic()
 
-    def begun(self) -> None:
-        self._begun, self._asked_at = True, None
+    def task_begun(self) -> None:
+        self._has_begun, self._submitted_at = True, None
 
-    def late(self) -> str | None:
-        """Said once, if no task has begun although some were asked for: the cluster is somebody else's for now."""
-        if self._asked_at is None or time.monotonic() - self._asked_at < _LATE_S:
+    def late_note(self) -> str | None:
+        """Return a note, once, if no task begins although some were submitted: other jobs use the cluster."""
+        if self._submitted_at is None or time.monotonic() - self._submitted_at < _LATE_S:
             return None
-        self.begun()
+        self.task_begun()
         return "no task has begun yet: waiting for CPUs and memory of the cluster (`ray status` shows who has them)"
 
     def watch(self, nodes: list[Node]) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        made = self._cluster.ray.remote(Gauge)
+        actor = self._cluster.ray.remote(NodeMonitor)
         for node in nodes:
             if node.id not in self._actors:
                 self._names[node.id] = node.name
-                self._actors[node.id] = made.options(
-                    name=_name(self.run, node.id),
+                self._actors[node.id] = actor.options(
+                    name=_actor_name(self.run, node.id),
                     namespace=NAMESPACE,
                     num_cpus=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
                 ).remote(self.run)
 
-    @property
-    def held(self) -> Mapping[str, int]:
-        return self._held
-
-    def poll(self) -> list[TaskNews]:
-        """What was told since the last time; nothing if that was not long ago."""
-        ray, told = self._cluster.ray, []
-        if self._asked:
-            ready, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+    def poll(self) -> list[NodeReport]:
+        """Return new reports. May be called often: nodes are asked twice per second."""
+        ray, reports = self._cluster.ray, []
+        if self._requests:
+            ready, _ = ray.wait(list(self._requests), num_returns=len(self._requests), timeout=0)
             for ref in ready:
-                node = self._asked.pop(ref)
+                node = self._requests.pop(ref)
                 try:
-                    one = ray.get(ref)
+                    report: NodeReport = ray.get(ref)
                 except ray.exceptions.RayError:
-                    self._held.pop(self._names[node], None)
+                    self.held.pop(self._names[node], None)
                     self._actors.pop(node, None)  # the node is lost
                     continue
-                self._held[self._names[node]] = one.held_bytes
-                self.peak_bytes = max(self.peak_bytes, one.held_bytes)
-                told.append(one)
-                if one.sent:
-                    self.begun()
-        if not self._asked and time.monotonic() - self._at >= _EVERY_S:
-            self._at = time.monotonic()
-            self._asked = {actor.read.remote(): node for node, actor in self._actors.items()}
-        return told
+                self.held[self._names[node]] = report.held_bytes
+                self.peak_bytes = max(self.peak_bytes, report.held_bytes)
+                reports.append(report)
+                if report.sent:
+                    self.task_begun()
+        if not self._requests and time.monotonic() - self._polled_at >= _POLL_S:
+            self._polled_at = time.monotonic()
+            self._requests = {actor.read.remote(): node for node, actor in self._actors.items()}
+        return reports
 
-    def last(self) -> list[TaskNews]:
-        """What was told and not asked for yet."""
-        told, self._at = self.poll(), 0.0
+    def poll_last(self) -> list[NodeReport]:
+        """Return the reports that were not polled yet."""
+        reports, self._polled_at = self.poll(), 0.0
         until = time.monotonic() + 1.0
-        told += self.poll()
-        while self._asked and time.monotonic() < until:
-            told += self.poll()
+        reports += self.poll()
+        while self._requests and time.monotonic() < until:
+            reports += self.poll()
             time.sleep(0.005)
-        return told
+        return reports
 
     def end(self) -> None:
-        if self._cluster.lost:
+        if self._cluster.is_lost:
             return
         ray = self._cluster.ray
         refs = [actor.end.remote() for actor in self._actors.values()]

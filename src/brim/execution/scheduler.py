@@ -1,108 +1,73 @@
-"""One scheduler for shards that are brought and units that are computed, whoever does it.
+"""The scheduler loop: one for uploading shards and for computing units, whichever backend does the work.
 
-The loop gives what waits to a backend (threads, worker processes, or Ray), hears what became of it, and tries again
-what was lost; the first failure drops the rest. When there is room for another task is the backend's to know, what
-is done already and what is written down are the receipts'. A task is made when it is its turn: there may be a million
-shards.
+The loop passes waiting tasks to a backend (threads, worker processes, or Ray), takes its events, and retries lost
+tasks; the first failure cancels the rest. The backend decides how many tasks run. The receipts decide which tasks are
+done already, and record the others. Tasks are created when they start, because there may be a million shards.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from brim.records import dataclass
+from brim.state.ledger import Receipt
 
-if TYPE_CHECKING:  # workers read what failed, and bring nothing
-    from brim.compute.rows.unit import Unit
-    from brim.execution.worker_messages import At
-    from brim.plans.cut_shards import Shard
-    from brim.plans.shard_bytes import Slice
+if TYPE_CHECKING:
+    from brim.execution.unit_receipts import Feed
+    from brim.execution.worker_messages import RowRange
     from brim.progress import Progress
     from brim.state.stop import Stop
 
 
 @dataclass(frozen=True, slots=True)
-class Bring:
-    """A shard that goes to its destination. `slice` makes what its bytes are made of, where they are wanted."""
-
-    shard: Shard
-    slice: Callable[[Shard], Slice]
-    sha256: str | None = None  # if that is known
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """A unit that becomes a file of rows."""
-
-    unit: Unit
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Units that become what is delivered."""
-
-
-@dataclass(frozen=True, slots=True)
 class Task:
-    """Something to be done, that has a receipt when it is."""
+    """One shard to upload, one unit to compute, or all units to finish. `work` is the Shard, the Unit, or an order."""
 
     name: str
     bytes: int
-    work: Bring | Compute | Finish
+    work: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A task, and how it is tried. `pieces` as in an Order."""
+    """A task, and how to try it this time."""
 
     task: Task
-    alone: bool = False
-    pieces: int = 1
+    alone: bool = False  # with all memory, while no other task runs
+    parts: int = 1  # each batch of a unit in so many parts; 0: row by row
     crashes: int = 0
-    held_bytes: int = 0  # what the worker held when the last attempt ended
-    at: At | None = None  # and what it was doing
-
-    @property
-    def unit(self) -> Unit:
-        assert isinstance(self.task.work, Compute)
-        return self.task.work.unit
-
-    @property
-    def bring(self) -> Bring:
-        assert isinstance(self.task.work, Bring)
-        return self.task.work
+    held_bytes: int = 0  # memory of the worker when the last attempt ended
+    rows: RowRange | None = None  # last rows that the last attempt reported
 
 
 class Receipts(Protocol):
-    """All that a scheduler sees of ledgers."""
+    """The view of a ledger that a scheduler needs."""
 
-    def skip(self, task: Task) -> bool:
-        """Whether it need not be done: it was."""
+    def is_done(self, task: Task) -> bool: ...
 
     def begin(self, task: Task) -> None:
-        """It will be done: what is there becomes another one. Called before its bytes move."""
+        """Invalidate an old receipt of the task, before its bytes change."""
 
-    def done(self, task: Task, result: Any) -> Any:
-        """It is where it belongs: write that down, and give what the caller of `run` wants to know.
+    def record_done(self, task: Task, result: Any) -> Any:
+        """Write the receipt and return what the caller of `run_tasks` gets.
 
-        Called as soon as possible, so that a stop loses nothing that is finished; by several threads at a time,
-        where threads do the work.
+        Called as soon as possible, so that a stop loses no finished task. Threads of a backend call it concurrently.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDone:
-    """Its receipt is written, and gave `result`."""
+    """The receipt of a task is written. `result` is what writing it returned."""
 
     result: Any
 
 
 @dataclass(frozen=True, slots=True)
-class TaskAgain:
-    """Nothing went wrong with it, and it is given once more. `alone`: by itself, unless one that waits will be."""
+class TaskReturned:
+    """A task did not fail and waits again. `first`: before all others. `alone`: one of those that ask runs alone."""
 
     attempt: Attempt
     first: bool = False
@@ -111,160 +76,152 @@ class TaskAgain:
 
 @dataclass(frozen=True, slots=True)
 class TaskLost:
-    """It ran out of memory, or who did it is gone. `end` makes the error if there is nothing left to try."""
+    """A task ran out of memory, or its worker is gone. `error` makes the error if no retry is left."""
 
     attempt: Attempt
     cause: Literal["memory", "crash"]
-    what: str  # for people
-    end: Callable[[], Exception]
-    at: At | None = None
+    text: str  # for people
+    error: Callable[[], Exception]
+    rows: RowRange | None = None
     held_bytes: int = 0
     was_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """It cannot be done, however often it is tried."""
+    """No retry helps."""
 
     error: BaseException
 
 
-Event = TaskDone | TaskAgain | TaskLost | TaskFailed
-_IN_ORDER = (TaskDone, TaskAgain, TaskLost, TaskFailed)
+Event = TaskDone | TaskReturned | TaskLost | TaskFailed
+_ORDER = (TaskDone, TaskReturned, TaskLost, TaskFailed)
 
 
 class Backend(Protocol):
-    """Whoever does tasks, several at a time. It never decides what becomes of one that was lost."""
+    """Runs several tasks at a time. The scheduler decides about retries."""
 
     @property
-    def busy(self) -> bool:
-        """Whether anything is on its way."""
+    def is_busy(self) -> bool: ...
 
-    def admit(self, queue: TaskQueue) -> None:
-        """Begin what there is room for."""
+    def start_tasks(self, queue: TaskQueue) -> None:
+        """Start as many tasks as may run now."""
 
-    def listen(self) -> Iterable[Event]:
-        """What happened, after a short wait if nothing did. What finished has its receipt by then."""
+    def poll(self) -> Iterable[Event]:
+        """Return new events, after a short wait if there are none. Finished tasks have their receipts."""
 
-    def drop(self) -> None:
-        """End what is on its way. What has finished meanwhile gets its receipt."""
+    def cancel(self) -> None:
+        """Stop running tasks. Tasks that have finished get their receipts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """What is tried with a task, one rung after the other: units in parts and row by row, where they may be split."""
+    """How lost tasks are retried: alone; then, where batches may be split, in parts and row by row."""
 
     crashes: int
     splittable: bool = False
-    alone: str = "alone"  # in words
+    alone_text: str = "alone"
     parts: int = 16
 
-    def after(self, lost: TaskLost) -> Attempt | None:
-        """What to try next; None at the end of the road."""
-        was, at = lost.attempt, lost.at or lost.attempt.at
+    def next_attempt(self, lost: TaskLost) -> Attempt | None:
+        """Return the next attempt, or None if nothing is left to try."""
+        last, rows = lost.attempt, lost.rows or lost.attempt.rows
         if lost.cause == "crash":
-            crashed = replace(was, crashes=was.crashes + 1, at=at)
+            crashed = replace(last, crashes=last.crashes + 1, rows=rows)
             return crashed if crashed.crashes < self.crashes else None
-        seen = replace(was, held_bytes=lost.held_bytes, at=at, alone=True)
+        alone = replace(last, held_bytes=lost.held_bytes, rows=rows, alone=True)
         if not lost.was_alone:
-            return seen
-        if not self.splittable or was.pieces == 0:
+            return alone
+        if not self.splittable or last.parts == 0:
             return None
-        # The rows of a batch in parts, then one by one, so that the row that does not fit can be named.
-        return replace(seen, pieces=self.parts if was.pieces == 1 else 0)
+        # Row by row at last, so that the error can name the row that does not fit.
+        return replace(alone, parts=self.parts if last.parts == 1 else 0)
 
-    def words(self, lost: TaskLost, again: Attempt) -> str:
+    def text(self, lost: TaskLost, attempt: Attempt) -> str:
         if lost.cause == "crash":
             return "again"
-        if again.pieces == 1:
-            return self.alone
-        return "row by row" if again.pieces == 0 else f"in {again.pieces} parts"
+        if attempt.parts == 1:
+            return self.alone_text
+        return "row by row" if attempt.parts == 0 else f"in {attempt.parts} parts"
 
 
-W = TypeVar("W")
-W_co = TypeVar("W_co", covariant=True)
+@dataclass(slots=True)
+class UnitStats:
+    """Results of a run: the receipts of all units in order, and counts."""
 
-
-class Supply(Protocol[W_co]):
-    """What is to be done, in its order. Making it may take time: then there is none yet."""
-
-    @property
-    def ahead(self) -> int:
-        """How many are there to be taken."""
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether none is left and none will come. Raises what ended it, once all before that is taken."""
-
-    def take(self) -> W_co | None:
-        """The next, if there is one yet."""
-
-    def news(self) -> list[int]:
-        """A descriptor that is readable once there is more, for whoever has taken all there is."""
-
-
-class Listed(Generic[W]):
-    """A supply that is all there."""
-
-    def __init__(self, work: Iterable[W]) -> None:
-        self._work: Iterator[W] = iter(work)
-        self.ahead = 0
-        self.exhausted = False
-
-    def take(self) -> W | None:
-        work = next(self._work, None)
-        self.exhausted = work is None
-        return work
-
-    def news(self) -> list[int]:
-        return []
+    receipts: list[Receipt] = field(default_factory=list)
+    computed: int = 0
+    workers: int = 0
+    retries: int = 0
+    bad_rows: int = 0  # skipped rows, including those of the `bad_batches` batches that failed as a unit
+    peak_bytes: int = 0
+    encoders: dict[str, int] = field(default_factory=dict)  # number of units per encoder
+    bad_batches: int = 0
+    bad_batch_rows: int = 0
 
 
 class TaskQueue:
-    """What waits: what was tried before, then what comes. What is done already is passed over."""
+    """Waiting tasks: returned and retried ones, then those of `tasks`, which yields None while the next is being made.
+
+    `feed` is the thread that makes them, if there is one.
+    """
 
     def __init__(
-        self, supply: Supply[W], task: Callable[[W], Task], receipts: Receipts, progress: Progress, retries: Retries
+        self,
+        tasks: Iterator[Task | None],
+        receipts: Receipts,
+        progress: Progress,
+        retries: Retries,
+        feed: Feed | None = None,
     ) -> None:
-        self._supply, self._receipts, self._progress, self._retries = supply, receipts, progress, retries
-        self._take: Callable[[], Task | None] = lambda: None if (work := supply.take()) is None else task(work)
+        self._tasks, self._receipts, self._progress, self._retries = tasks, receipts, progress, retries
+        self._feed = feed
         self._waiting: deque[Attempt] = deque()
+        self._is_exhausted = False
         self.retried = 0
 
     @property
     def first(self) -> Attempt | None:
-        """What is next among what waits already."""
+        """The next attempt, if it was taken from the tasks already."""
         return self._waiting[0] if self._waiting else None
 
-    def find(self) -> Attempt | None:
-        """What is next, if there is anything to do now."""
-        while not self._waiting and (task := self._take()) is not None:
-            if self._receipts.skip(task):
+    def peek(self) -> Attempt | None:
+        """Return the next attempt, or None if there is none now. Tasks with receipts are skipped."""
+        while not self._waiting and not self._is_exhausted:
+            try:
+                task = next(self._tasks)
+            except StopIteration:
+                self._is_exhausted = True
+                break
+            if task is None:
+                break
+            if self._receipts.is_done(task):
                 self._progress.advance(task.bytes)
             else:
                 self._waiting.append(Attempt(task))
         return self.first
 
     def pop(self) -> Attempt:
-        """What is next goes to be done."""
+        """Remove the next attempt, which starts now."""
         attempt = self._waiting.popleft()
         self._receipts.begin(attempt.task)
         self._progress.begin(attempt.task.name, attempt.task.bytes)
         return attempt
 
     @property
-    def ahead(self) -> int:
-        return len(self._waiting) + self._supply.ahead
+    def ready_count(self) -> int:
+        """Number of tasks that could start now."""
+        return len(self._waiting) + (0 if self._feed is None else self._feed.ready_count)
 
-    def news(self) -> list[int]:
-        """What to listen to for more to do, if there is nothing now."""
-        return [] if self._waiting else self._supply.news()
+    def descriptors(self) -> list[int]:
+        """Return descriptors that become readable when another task is made, if there is none now."""
+        return [] if self._waiting or self._feed is None else self._feed.descriptors()
 
     @property
-    def empty(self) -> bool:
-        return self._supply.exhausted and not self._waiting
+    def is_empty(self) -> bool:
+        return self._is_exhausted and not self._waiting
 
-    def again(self, event: TaskAgain) -> None:
+    def put_back(self, event: TaskReturned) -> None:
         attempt, first = event.attempt, event.first
         if event.alone and not any(waiting.alone for waiting in self._waiting):
             attempt, first = replace(attempt, alone=True), True
@@ -272,34 +229,34 @@ class TaskQueue:
         (self._waiting.appendleft if first else self._waiting.append)(attempt)
 
     def retry(self, lost: TaskLost) -> None:
-        """The next rung for it; the error of it, if there is none."""
-        again = self._retries.after(lost)
-        if again is None:
-            raise lost.end()
-        self._progress.note(f"{lost.what}: trying it {self._retries.words(lost, again)}")
-        self._progress.again(again.task.name)
+        """Queue the next attempt of a lost task; raise its error if there is none."""
+        attempt = self._retries.next_attempt(lost)
+        if attempt is None:
+            raise lost.error()
+        self._progress.note(f"{lost.text}: trying it {self._retries.text(lost, attempt)}")
+        self._progress.again(attempt.task.name)
         self.retried += 1
-        self._waiting.append(again)
+        self._waiting.append(attempt)
 
 
-def run(queue: TaskQueue, backend: Backend, stop: Stop) -> Generator[Any, None, None]:
-    """What each receipt gave, as tasks are done. The first failure drops the others and is raised; closing does too."""
+def run_tasks(queue: TaskQueue, backend: Backend, stop: Stop) -> Generator[Any, None, None]:
+    """Run all tasks; yield the result of each. The first failure cancels the others and is raised; so does closing."""
     try:
         while True:
             stop.check()
-            backend.admit(queue)
-            if queue.empty and not backend.busy:
+            backend.start_tasks(queue)
+            if queue.is_empty and not backend.is_busy:
                 return
-            # What finished comes before what failed: whoever asked sees all of it.
-            for event in sorted(backend.listen(), key=lambda event: _IN_ORDER.index(type(event))):
+            # Finished tasks come before failed ones: the caller sees all of their results.
+            for event in sorted(backend.poll(), key=lambda event: _ORDER.index(type(event))):
                 if isinstance(event, TaskDone):
                     yield event.result
-                elif isinstance(event, TaskAgain):
-                    queue.again(event)
+                elif isinstance(event, TaskReturned):
+                    queue.put_back(event)
                 elif isinstance(event, TaskLost):
                     queue.retry(event)
                 else:
                     raise event.error
     except BaseException:
-        backend.drop()
+        backend.cancel()
         raise

@@ -1,7 +1,7 @@
-"""A worker: a fresh process that takes a unit, streams its batches through the step, and leaves a file.
+"""A worker process: it takes units, streams their batches through the step, and writes files.
 
-Started with `python -m`, so that scripts without a main guard work and nothing of the parent is copied. It ends with
-its parent, and the kernel takes it first when the machine runs out of memory.
+Started with `python -m`, so that scripts need no main guard and nothing of the parent is copied. It ends with its
+parent, and the kernel kills it first when the machine runs out of memory.
 """
 
 from __future__ import annotations
@@ -26,104 +26,116 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-_WAIT_S = 5.0  # at most, for memory to be given back by others
-_TELL_S = 0.1
-_WEIGH_S = 0.02
-_KEPT_BYTES = 32 << 20  # more than when it began: time to give back what is free
+_MOST_PAUSE_S = 5.0  # for other workers to release memory
+_REPORT_S = 0.1
+_MEASURE_S = 0.02
+_KEPT_BYTES = 32 << 20  # above the memory at the start: free memory is released
 
 
 def main() -> None:
-    """`python -m brim.execution.worker FD SETUP`, or `FD - MODULE…` to load them and be told the setup later."""
+    """Run `python -m brim.execution.worker FD SETUP`, or `FD - SECONDS MODULE…`: import them and wait for a job."""
     parent = os.getppid()
     _die_with(parent)
-    gc.disable()  # what is loaded now stays
+    gc.disable()  # modules that are imported now stay
     try:
         connection = Connection(int(sys.argv[1]))
-        setup = sys.argv[2] if sys.argv[2] != "-" else _wait_for_setup(connection, sys.argv[3:])
+        setup = sys.argv[2] if sys.argv[2] != "-" else _wait_for_job(connection, float(sys.argv[3]), sys.argv[4:])
         while setup is not None:
-            setup = _work(connection, Path(setup))
+            setup = _run_job(connection, Path(setup))
     except (BrokenPipeError, ConnectionResetError):
         os._exit(1)  # the parent is gone
 
 
-def _wait_for_setup(connection: Connection, modules: list[str]) -> str | None:
-    """Nothing of the user's is loaded before there is a job. None if there will be none."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to handle
+def _wait_for_job(connection: Connection, wait_s: float, modules: list[str]) -> str | None:
+    """Import modules of brim and wait for a job; return the path of its setup, or None. No user code is loaded yet."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     for name in modules:
         try:
             importlib.import_module(name)
         except ImportError:
-            continue  # whoever needs it says so
+            continue  # the step reports it
     try:
-        return _begun(connection.recv())
+        start = connection.recv() if connection.poll(wait_s) else None
     except EOFError:
         return None
+    return None if start is None else _open_log(start)
 
 
-def _begun(begin: Any) -> str:
-    """The setup of a job, to whose log goes what is printed from now on."""
-    log = os.open(begin.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+def _open_log(start: Any) -> str:
+    """Print to the log of a job from now on; return the path of its setup."""
+    log = os.open(start.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(log, 2)
     os.close(log)
-    return str(begin.setup)
+    return str(start.setup)
 
 
-def _work(connection: Connection, path: Path) -> str | None:
-    """Do the units of a job; the setup of another one with the same work, if there is one after it."""
-    _take_streams()
-    # Imported here: dying with the parent comes first.
-    from brim.execution.worker_messages import Begin, Failed, Ready
+def _run_job(connection: Connection, path: Path) -> str | None:
+    """Compute the units of a job; return the setup of the next job with the same work, if there is one."""
+    _redirect_streams()
+    # Imported here, because the process must first be bound to its parent.
+    from brim.execution.worker_messages import JobEnd, JobStart, WorkerReady
     from brim.memory.meter import process_bytes
     from brim.state.atomic_files import failures
 
     try:
-        job = path.parent
-        with failures(job):
+        folder = path.parent
+        with failures(folder):
             data = path.read_bytes()
         setup = pickle.loads(data)
-        with failures(job):
-            worker = Worker(setup, connection, job)
+        with failures(folder):
+            worker = Worker(setup, connection, folder)
         worker.open()
-    except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
-        connection.send(Failed("memory") if _is_memory(error) else Failed("error", _travelling(error)))
+    except BaseException as error:  # noqa: BLE001  the parent must be informed of any
+        connection.send(_failure(error))
         return None
-    connection.send(Ready(process_bytes(os.getpid())))
+    connection.send(WorkerReady(process_bytes(os.getpid())))
     while True:
         try:
             order = connection.recv()
+            if isinstance(order, JobEnd):
+                order = connection.recv() if connection.poll(order.wait_s) else None
         except EOFError:
             break
         if order is None:
             break
-        if isinstance(order, Begin):
+        if isinstance(order, JobStart):
             worker.close()
             gc.disable()
-            return _begun(order)
-        worker.do(order)
+            return _open_log(order)
+        worker.compute(order)
     worker.close()
     connection.close()
-    _end_children()
-    if not worker.runs_own_code:
-        os._exit(0)  # nothing is left to be said, and taking the interpreter apart takes 0.1 s
+    _kill_children()
+    if not worker.runs_user_code:
+        os._exit(0)  # finalizing the interpreter takes 0.1 s
     return None
+
+
+def _failure(error: BaseException) -> Any:
+    from brim.execution.worker_messages import UnitFailed
+
+    return UnitFailed("memory") if _is_memory_error(error) else UnitFailed("error", _picklable(error))
 
 
 class Worker:
     """The state of one worker process."""
 
-    def __init__(self, setup: Any, connection: Connection, job: Path) -> None:
-        self.setup, self.connection, self._job = setup, connection, job
-        self._told = self._weighed = self._measured_at = 0.0
-        self._measured = 0
-        self._source_hash: Any = None  # of the unit under way
-        self._begun: tuple[Any, int, _Bad, Iterator[Any]] | None = None  # a unit whose first batch was looked at
-        with open(job / setup.gate, "rb") as file:
-            self._gate = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
-        self._whereabouts = _whereabouts(setup)
+    def __init__(self, setup: Any, connection: Connection, folder: Path) -> None:
+        from brim.execution.worker_messages import WorkerPositions
+
+        self.setup, self.connection = setup, connection
+        self._folder = folder / setup.folder
+        self._reported_at = self._checked_at = self._measured_at = 0.0
+        self._held = 0
+        self._source_hash: Any = None  # of the present unit
+        self._started: tuple[Any, int, _SkippedRows, Iterator[Any]] | None = None  # a unit whose first batch was probed
+        with open(folder / setup.pause, "rb") as file:
+            self._pause_flag = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
+        self._positions = WorkerPositions(Path(setup.positions)) if setup.positions else None
 
     @property
-    def runs_own_code(self) -> bool:
-        """Whether the step runs what the user wrote: it may need pandas, and be told of the end."""
+    def runs_user_code(self) -> bool:
+        """Whether the step runs code of the user: it may need pandas, and exit handlers."""
         return getattr(self.setup.step, "runs_own_code", True)
 
     def open(self) -> None:
@@ -131,7 +143,7 @@ class Worker:
         from brim.memory.meter import process_bytes
 
         step = self.setup.step
-        if self.runs_own_code:
+        if self.runs_user_code:
             from brim.execution.random_seeds import RandomSeeds
 
             self._seeds = RandomSeeds()
@@ -147,7 +159,7 @@ class Worker:
             step.threads = self.setup.threads
         step.open(self.schema)
         self._types = b""
-        # What is loaded by now stays to the end: collections need not go through it again and again.
+        # Everything loaded by now stays to the end: the collector need not scan it again and again.
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -156,134 +168,129 @@ class Worker:
     def close(self) -> None:
         self.setup.step.close()
 
-    def do(self, order: Any) -> None:
+    def compute(self, order: Any) -> None:
+        """Compute a unit, or probe its first batch, and send the answer."""
+        import pyarrow as pa
+
         from brim.compute.outputs.rows_file import EXTENSIONS, UnitFile
-        from brim.compute.steps.step import Changes, Encodes, Redo
-        from brim.execution.worker_messages import Done, Failed
+        from brim.compute.steps.step import Encodes, Redo, Settles
+        from brim.execution.worker_messages import UnitDone
         from brim.memory.meter import process_bytes
         from brim.memory.release import release
         from brim.state.atomic_files import failures
 
-        if hasattr(self.setup.step, "rank"):
-            self.setup.step.rank = order.slot
+        step, folder = self.setup.step, self._folder
+        if hasattr(step, "rank"):
+            step.rank = order.slot
         if order.probe:
             self._probe(order)
             return
-        self._settle(order.types)
-        folder = self._job / self.setup.folder
+        if order.types and order.types != self._types and isinstance(step, Settles):
+            self._types = order.types
+            step.settle(pa.ipc.read_schema(pa.py_buffer(order.types)))
         target = folder / f"{order.unit.number:08d}{EXTENSIONS[self.setup.writing.format]}"
         out = UnitFile(target, self.setup.writing)
-        bad, tables = self._begin(order)
+        skipped, tables = self._start(order)
         try:
             for table in tables:
                 with failures(folder):
                     out.write(table)
             with failures(folder):
-                rows, size, sha256 = out.finish(self.setup.lasts)
-                bad.close()
+                rows, size, sha256 = out.finish(self.setup.syncs)
+                skipped.close()
         except Redo:
             out.abandon()
-            bad.abandon()
-            self.do(order)
+            skipped.abandon()
+            self.compute(order)
             return
-        except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
+        except BaseException as error:  # noqa: BLE001  the parent must be informed of any
             out.abandon()
-            bad.abandon()
-            memory = _is_memory(error)
-            self.connection.send(Failed("memory") if memory else Failed("error", _travelling(error)))
+            skipped.abandon()
+            self.connection.send(_failure(error))
             return
-        held, step = process_bytes(os.getpid()), self.setup.step
+        held = process_bytes(os.getpid())
         if held > self._base_bytes + _KEPT_BYTES:
             release()
             held = process_bytes(os.getpid())
-        told = (step.encoder, step.differed) if isinstance(step, Encodes) else ("", "")
-        changes = step.changes() if isinstance(step, Changes) else b""
+        encoder = (step.encoder, step.differed) if isinstance(step, Encodes) else ("", "")
         source = "" if self._source_hash is None else self._source_hash.hexdigest()
-        batches = (bad.batches, bad.batch_rows)
-        self.connection.send(Done(rows, size, sha256, held, bad.left_out, *told, changes, *batches, source))
+        batches = (skipped.batches, skipped.batch_rows)
+        self.connection.send(UnitDone(rows, size, sha256, held, skipped.count, *encoder, *batches, source))
 
     def _probe(self, order: Any) -> None:
-        """The types of the first batch. It is not done twice: the unit goes on from there."""
-        from brim.execution.worker_messages import Failed, Probed
+        """Send the types of the first batch. It is computed once: the unit continues after it."""
+        from brim.execution.worker_messages import ProbeDone
 
-        bad, tables = self._begin(order)
+        skipped, tables = self._start(order)
         try:
             table = next(tables, None)
-        except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
-            self.connection.send(Failed("memory") if _is_memory(error) else Failed("error", _travelling(error)))
+        except BaseException as error:  # noqa: BLE001  the parent must be informed of any
+            self.connection.send(_failure(error))
             return
         types = b"" if table is None or not table.num_rows else table.schema.serialize().to_pybytes()
-        self._begun = (order.unit, order.pieces, bad, tables if table is None else itertools.chain([table], tables))
-        self.connection.send(Probed(types))
+        all_tables = tables if table is None else itertools.chain([table], tables)
+        self._started = (order.unit, order.parts, skipped, all_tables)
+        self.connection.send(ProbeDone(types))
 
-    def _begin(self, order: Any) -> tuple[_Bad, Iterator[Any]]:
-        """The results of a unit, from where a look at its first batch left them."""
-        begun, self._begun = self._begun, None
-        if begun is not None and begun[:2] == (order.unit, order.pieces):
-            return begun[2:]
+    def _start(self, order: Any) -> tuple[_SkippedRows, Iterator[Any]]:
+        """Return the results of a unit, including a batch that was probed."""
+        started, self._started = self._started, None
+        if started is not None and started[:2] == (order.unit, order.parts):
+            return started[2:]
         from brim.compute.rows.source_hash import SourceHash
 
-        reading = self.setup.reading
-        self._source_hash = SourceHash(reading) if reading.options.get("hashed") and not order.unit.spooled else None
-        path = self._job / self.setup.folder / f"{order.unit.number:08d}.bad.arrow"
-        bad = _Bad(path, order.unit.number, order.unit.first_row, keeps=self.setup.on_error == "quarantine")
-        return bad, self._results(order, bad)
+        reading, unit = self.setup.reading, order.unit
+        self._source_hash = SourceHash(reading) if reading.options.get("hashed") and not unit.spooled else None
+        path = self._folder / f"{unit.number:08d}.bad.arrow"
+        skipped = _SkippedRows(path, unit.number, unit.first_row, keeps=self.setup.on_error == "quarantine")
+        return skipped, self._results(order, skipped)
 
-    def _settle(self, types: bytes) -> None:
-        import pyarrow as pa
-
-        from brim.compute.steps.step import Settles
-
-        if types and types != self._types and isinstance(self.setup.step, Settles):
-            self._types = types
-            self.setup.step.settle(pa.ipc.read_schema(pa.py_buffer(types)))
-
-    def _results(self, order: Any, bad: _Bad) -> Iterator[Any]:
-        """One table for each batch: cuts between them are the same however the batch was done."""
+    def _results(self, order: Any, skipped: _SkippedRows) -> Iterator[Any]:
+        """Yield one table per batch: the cuts between them do not depend on how the batch was computed."""
         from brim.compute.outputs.rows_file import joined
         from brim.compute.rows.read_unit import cut_batches, read_unit
         from brim.compute.steps.step import Batch
         from brim.state.atomic_files import failures
 
         step, unit = self.setup.step, order.unit
-        partial = self._partial(unit, bad)
+        partial = self._open_partial(unit, skipped)
         done_rows = 0 if partial is None else partial.rows
         if partial is not None:
             yield from partial.results()
         offset = seen = 0
-        on_unreadable = self._on_unreadable(unit, bad)
+        on_unreadable = self._on_unreadable(unit, skipped)
         tables = read_unit(self.setup.reading, unit, on_unreadable=on_unreadable, hashed=self._source_hash)
         for table in cut_batches(tables, step.batch_rows, step.batch_bytes):
             if offset < done_rows:
                 offset += table.num_rows
                 seen += table.nbytes
                 continue
-            self._pause(order.soft_bytes)
-            if self.runs_own_code:
+            self._pause(order.release_bytes)
+            if self.runs_user_code:
                 self._seeds.start(f"{self.setup.seed} {unit.number} {offset}")  # for all parts of the batch
             results: list[Any] = []
             result_bytes = 0
-            for part in bad.between_gaps(table, offset) if step.indices else [table]:
-                first = None if unit.first_row is None else unit.first_row + bad.position(offset)
-                for batch in _pieces(Batch(part, offset, first), order.pieces if step.splittable else 1):
-                    held = self._held_bytes(order) - result_bytes
-                    self._tell(order, batch, seen, held, bad)
-                    advance = functools.partial(self._tell_within, order, batch, seen, held, bad)
-                    made = self._apply(replace(batch, advance=advance), order.pieces != 1, bad, unit)
-                    results += made
-                    result_bytes += sum(each.nbytes for each in made)
+            for part in skipped.between_gaps(table, offset) if step.indices else [table]:
+                first = None if unit.first_row is None else unit.first_row + skipped.position(offset)
+                for batch in _parts(Batch(part, offset, first), order.parts if step.splittable else 1):
+                    held = self._measure(order) - result_bytes
+                    self._report(order, batch, seen, held, skipped)
+                    advance = functools.partial(self._report_within, order, batch, seen, held, skipped)
+                    new = self._apply(replace(batch, advance=advance), order.parts != 1, skipped, unit)
+                    results += new
+                    result_bytes += sum(result.nbytes for result in new)
                 offset += part.num_rows
             result = joined(results) if results else None
             seen += table.nbytes
             if partial is not None:
-                with failures(self._job / self.setup.folder):
-                    partial.add(result, bad.take_new(), offset, bad.counts)
+                with failures(self._folder):
+                    partial.add(result, skipped.take_new(), offset, skipped.counts)
             if result is not None:
                 yield result
             del results, result
 
-    def _partial(self, unit: Any, bad: _Bad) -> Any:
-        """What an earlier attempt has left of the unit, and where this one keeps its own; None if the step does not."""
+    def _open_partial(self, unit: Any, skipped: _SkippedRows) -> Any:
+        """Open the results that an earlier attempt has left of a unit; None if the step keeps none."""
         if not getattr(self.setup.step, "keeps_partial_units", False):
             return None
         import hashlib
@@ -292,35 +299,34 @@ class Worker:
         from brim.compute.outputs.partial_unit import PartialUnit
         from brim.state.atomic_files import failures
 
-        decides = [self.setup.step.facts, self.setup.on_error, unit.key, unit.mtimes]
-        identity = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()
-        folder = self._job / self.setup.folder
-        with failures(folder):
-            partial = PartialUnit(folder, unit.number, identity)
-            bad.restore(partial.left_out(), partial.counts)
+        inputs = [self.setup.step.facts, self.setup.on_error, unit.key, unit.mtimes]
+        identity = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
+        with failures(self._folder):
+            partial = PartialUnit(self._folder, unit.number, identity)
+            skipped.restore(partial.left_out(), partial.counts)
         return partial
 
-    def _on_unreadable(self, unit: Any, bad: _Bad) -> Any:
-        """What is done with rows of text that cannot be read; None where they are an error."""
+    def _on_unreadable(self, unit: Any, skipped: _SkippedRows) -> Any:
+        """Return what to call with rows of text that cannot be read; None where they are an error."""
         if self.setup.on_error == "stop":
             return None
         for row in unit.unreadable:
-            bad.add_unreadable(row, in_unit=False)
-        return bad.add_unreadable
+            skipped.add_unreadable(row, in_unit=False)
+        return skipped.add_unreadable
 
-    def _apply(self, batch: Any, small: bool, bad: _Bad, unit: Any) -> list[Any]:
-        """What the step makes of a batch; rows that it cannot do are left out if that was asked for.
+    def _apply(self, batch: Any, saves_memory: bool, skipped: _SkippedRows, unit: Any) -> list[Any]:
+        """Apply the step to a batch; skip rows that fail, if the user asked for that.
 
-        Where a batch fails that may be done in parts, it is halved until the rows are found that fail alone.
+        A batch that may be split is halved until the rows are found that fail alone.
         """
         from brim.compute.steps.step import BadBatch, BadRow, end_forked_child
 
-        step, stops = self.setup.step, self.setup.on_error == "stop"
-        if not stops:
-            batch = replace(batch, leave_out=lambda row, cause: bad.add(batch, row, 1, cause))
+        step, is_error = self.setup.step, self.setup.on_error == "stop"
+        if not is_error:
+            batch = replace(batch, leave_out=lambda row, cause: skipped.add(batch, row, 1, cause))
         pid = os.getpid()
         try:
-            return list(step.apply(batch, small))
+            return list(step.apply(batch, saves_memory))
         except BadRow as error:
             failed = error
         finally:
@@ -328,108 +334,108 @@ class Worker:
                 end_forked_child()
         start, stop, rows = failed.row, failed.row + failed.rows, batch.table.num_rows
         if isinstance(failed, BadBatch) or isinstance(failed.__cause__, KeyboardInterrupt):
-            raise self._explained(failed, batch, unit, bad) from failed
+            raise self._explain(failed, batch, unit, skipped) from failed
         if failed.rows > 1 and step.splittable:
             middle = start + failed.rows // 2
             ranges = [(0, start), (start, middle), (middle, stop), (stop, rows)]
-        elif stops:
-            raise self._explained(failed, batch, unit, bad) from failed
+        elif is_error:
+            raise self._explain(failed, batch, unit, skipped) from failed
         else:
-            bad.add(batch, start, failed.rows, failed.__cause__)
+            skipped.add(batch, start, failed.rows, failed.__cause__)
             ranges = [(0, start), (stop, rows)]
         parts = [_slice(batch, begin, end) for begin, end in ranges if end > begin]
-        results = [table for part in parts for table in self._apply(part, small, bad, unit)]
-        if stops:  # it fails as a whole, and none of its parts does
-            raise self._explained(failed, batch, unit, bad) from failed
+        results = [table for part in parts for table in self._apply(part, saves_memory, skipped, unit)]
+        if is_error:  # the batch fails as a unit, and none of its parts does
+            raise self._explain(failed, batch, unit, skipped) from failed
         return results
 
-    def _explained(self, error: Any, batch: Any, unit: Any, bad: _Bad) -> Exception:
-        """The function's own error, and where in the input it happened."""
+    def _explain(self, error: Any, batch: Any, unit: Any, skipped: _SkippedRows) -> Exception:
+        """Make the error that names the rows of the input on which the function failed."""
         from brim.execution.failures import explain
 
-        return explain(error, unit, self.setup.reading, bad.position(batch.offset + error.row) - error.row)
+        return explain(error, unit, self.setup.reading, skipped.position(batch.offset + error.row) - error.row)
 
-    def _held_bytes(self, order: Any) -> int:
-        """What this process holds: measured for every row if a row shall be named, else now and then."""
+    def _measure(self, order: Any) -> int:
+        """Return the memory of this process: measured per row if the error must name a row, else every 20 ms."""
         from brim.memory.meter import process_bytes
 
         now = time.monotonic()
-        if order.pieces != 1 or now - self._measured_at >= _WEIGH_S:
-            self._measured_at, self._measured = now, process_bytes(os.getpid())
-        return self._measured
+        if order.parts != 1 or now - self._measured_at >= _MEASURE_S:
+            self._measured_at, self._held = now, process_bytes(os.getpid())
+        return self._held
 
-    def _tell(self, order: Any, batch: Any, seen: int, held: int, bad: _Bad) -> None:
-        """Where this worker is. Not more often than is useful, unless a row shall be named and nothing else tells."""
-        from brim.execution.worker_messages import At
+    def _report(self, order: Any, batch: Any, seen: int, held: int, skipped: _SkippedRows) -> None:
+        """Report the rows of a batch: every 0.1 s, or each batch if the error must name a row and no file has it."""
+        from brim.execution.worker_messages import RowRange
 
-        now, at = time.monotonic(), At(bad.position(batch.offset), batch.table.num_rows, seen, max(held, 0))
-        if self._whereabouts is not None:
-            self._whereabouts.note(order.slot, order.unit.number, at)
-        exact = self._whereabouts is None and (order.pieces != 1 or self.setup.step.batch_rows != 1)
-        if exact or now - self._told >= _TELL_S:
-            self._told = now
-            self.connection.send(at)
+        rows = RowRange(skipped.position(batch.offset), batch.table.num_rows, seen, max(held, 0))
+        if self._positions is not None:
+            self._positions.note(order.slot, order.unit.number, rows)
+        is_exact = self._positions is None and (order.parts != 1 or self.setup.step.batch_rows != 1)
+        now = time.monotonic()
+        if is_exact or now - self._reported_at >= _REPORT_S:
+            self._reported_at = now
+            self.connection.send(rows)
 
-    def _tell_within(self, order: Any, batch: Any, seen: int, held: int, bad: _Bad, rows: int) -> None:
-        """So many rows of a batch are done."""
-        self._tell(order, batch, seen + batch.table.nbytes * rows // max(batch.table.num_rows, 1), held, bad)
+    def _report_within(self, order: Any, batch: Any, seen: int, held: int, skipped: _SkippedRows, rows: int) -> None:
+        """Report that so many rows of a batch are done."""
+        seen += batch.table.nbytes * rows // max(batch.table.num_rows, 1)
+        self._report(order, batch, seen, held, skipped)
 
-    def _pause(self, soft_bytes: int) -> None:
-        """Between batches: give back what is free, and wait a little while memory is short."""
+    def _pause(self, release_bytes: int) -> None:
+        """Between batches: release free memory, and wait up to 5 s while memory is low."""
         from brim.memory.meter import process_bytes
         from brim.memory.release import release
 
         now = time.monotonic()
-        if soft_bytes and now - self._weighed >= _WEIGH_S:
-            self._weighed = now
-            if process_bytes(os.getpid()) > soft_bytes:
+        if release_bytes and now - self._checked_at >= _MEASURE_S:
+            self._checked_at = now
+            if process_bytes(os.getpid()) > release_bytes:
                 release()
-        if self._gate[0]:
+        if self._pause_flag[0]:
             release()
-            until = time.monotonic() + _WAIT_S
-            while self._gate[0] and time.monotonic() < until:
+            until = time.monotonic() + _MOST_PAUSE_S
+            while self._pause_flag[0] and time.monotonic() < until:
                 time.sleep(0.02)
 
 
-def _whereabouts(setup: Any) -> Any:
-    from brim.execution.worker_messages import Whereabouts
+class _SkippedRows:
+    """Rows that cannot be read or that the step failed on, with the reason, in a file next to the unit's.
 
-    return Whereabouts(Path(setup.whereabouts)) if setup.whereabouts else None
-
-
-class _Bad:
-    """Rows that could not be read or that the step could not do, with the reason, in a file beside the unit's.
-
-    Steps count the rows that could be read; `position` is where such a row is among all rows of the unit.
+    Steps count readable rows only; `position` is the index of such a row among all rows of the unit.
     """
 
     def __init__(self, path: Path, unit: int, first_row: int | None, *, keeps: bool) -> None:
         self.rows = self.batches = self.batch_rows = self.unreadable_rows = 0
         self._path, self._unit, self._first_row, self._keeps = path, unit, first_row, keeps
         self._tables: list[Any] = []
-        self._taken = 0
-        self._unreadable: list[Any] = []  # apart: each attempt reads its unit from the start
-        self._gaps: list[int] = []  # for each unreadable row, the readable ones before it
+        self._taken_count = 0
+        self._unreadable: list[Any] = []  # separate: each attempt reads its unit from the start
+        self._gaps: list[int] = []  # for each unreadable row, the number of readable rows before it
 
     @property
-    def left_out(self) -> int:
+    def count(self) -> int:
         """All rows of the unit that have no result."""
         return self.rows + self.unreadable_rows
+
+    @property
+    def counts(self) -> list[int]:
+        return [self.rows, self.batches, self.batch_rows]
 
     def position(self, offset: int) -> int:
         return offset + bisect.bisect_right(self._gaps, offset)
 
     def between_gaps(self, table: Any, offset: int) -> list[Any]:
-        """A table in parts whose rows follow each other in the source."""
+        """Split a table into parts whose rows are consecutive in the source."""
         stop = offset + table.num_rows
         gaps = self._gaps[bisect.bisect_right(self._gaps, offset) : bisect.bisect_left(self._gaps, stop)]
         edges = [offset, *dict.fromkeys(gaps), stop]
         return [table.slice(start - offset, end - start) for start, end in itertools.pairwise(edges)]
 
     def add_unreadable(self, row: Any, *, in_unit: bool = True) -> None:
-        """Count a row of text that cannot be read, and keep it if that was asked for.
+        """Count a row of text that cannot be read, and keep it for quarantine.
 
-        `in_unit`: it lies between rows of the unit, and was not left out before the unit was made.
+        `in_unit`: it is between rows of the unit, and was not skipped before the unit was made.
         """
         import pyarrow as pa
 
@@ -440,67 +446,50 @@ class _Bad:
             return
         offset = row.offset if in_unit else None
         number = None if offset is None or self._first_row is None else self._first_row + offset
-        types = {
-            "brim_file": pa.string(),
-            "brim_line": pa.int64(),
-            "brim_byte": pa.int64(),
-            "brim_content": pa.binary(),
-            "brim_row": pa.int64(),
-            "brim_unit": pa.int64(),
-            "brim_offset": pa.int64(),
-            "brim_error": pa.string(),
+        columns = {
+            "brim_file": pa.array([row.file], pa.string()),
+            "brim_line": pa.array([row.line], pa.int64()),
+            "brim_byte": pa.array([row.byte], pa.int64()),
+            "brim_content": pa.array([row.content], pa.binary()),
+            "brim_row": pa.array([number], pa.int64()),
+            "brim_unit": pa.array([self._unit], pa.int64()),
+            "brim_offset": pa.array([offset], pa.int64()),
+            "brim_error": pa.array([f"cannot be read: {row.reason}"], pa.string()),
         }
-        values = (
-            row.file,
-            row.line,
-            row.byte,
-            row.content,
-            number,
-            self._unit,
-            offset,
-            f"cannot be read: {row.reason}",
-        )
-        kept = {name: pa.array([value], kind) for (name, kind), value in zip(types.items(), values, strict=True)}
-        self._unreadable.append(pa.table(kept))
-
-    @property
-    def counts(self) -> list[int]:
-        return [self.rows, self.batches, self.batch_rows]
+        self._unreadable.append(pa.table(columns))
 
     def restore(self, tables: list[Any], counts: list[int]) -> None:
-        """Rows that an earlier attempt has left out."""
+        """Take over rows that an earlier attempt has skipped."""
         if counts:
             self.rows, self.batches, self.batch_rows = counts
-            self._tables, self._taken = list(tables), len(tables)
+            self._tables, self._taken_count = list(tables), len(tables)
 
     def take_new(self) -> list[Any]:
-        """Those that were kept since the last call."""
-        new, self._taken = self._tables[self._taken :], len(self._tables)
+        """Return the rows that were added since the last call."""
+        new, self._taken_count = self._tables[self._taken_count :], len(self._tables)
         return new
 
     def add(self, batch: Any, start: int, rows: int, cause: BaseException | None) -> None:
-        """Count rows of a batch that are left out, and keep them if that was asked for."""
+        """Count skipped rows of a batch, and keep them for quarantine."""
+        import pyarrow as pa
+
+        from brim.execution.failures import error_text
+
         self.rows += rows
         if rows > 1:
             self.batches += 1
             self.batch_rows += rows
-        if self._keeps:
-            self._keep(batch.table.slice(start, rows), batch.offset + start, cause)
-
-    def _keep(self, table: Any, offset: int, cause: BaseException | None) -> None:
-        import pyarrow as pa
-
-        from brim.execution.failures import reason
-
-        offsets = [self.position(offset + number) for number in range(table.num_rows)]
-        rows = [None if self._first_row is None else self._first_row + offset for offset in offsets]
+        if not self._keeps:
+            return
+        offsets = [self.position(batch.offset + start + number) for number in range(rows)]
+        numbers = [None if self._first_row is None else self._first_row + offset for offset in offsets]
         notes = {
-            "brim_row": pa.array(rows, pa.int64()),  # in the source, where that is known
-            "brim_unit": pa.array([self._unit] * table.num_rows, pa.int64()),
+            "brim_row": pa.array(numbers, pa.int64()),  # in the source, where that is known
+            "brim_unit": pa.array([self._unit] * rows, pa.int64()),
             "brim_offset": pa.array(offsets, pa.int64()),  # in the unit
-            "brim_error": pa.array([reason(cause)] * table.num_rows),
+            "brim_error": pa.array([error_text(cause)] * rows),
         }
-        table = table.replace_schema_metadata(None)
+        table = batch.table.slice(start, rows).replace_schema_metadata(None)
         for name, values in notes.items():
             table = table.append_column(name, values)
         self._tables.append(table)
@@ -513,7 +502,7 @@ class _Bad:
         if tables:
             schema = unified([table.schema for table in tables])
             write_rows(self._path, tables, schema, Writing("arrow"))
-            self._tables, self._unreadable = [], []
+            self.abandon()
         else:
             self._path.unlink(missing_ok=True)  # of an earlier attempt, which had some
 
@@ -521,10 +510,10 @@ class _Bad:
         self._tables, self._unreadable = [], []
 
 
-def _pieces(batch: Any, pieces: int) -> Iterator[Any]:
-    """A batch in parts: `pieces` of them, or row by row for 0."""
+def _parts(batch: Any, parts: int) -> Iterator[Any]:
+    """Split a batch into so many parts; row by row for 0."""
     rows = batch.table.num_rows
-    step = 1 if pieces == 0 else max(-(-rows // pieces), 1)
+    step = 1 if parts == 0 else max(-(-rows // parts), 1)
     if step >= rows:
         yield batch
         return
@@ -533,22 +522,20 @@ def _pieces(batch: Any, pieces: int) -> Iterator[Any]:
 
 
 def _slice(batch: Any, start: int, stop: int) -> Any:
-    """Some rows of a batch."""
     first = None if batch.first_row is None else batch.first_row + start
     return replace(batch, table=batch.table.slice(start, stop - start), offset=batch.offset + start, first_row=first)
 
 
-def _is_memory(error: BaseException) -> bool:
-    """Too little memory, whoever says so."""
+def _is_memory_error(error: BaseException) -> bool:
+    """Return whether a library reports too little memory."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"MemoryError", "ArrowMemoryError", "OutOfMemoryError"}:
         return True
-    cause = error.__cause__
-    return cause is not None and _is_memory(cause)
+    return error.__cause__ is not None and _is_memory_error(error.__cause__)
 
 
-def _travelling(error: BaseException) -> Exception:
-    """An error that can be sent: brim's own as they are, others as text."""
+def _picklable(error: BaseException) -> Exception:
+    """Return an error that can be sent: one of brim as it is, others as text."""
     import traceback
 
     from brim.errors import BrimError, InputError
@@ -566,7 +553,7 @@ def _travelling(error: BaseException) -> Exception:
 
 
 def _die_with(parent: int) -> None:
-    """End when the parent ends, however that is."""
+    """End this process when the parent ends, in whatever way."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         try:
@@ -578,8 +565,14 @@ def _die_with(parent: int) -> None:
     threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
 
 
-def _end_children() -> None:
-    """What the user's function has started and left behind."""
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def _kill_children() -> None:
+    """Kill processes that the user's function has started and left."""
     from brim.memory.meter import tree
 
     for pid in tree([os.getpid()])[1:]:
@@ -589,14 +582,8 @@ def _end_children() -> None:
             continue
 
 
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
-
-
-def _take_streams() -> None:
-    """What the user's function prints goes to the log, and it has nothing to read. Ctrl-C is the parent's to handle."""
+def _redirect_streams() -> None:
+    """Send what the user's function prints to the log, and give it nothing to read. The parent handles Ctrl-C."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)

@@ -1,6 +1,6 @@
-"""What parent and worker say to each other. A worker is set up once, then given units one after the other.
+"""Messages between a process and its workers. A worker is set up once per job, then computes one unit after another.
 
-Rows never travel here: a worker reads its unit and writes a file, and what comes back is a few numbers.
+Rows never travel in messages: a worker reads its unit and writes a file, and its answer is a few numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from brim.records import dataclass
 
-if TYPE_CHECKING:  # whoever only starts a worker needs none of them
+if TYPE_CHECKING:  # a process that only starts workers needs none of them
     from brim.compute.outputs.rows_file import Writing
     from brim.compute.rows.unit import Reading, Unit
     from brim.compute.steps.step import Step
@@ -21,62 +21,69 @@ OnError = Literal["stop", "skip", "quarantine"]
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """All that a worker needs to know once. `gate` is a file of a byte: while it is 1, memory is short.
+class WorkerSetup:
+    """Everything that a worker needs once. `pause` is a file of one byte: 1 while memory is low.
 
-    Its path, and that of `folder`, may be relative to where the setup itself is. `lasts`: a unit that is done is on
-    disk for good; else whoever hears of it sees to that, while the worker does the next. `whereabouts`: the file in
-    which workers note where they are, if there is one. `seed` is what random numbers of the user's code start from.
+    Its path, and that of `folder`, may be relative to the folder of the setup file. `syncs`: the worker makes its files
+    durable itself; otherwise the receiver of the answer does, while the worker computes the next unit. `positions` is
+    the file in which workers note their rows, if there is one. `seed` is the seed of random numbers in the user's code.
     """
 
     step: Step
     reading: Reading
     writing: Writing
     folder: str
-    gate: str
+    pause: str
     on_error: OnError = "stop"
     threads: int = 1
-    lasts: bool = True
-    whereabouts: str = ""
+    syncs: bool = True
+    positions: str = ""
     seed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """To a worker that was started without a job: its setup is in this file, and what it prints belongs to that one."""
+class JobStart:
+    """A job for a worker that was started without one: the paths of its setup file and of its log."""
 
     setup: str
     log: str
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Do this unit. `pieces`: each batch in that many parts (0: row by row), where that gives the same rows.
+class JobEnd:
+    """The job is over: wait so long for the next one, then exit."""
 
-    `probe`: only the first batch, to see its types. `types` are those that were seen so, as a serialized schema.
-    `slot` is which of the workers that run at a time does it, from 0.
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnitOrder:
+    """A unit to compute. `parts`: each batch in so many parts (0: row by row), where that gives the same rows.
+
+    `probe`: only the first batch, for its types. `types` are those of a probe, as a serialized schema. `slot` is the
+    number of the worker among those that run at the same time, from 0.
     """
 
     unit: Unit
-    pieces: int = 1
-    soft_bytes: int = 0
+    parts: int = 1
+    release_bytes: int = 0  # above this, the worker releases memory between batches
     probe: bool = False
     types: bytes = b""
     slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The worker has loaded everything and holds this much."""
+class WorkerReady:
+    """The worker has loaded everything and holds this much memory."""
 
     held_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class At:
-    """The worker begins with these rows of its unit. `seen_bytes` of input are behind it.
+class RowRange:
+    """The rows of its unit that a worker begins now, after `seen_bytes` of input.
 
-    `held_bytes` is what it holds by then, without the results of its batch; 0 if that was not measured.
+    `held_bytes` is the memory of the worker without the results of its batch; 0 if it was not measured.
     """
 
     offset: int
@@ -85,31 +92,34 @@ class At:
     held_bytes: int = 0
 
 
-_PLACE = struct.Struct("<qqqqq")
+_POSITION = struct.Struct("<qqqqq")
 
 
-class Whereabouts:
-    """Where workers are, each in its slot of a file that all have mapped: noted with every batch, which wakes nobody,
-    and read when one of them is gone."""
+class WorkerPositions:
+    """A memory-mapped file with a slot per worker, in which it notes the rows that it begins.
+
+    Noting wakes no other process. The file is read when a worker has died.
+    """
 
     def __init__(self, path: Path, slots: int = 0) -> None:
-        """The file is made, if `slots` are given."""
+        """Open the file; with `slots`, create it."""
         self.path = path
         if slots:
-            path.write_bytes(bytes(_PLACE.size * slots))
+            path.write_bytes(bytes(_POSITION.size * slots))
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
 
-    def note(self, slot: int, unit: int, at: At) -> None:
-        _PLACE.pack_into(self._map, slot * _PLACE.size, unit, at.offset, at.rows, at.seen_bytes, at.held_bytes)
+    def note(self, slot: int, unit: int, rows: RowRange) -> None:
+        values = (unit, rows.offset, rows.rows, rows.seen_bytes, rows.held_bytes)
+        _POSITION.pack_into(self._map, slot * _POSITION.size, *values)
 
-    def forget(self, slot: int) -> None:
-        _PLACE.pack_into(self._map, slot * _PLACE.size, 0, 0, 0, 0, 0)
+    def clear(self, slot: int) -> None:
+        _POSITION.pack_into(self._map, slot * _POSITION.size, 0, 0, 0, 0, 0)
 
-    def find(self, slot: int, unit: int) -> At | None:
-        """None if it came to no batch of the unit."""
-        number, *at = _PLACE.unpack_from(self._map, slot * _PLACE.size)
-        return At(*at) if number == unit and at[1] else None
+    def find(self, slot: int, unit: int) -> RowRange | None:
+        """Return the last rows of a unit; None if the worker has begun none of them."""
+        number, *values = _POSITION.unpack_from(self._map, slot * _POSITION.size)
+        return RowRange(*values) if number == unit and values[1] else None
 
     def remove(self) -> None:
         self._map.close()
@@ -117,20 +127,18 @@ class Whereabouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbeDone:
     """The types of the first batch, as a serialized schema; empty if it gave no rows."""
 
     types: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """The unit is a file. `held_bytes` is what the worker still holds; `bad_rows` were left out.
+class UnitDone:
+    """The unit is a file. `held_bytes` is the memory that the worker still holds; `bad_rows` were skipped.
 
-    `bad_batches` of them are batches that failed as a whole, of `bad_batch_rows` rows.
-
-    `encoder` did it, where a step has several; `differed` tells why it was not the fast one. `changes` is what a
-    callable object has changed in itself, pickled. `source` is the SHA-256 of the source bytes that were read.
+    `bad_batches` of `bad_batch_rows` rows failed as a unit. `encoder` names the one that was used, where a step has
+    several; `differed` is the reason why the fast one was not. `source` is the SHA-256 of the source bytes.
     """
 
     rows: int
@@ -140,15 +148,14 @@ class Done:
     bad_rows: int = 0
     encoder: str = ""
     differed: str = ""
-    changes: bytes = b""
     bad_batches: int = 0
     bad_batch_rows: int = 0
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """The unit cannot be done. `kind` memory: there was too little; error: `error` says what is wrong."""
+class UnitFailed:
+    """The unit cannot be computed: not enough memory, or `error`."""
 
     kind: Literal["memory", "error"]
     error: Any = None

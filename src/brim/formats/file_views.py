@@ -1,4 +1,4 @@
-"""Anything with bytes at offsets as the file that pyarrow, tarfile and io.BufferedReader want."""
+"""Anything with bytes at offsets as the file that pyarrow, tarfile and io.BufferedReader need."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class Seekable(io.IOBase):
-    """`_at` is where the next read begins; a subclass says how large it is."""
+    """A file with a position. A subclass has `_size`."""
 
-    _at = 0
+    _position = 0
 
     def _size(self) -> int:
         raise NotImplementedError
@@ -26,21 +26,21 @@ class Seekable(io.IOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size()}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size()}[whence]
         if base + offset < 0:
             raise ValueError(f"cannot seek to {base + offset}")
-        self._at = base + offset
-        return self._at
+        self._position = base + offset
+        return self._position
 
 
 class FileView(Seekable, io.RawIOBase):
-    """A range of `source`, which has `read_at`, as a file of its own; without `size`, all of a source that knows its.
+    """A range of `source`, which has `read_at`, as a separate file; without `size`, all of a source with a size.
 
-    Reading begins at `position`. With `passed`, it only goes forwards, and `passed` is told how far. Closing the view
-    leaves the source open, unless `owned`.
+    Reading begins at `position`. With `release`, it is read forwards only, and `release` is called with each position.
+    Closing the view leaves the source open, unless `owned`.
     """
 
     def __init__(
@@ -50,26 +50,26 @@ class FileView(Seekable, io.RawIOBase):
         size: int | None = None,
         *,
         position: int = 0,
-        passed: Callable[[int], None] | None = None,
+        release: Callable[[int], None] | None = None,
         owned: bool = False,
     ) -> None:
-        self._source, self._start, self._at = source, start, position
+        self._source, self._start, self._position = source, start, position
         self._length = source.size - start if size is None else size
-        self._passed, self._owned = passed, owned
+        self._release, self._owned = release, owned
 
     def _size(self) -> int:
         return int(self._length)
 
     def seekable(self) -> bool:
-        return self._passed is None
+        return self._release is None
 
     def read(self, size: int | None = -1, /) -> bytes:
-        left = max(self._length - self._at, 0)
-        wanted = left if size is None or size < 0 else min(size, left)
-        data: bytes = self._source.read_at(self._start + self._at, wanted) if wanted else b""
-        self._at += len(data)
-        if self._passed is not None:
-            self._passed(self._at)
+        available = max(self._length - self._position, 0)
+        size = available if size is None or size < 0 else min(size, available)
+        data: bytes = self._source.read_at(self._start + self._position, size) if size else b""
+        self._position += len(data)
+        if self._release is not None:
+            self._release(self._position)
         return data
 
     def readinto(self, buffer: WriteableBuffer) -> int:

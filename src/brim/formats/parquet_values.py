@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from brim.file_set import Ints, Pieces
+from brim.file_set import Ints, Segments
 from brim.formats import thrift
 from brim.formats.parquet_footer import Leaf
 from brim.formats.parquet_levels import Damaged, decode_levels
@@ -106,7 +106,7 @@ class FoundValues:
     spooled: np.ndarray[Any, np.dtype[np.bool_]]
     starts: Ints
     sizes: Ints
-    pieces: Pieces
+    pieces: Segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +319,7 @@ class _Collected:
             name: np.concatenate([np.zeros(0, kind), *self._parts[name]]) for name, kind in _COLUMN_TYPES.items()
         }
         edges, starts, sizes = (np.array(n, np.int64) for n in (self._edges, self._range_starts, self._range_sizes))
-        return FoundValues(**columns, pieces=Pieces(edges, starts, sizes))
+        return FoundValues(**columns, pieces=Segments(edges, starts, sizes))
 
 
 class _Dictionary:

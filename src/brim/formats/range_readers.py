@@ -1,16 +1,13 @@
-"""Bytes that can be read at any place: a file on disk here, one on the Hub elsewhere."""
+"""Shards to read at any offset: a local file here, remote ones in storage/reading.py."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 from brim.formats.splice import Unreadable, copy_range
 from brim.records import dataclass
 from brim.state.atomic_files import open_regular, pread_all, reading
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +22,13 @@ class ShardFile:
 
 
 class Readable(Protocol):
-    """A shard to read. Some only go forwards: then what was read long ago cannot be read again."""
+    """A shard to read. Some are read forwards only: then bytes far before the position cannot be read again."""
 
     name: str
     size: int
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Fewer bytes only at the end."""
+        """Return a range; fewer bytes only at the end."""
 
     def copy_to(self, descriptor: int, offset: int, size: int) -> None:
         """Write a range at the descriptor's position."""
@@ -41,14 +38,14 @@ class Readable(Protocol):
 
 @runtime_checkable
 class Hashing(Protocol):
-    """What is hashed while it is read."""
+    """A shard that is hashed while it is read."""
 
     def sha256(self) -> str:
-        """Of everything: what was not read yet is read now."""
+        """Return the hash of all bytes: those that were not read yet are read now."""
 
 
 class LocalFile:
-    """A file on disk. What cannot be read of it is VerificationError."""
+    """A file on disk. A failure to read it is VerificationError."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.path.basename(path)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.file_set import Ints, Pieces
+from brim.file_set import Ints, Segments
 from brim.formats.nested_values import byte_leaves, without_bytes
 from brim.formats.parquet_footer import Leaf
 from brim.formats.parquet_levels import decode_levels, encode_levels, levels_of
@@ -181,6 +181,6 @@ def locate_listed(
         if not _MIN_HEAD_BYTES <= head <= _MAX_HEAD_BYTES + slots:
             return None
         starts[first:last] = page.offset + head + np.cumsum(cells) - sizes[first:last]
-    no_ranges = Pieces(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    no_ranges = Segments(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
     spooled = np.zeros(len(sizes), bool)
     return FoundValues(rows, listed.repetition[low:high], definition, spooled, starts, sizes, no_ranges)

@@ -1,19 +1,19 @@
 """Read source files in the order of a splice, one open at a time; of files that hold many values, several.
 
-Consecutive segments of one file share its descriptor, and small ranges that follow each other in a file are
-read ahead together: the values of a memory-mapped Arrow file are a million ranges of one file, side by
-side, and a system call for each would take longer than the copy.
+Consecutive segments of one file share its descriptor, and small consecutive ranges of a file are read ahead together:
+the values of a memory-mapped Arrow file are a million adjacent ranges of one file, and a system call for each would
+take longer than the copy.
 
-Objects of a bucket are asked for ahead of the reading; ranges of objects that hold many values are joined where they
-are near each other. `open_file` is for those who look into one file.
+Remote files are requested ahead of the reading; of those that hold many values, ranges near each other are joined.
+`open_file` opens one file to look into it.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
 
@@ -22,10 +22,9 @@ import numpy as np
 from brim.file_set import FileSet
 from brim.formats.file_views import FileView, Seekable
 from brim.memory.release import keep_heap_small
-from brim.records import dataclass
 from brim.state.atomic_files import open_regular, reason, refuse_more_files
-from brim.storage.location import Location
-from brim.storage.reading import PIECE_BYTES, Changed, ObjectFile, ObjectPiece, ahead, as_they_come, cut
+from brim.storage.reading import JOINED_BYTES, RANGE_BYTES, RandomFile, RangeStream, RemoteFile, fetch_ranges
+from brim.storage.storage import ByteRange
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -33,26 +32,25 @@ if TYPE_CHECKING:
 
 _NONE = -1
 _AHEAD_BYTES = 256 * 1024
-_SMALL_BYTES = 64 * 1024  # a larger range is worth a system call of its own
+_SMALL_BYTES = 64 * 1024  # a larger range is read by one system call
 _MOST_OPEN = 64  # of files that hold many values
-_JOINED_BYTES = 8 << 20  # of an object that holds many values, in one request, and of all before they are used
-_JOINED_SEGMENTS = 256  # at a time: what lies between them is held as well
-_NEAR_BYTES = 4096  # values of an Arrow file may have a little of something else between them
-_WORTH_BYTES = 256 * 1024  # a smaller piece is copied: handing it on costs more
+_JOINED_SEGMENTS = 256  # at a time: the gaps between them take memory too
+_NEAR_BYTES = 4096  # between values of an Arrow file there may be a few other bytes
+_BLOCK_BYTES = 256 * 1024  # a smaller block is copied: handing it on costs more
 _OTHER_OBJECT = "is not the object that was planned, or is gone"
 
 
 class Reader(Protocol):
-    """Reads a splice's source files in order. `leave()` it to have the last file checked."""
+    """Reads a splice's source files in order. `leave()` checks the last file."""
 
     def turn_to(self, source: int) -> int:
-        """From now on that file is read. Returns its descriptor, if it has one."""
+        """Continue with that file. Return its descriptor, if it has one."""
 
-    def read_into(self, target: memoryview, at: int) -> int:
-        """Fill as much of `target` as one read gives, from byte `at` of the file."""
+    def read_into(self, target: memoryview, offset: int) -> int:
+        """Fill as much of `target` as one read gives, from byte `offset` of the file."""
 
-    def piece(self, at: int, most: int) -> memoryview | None:
-        """Bytes from `at` on that are there already, in memory that stays as it is; None if `read_into` is as good."""
+    def take_block(self, offset: int, size: int) -> memoryview | None:
+        """Return received bytes from `offset` on, in memory that stays as it is; None if `read_into` is as good."""
 
     def leave(self) -> None: ...
     def __enter__(self) -> Self: ...
@@ -62,32 +60,32 @@ class Reader(Protocol):
     ) -> None: ...
 
 
-def reader_of(files: FileSet, segments: Iterable[tuple[int, int, int]], wanted_bytes: int) -> Reader:
-    """What reads these files. `segments` are (source, start, size) of what will be asked for, in order."""
+def reader_of(files: FileSet, segments: Iterable[tuple[int, int, int]], total_bytes: int) -> Reader:
+    """Return a reader of these files. `segments` are (source, start, size) of what will be read, in order."""
     if files.remotes:
         return JoinedReader(files, segments)
-    return SourceReader(files, wanted_bytes) if files.bucket is None else ObjectReader(files, segments)
+    return SourceReader(files, total_bytes) if files.bucket is None else ObjectReader(files, segments)
 
 
 class SourceReader:
-    """The source files that are open. Use it in one thread, and `leave()` it to have them checked."""
+    """Local source files. Use it in one thread; `leave()` checks the files."""
 
-    def __init__(self, files: FileSet, wanted_bytes: int) -> None:
+    def __init__(self, files: FileSet, total_bytes: int) -> None:
         self._files = files
         self._source = _NONE
         self._descriptor = _NONE
-        self._open: dict[int, int] = {}  # by number, the one that was opened first in front
-        self._most = _MOST_OPEN if files.holding else 1
-        self._room = min(_AHEAD_BYTES, wanted_bytes)
+        self._open: dict[int, int] = {}  # by number, in the order of opening
+        self._open_limit = _MOST_OPEN if files.holding else 1
+        self._ahead_limit = min(_AHEAD_BYTES, total_bytes)
         self._buffer: memoryview | None = None
-        self._ahead_at = self._ahead_size = 0
+        self._ahead_start = self._ahead_size = 0
         self._end = _NONE  # where the last read from this file ended
 
     def turn_to(self, source: int) -> int:
-        """The descriptor of a file that is still what was planned."""
+        """Return the descriptor of a file, after a check that it is the planned one."""
         if source != self._source:
             if source not in self._open:
-                while len(self._open) >= self._most:
+                while len(self._open) >= self._open_limit:
                     self._check(next(iter(self._open)))
                 self._open[source] = open_source(self._files, source)
             self._descriptor = self._open[source]
@@ -95,21 +93,21 @@ class SourceReader:
             self._end, self._ahead_size = _NONE, 0
         return self._descriptor
 
-    def read_into(self, target: memoryview, at: int) -> int:
-        """Fill as much of `target` as one read gives, from byte `at` of the file; SourceChangedError if it ended."""
+    def read_into(self, target: memoryview, offset: int) -> int:
+        """Fill as much of `target` as one read gives, from a byte of the file; SourceChangedError if it ended."""
         size = len(target)
-        start = at - self._ahead_at
-        follows = 0 <= at - self._end <= _NEAR_BYTES
-        self._end = at + size
+        start = offset - self._ahead_start
+        follows = 0 <= offset - self._end <= _NEAR_BYTES
+        self._end = offset + size
         try:
             if start < 0 or start + size > self._ahead_size:
-                if size > _SMALL_BYTES or size > self._room or not follows:
-                    step = os.preadv(self._descriptor, [target], at)
-                    self._end = at + step
+                if size > _SMALL_BYTES or size > self._ahead_limit or not follows:
+                    step = os.preadv(self._descriptor, [target], offset)
+                    self._end = offset + step
                     return step or self._ended()
-                self._buffer = self._buffer or memoryview(bytearray(self._room))
-                self._ahead_at, self._ahead_size = at, 0
-                self._ahead_size = os.preadv(self._descriptor, [self._buffer], at)
+                self._buffer = self._buffer or memoryview(bytearray(self._ahead_limit))
+                self._ahead_start, self._ahead_size = offset, 0
+                self._ahead_size = os.preadv(self._descriptor, [self._buffer], offset)
                 start, size = 0, min(size, self._ahead_size) or self._ended()
         except OSError as error:
             raise self._files.changed(self._source, f"cannot be read ({reason(error)})") from error
@@ -117,14 +115,14 @@ class SourceReader:
         target[:size] = self._buffer[start : start + size]
         return size
 
-    def piece(self, at: int, most: int) -> None:
-        """A file is read where its bytes are wanted."""
+    def take_block(self, offset: int, size: int) -> None:
+        """Return None: a local file is read into the target."""
 
     def _ended(self) -> int:
         raise self._files.changed(self._source, "became shorter while it was read")
 
     def _check(self, source: int) -> None:
-        """Close a file, after a look whether it is still what was planned."""
+        """Close a file, after a check that it is still the planned one."""
         descriptor = self._open.pop(source)
         try:
             self._files.check(source, os.fstat(descriptor))
@@ -132,7 +130,7 @@ class SourceReader:
             os.close(descriptor)
 
     def leave(self) -> None:
-        """Close the files, after a look whether they are still what was planned."""
+        """Close the files, after a check that they are still the planned ones."""
         self._source = _NONE
         while self._open:
             self._check(next(iter(self._open)))
@@ -151,77 +149,63 @@ class SourceReader:
         self._close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """A range of an object with several segments in it, and its bytes."""
-
-    start: int
-    data: bytes
-
-
 class JoinedReader:
-    """Values of files of which some are far away. Those of the next segments are asked for together.
+    """Values of files of which some are remote. The next segments are requested together.
 
-    Ranges of one object that are near each other are one request: a request costs as much as some ten thousand bytes.
+    Ranges of one object that are near each other are one request: it costs as much as some ten thousand bytes.
     """
 
     def __init__(self, files: FileSet, segments: Iterable[tuple[int, int, int]]) -> None:
         keep_heap_small()
         self._files = files
         self._local = SourceReader(files, _AHEAD_BYTES)
-        self._coming = (one for one in segments if one[0] in files.remotes and one[2])
-        self._next = next(self._coming, None)
-        self._waiting: deque[tuple[int, int, int]] = deque()
-        self._blocks: dict[int, list[_Joined]] = {}
+        self._segments = (one for one in segments if one[0] in files.remotes and one[2])
+        self._next = next(self._segments, None)
+        self._blocks: dict[int, list[tuple[int, bytes]]] = {}  # per source, with the start of each
         self._source = _NONE
 
     def turn_to(self, source: int) -> int:
         self._source = source
         return _NONE if source in self._files.remotes else self._local.turn_to(source)
 
-    def read_into(self, target: memoryview, at: int) -> int:
+    def read_into(self, target: memoryview, offset: int) -> int:
         if self._source not in self._files.remotes:
-            return self._local.read_into(target, at)
+            return self._local.read_into(target, offset)
         while True:
-            for block in self._blocks.get(self._source, ()):
-                begin = at - block.start
-                if 0 <= begin < len(block.data):
-                    step = min(len(target), len(block.data) - begin)
-                    target[:step] = block.data[begin : begin + step]
+            for start, data in self._blocks.get(self._source, ()):
+                if start <= offset < start + len(data):
+                    step = min(len(target), start + len(data) - offset)
+                    target[:step] = data[offset - start : offset - start + step]
                     return step
             self._fetch()
 
-    def piece(self, at: int, most: int) -> None:
-        """What was joined is held for several segments."""
+    def take_block(self, offset: int, size: int) -> None:
+        """Return None: a joined range holds several segments."""
 
     def _fetch(self) -> None:
-        """Ask for what comes next, up to a few megabytes."""
-        wanted: dict[int, list[tuple[int, int]]] = {}
+        """Request the next segments, up to a few megabytes."""
+        ranges_of: dict[int, list[tuple[int, int]]] = {}
         size = count = 0
-        while self._next is not None and size < _JOINED_BYTES and count < _JOINED_SEGMENTS:
+        while self._next is not None and size < JOINED_BYTES and count < _JOINED_SEGMENTS:
             count += 1
             source, start, length = self._next
-            step = min(length, _JOINED_BYTES - size)
-            wanted.setdefault(source, []).append((start, start + step))
+            step = min(length, JOINED_BYTES - size)
+            ranges_of.setdefault(source, []).append((start, start + step))
             size += step
-            self._next = (source, start + step, length - step) if step < length else next(self._coming, None)
-        if not wanted:
+            self._next = (source, start + step, length - step) if step < length else next(self._segments, None)
+        if not ranges_of:
             raise ValueError("a range is read that was not announced")
+        files = {
+            source: RandomFile(self._files.remotes[source], partial(self._replaced_error, source))
+            for source in ranges_of
+        }
+        sources = {id(file): source for source, file in files.items()}
         self._blocks = {}
-        pieces: dict[Location, list[tuple[int, ObjectPiece]]] = {}
-        for source, ranges in wanted.items():
-            remote = self._files.remotes[source]
-            for start, stop in join_ranges(ranges):
-                piece = ObjectPiece(remote.key, start, stop, remote.etag)
-                pieces.setdefault(remote.address, []).append((source, piece))
-        for address, asked in pieces.items():
-            coming = ahead(address, (piece for _, piece in asked))
-            for source, piece in asked:
-                try:
-                    _, data = next(coming)
-                except Changed:
-                    raise self._files.changed(source, _OTHER_OBJECT) from None
-                self._blocks.setdefault(source, []).append(_Joined(piece.start, data))
+        for file, start, data in fetch_ranges([(files[source], ranges) for source, ranges in ranges_of.items()]):
+            self._blocks.setdefault(sources[id(file)], []).append((start, data))
+
+    def _replaced_error(self, source: int) -> Exception:
+        return self._files.changed(source, _OTHER_OBJECT)
 
     def leave(self) -> None:
         self._local.leave()
@@ -235,45 +219,29 @@ class JoinedReader:
         self._local.__exit__(kind, error, trace)
 
 
-def join_ranges(
-    ranges: Iterable[tuple[int, int]], gap: int = 64 * 1024, most_bytes: int | None = _JOINED_BYTES
-) -> list[tuple[int, int]]:
-    """Ranges in order, those with little between them as one. What is between costs less than a request."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        fits = bool(joined) and (most_bytes is None or max(stop, joined[-1][1]) - joined[-1][0] <= most_bytes)
-        if fits and start <= joined[-1][1] + gap:
-            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
-        else:
-            joined.append((start, stop))
-    return joined
-
-
 class ObjectReader:
-    """Objects of a bucket, asked for ahead of the reading. The store compares each with what was planned."""
+    """Files of a remote location, requested ahead of the reading. The store compares their versions with the plan."""
 
     def __init__(self, files: FileSet, segments: Iterable[tuple[int, int, int]]) -> None:
         assert files.bucket is not None
-        # Pieces come and go in obstore's threads. Their memory is used again: cleared anew for each, it would cost as
-        # much as receiving them.
-        keep_heap_small(large_bytes=2 * PIECE_BYTES)
-        self._files, self._bucket = files, files.bucket
+        # Ranges come and go in obstore's threads. Their memory is used again: cleared for each, it would cost as much
+        # as receiving them.
+        keep_heap_small(large_bytes=2 * RANGE_BYTES)
+        self._files = files
         self._source = _NONE
-        self._blocks = as_they_come(files.bucket, self._asked(segments))
-        self._piece = ObjectPiece("", 0, 0)
+        self._stream = RangeStream(
+            files.bucket,
+            self._ranges(segments),
+            replaced_error=lambda _: files.changed(self._source, _OTHER_OBJECT),
+        )
+        self._stop = 0  # where the block in `_data` ends
         self._data = memoryview(b"")
 
-    def _asked(self, segments: Iterable[tuple[int, int, int]]) -> Iterator[ObjectPiece]:
-        etags = self._files.etags
+    def _ranges(self, segments: Iterable[tuple[int, int, int]]) -> Iterator[ByteRange]:
         for source, start, size in segments:
-            if source < 0:
-                continue
-            etag = None if etags is None else etags[source].as_py() or None
-            key = self._bucket.key(self._files.path(source))
-            if self._files.sizes[source]:
-                yield from cut(key, start, start + size, etag)
-            else:
-                yield ObjectPiece(key, 0, 0, etag)
+            if source >= 0:
+                file = remote_file(self._files, source)
+                yield from file.ranges(start, start + size) if file.size else [ByteRange(file.name, 0, 0, file.version)]
 
     def turn_to(self, source: int) -> int:
         self._source = source
@@ -282,47 +250,52 @@ class ObjectReader:
         return _NONE
 
     def _take(self) -> None:
-        """The next block of what was asked for; of an empty object, whether it is empty still."""
-        try:
-            self._piece, self._data = next(self._blocks)
-        except Changed:
-            raise self._files.changed(self._source, _OTHER_OBJECT) from None
+        """Receive the next block; of an empty file, whether it is still empty."""
+        wanted, self._data = next(self._stream)
+        self._stop = wanted.stop
 
-    def read_into(self, target: memoryview, at: int) -> int:
-        self._need(at)
+    def read_into(self, target: memoryview, offset: int) -> int:
+        self._need(offset)
         step = min(len(target), len(self._data))
         target[:step] = self._data[:step]
         self._data = self._data[step:]
         return step
 
-    def piece(self, at: int, most: int) -> memoryview | None:
-        if most < _WORTH_BYTES:
+    def take_block(self, offset: int, size: int) -> memoryview | None:
+        if size < _BLOCK_BYTES:
             return None
-        self._need(at)
-        if len(self._data) < _WORTH_BYTES:
+        self._need(offset)
+        if len(self._data) < _BLOCK_BYTES:
             return None
-        given, self._data = self._data[:most], self._data[most:]
-        return given
+        block, self._data = self._data[:size], self._data[size:]
+        return block
 
-    def _need(self, at: int) -> None:
+    def _need(self, offset: int) -> None:
         if not self._data:
             self._take()
-        start = self._piece.stop - len(self._data)
-        if start != at:
-            raise ValueError(f"byte {at} of an object is read where byte {start} is next")
+        start = self._stop - len(self._data)
+        if start != offset:
+            raise ValueError(f"byte {offset} of an object is read where byte {start} is next")
 
     def leave(self) -> None:
-        """Each answer was compared with what was planned."""
+        """Do nothing: the version of each answer was checked."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._blocks.close()  # type: ignore[attr-defined]
+        self._stream.close()
+
+
+def remote_file(files: FileSet, number: int) -> RemoteFile:
+    """Return a file of a remote location, as it was planned."""
+    assert files.bucket is not None
+    version = "" if files.etags is None else str(files.etags[number].as_py() or "")
+    return RemoteFile(files.bucket, files.path(number), int(files.sizes[number]), version)
 
 
 def open_source(files: FileSet, number: int) -> int:
-    """A descriptor of a source file that is still what was planned."""
+    """Return the descriptor of a source file, after a check that it is the planned one."""
     try:
         descriptor = open_regular(files.full_path(number))
     except OSError as error:
@@ -337,18 +310,16 @@ def open_source(files: FileSet, number: int) -> int:
 
 
 def open_file(files: FileSet, number: int, *, whole: bool = False) -> BinaryIO:
-    """A file to look into; `whole` says that it will be read from its beginning to its end."""
+    """Open a file to look into it; `whole` means that it will be read from its beginning to its end."""
     if files.ranges is not None:
         return io.BufferedReader(_Value(files, number))
     if files.bucket is None:
         return open(open_regular(files.full_path(number)), "rb")
-    assert files.etags is not None
-    size, etag, path = int(files.sizes[number]), files.etags[number].as_py(), files.path(number)
-    file = ObjectFile(files.bucket, path, size, etag, lambda: files.changed(number, _OTHER_OBJECT))
+    file = remote_file(files, number)
+    content = RandomFile(file, lambda: files.changed(number, _OTHER_OBJECT))
     if not whole:
-        return io.BufferedReader(FileView(file))
-    pieces = ahead(files.bucket, cut(files.bucket.key(path), 0, size, etag))
-    return io.BufferedReader(FileView(_ObjectInOrder(file, pieces), 0, size, owned=True), _AHEAD_BYTES)
+        return io.BufferedReader(FileView(content))
+    return io.BufferedReader(FileView(_ObjectInOrder(content), 0, file.size, owned=True), _AHEAD_BYTES)
 
 
 class _Value(Seekable, io.RawIOBase):
@@ -364,35 +335,37 @@ class _Value(Seekable, io.RawIOBase):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        piece = int(np.searchsorted(self._ends, self._at, side="right"))
+        part = int(np.searchsorted(self._ends, self._position, side="right"))
         view = memoryview(buffer).cast("B")
-        if piece >= len(self._ends) or self._holders[piece] < 0:
+        if part >= len(self._ends) or self._holders[part] < 0:
             return 0
-        view = view[: int(self._ends[piece]) - self._at]
-        source, at = int(self._holders[piece]), int(self._starts[piece] + self._at - self._begins[piece])
-        with reader_of(self._files, [(source, at, len(view))], len(view)) as reader:
+        view = view[: int(self._ends[part]) - self._position]
+        source, offset = int(self._holders[part]), int(self._starts[part] + self._position - self._begins[part])
+        with reader_of(self._files, [(source, offset, len(view))], len(view)) as reader:
             reader.turn_to(source)
-            step = reader.read_into(view, at)
-        self._at += step
+            step = reader.read_into(view, offset)
+        self._position += step
         return step
 
 
 class _ObjectInOrder:
-    """All of an object, asked for ahead. Going elsewhere than on takes requests of its own."""
+    """All of a remote file, requested ahead. Reading anywhere but at the next byte takes further requests."""
 
-    def __init__(self, file: ObjectFile, pieces: Iterator[tuple[ObjectPiece, bytes]]) -> None:
-        self._file, self._pieces = file, pieces
-        self._left, self._streamed = memoryview(b""), 0
+    def __init__(self, file: RandomFile) -> None:
+        self._file = file
+        self._stream = RangeStream(
+            file.file.location, file.file.ranges(0, file.size), replaced_error=file.replaced_error
+        )
+        self._block, self._streamed = memoryview(b""), 0
 
     def read_at(self, offset: int, size: int) -> bytes | memoryview:
         if offset != self._streamed:
             return self._file.read_at(offset, size)
-        if not self._left:
-            with self._file.watched():
-                self._left = memoryview(next(self._pieces, (None, b""))[1])
-        data, self._left = self._left[:size], self._left[size:]
+        if not self._block:
+            self._block = next(self._stream, (None, memoryview(b"")))[1]
+        data, self._block = self._block[:size], self._block[size:]
         self._streamed += len(data)
         return data
 
     def close(self) -> None:
-        self._pieces.close()  # type: ignore[attr-defined]
+        self._stream.close()

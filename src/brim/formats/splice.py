@@ -51,6 +51,7 @@ class Splice:
     """
 
     __slots__ = ("_ends", "_literals", "_scratch", "_sources", "_starts", "files", "size")
+    path: Path | None = None  # of a complete file with these bytes
 
     def __init__(
         self, files: FileSet, literals: bytes, ends: Ints, sources: Ints, starts: Ints, scratch: Scratch | None = None
@@ -115,7 +116,7 @@ class Splice:
                 if source >= 0:
                     reader.turn_to(source)  # also opens and checks a file of zero bytes
                 while size > 0:
-                    if as_they_come and source >= 0 and (part := reader.piece(offset, size)) is not None:
+                    if as_they_come and source >= 0 and (part := reader.take_block(offset, size)) is not None:
                         if filled:
                             assert keep is not None
                             yield buffer[:filled]
@@ -195,9 +196,9 @@ class SpliceFile(Seekable, io.BufferedIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         if self.closed:
             raise ValueError("read of a closed file")
-        remaining = max(self._splice.size - self._at, 0)
-        data = self._splice.read_at(self._at, remaining if size is None or size < 0 else min(size, remaining))
-        self._at += len(data)
+        remaining = max(self._splice.size - self._position, 0)
+        data = self._splice.read_at(self._position, remaining if size is None or size < 0 else min(size, remaining))
+        self._position += len(data)
         return data
 
     def read1(self, size: int = -1, /) -> bytes:

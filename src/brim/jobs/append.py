@@ -1,8 +1,8 @@
-"""New rows for a dataset that is there: they become new shards of its splits, and what is there is kept as it is.
+"""Append new rows to an existing dataset: they become new shards of its splits, and existing shards are kept.
 
-What is there is known from its manifest, or for a dataset of others from its listing and the footers, and never from
-the source that it was made of. Rows that it holds already are taken out of the plan (known_rows.py). What was appended
-is written down part by part, so that each source proves its own rows and the same command again appends nothing twice.
+The existing dataset is known from its manifest, or for a foreign dataset from its listing and its footers; its source
+is not needed. Rows that it has already are removed from the plan (known_rows.py). Each append is recorded as a part of
+the dataset, so that every source can be compared with its own rows, and so that the same command again appends nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,51 +21,71 @@ import pyarrow.parquet as pq
 from brim.errors import DestinationError, InputError, VerificationError
 from brim.formats.card import CardFacts, SplitFacts
 from brim.formats.parquet_columns import ParquetColumns
-from brim.jobs.content import PlanContent
+from brim.jobs.destination import Destination, DestinationChanged, Run
+from brim.jobs.destination_paths import DestinationPaths
+from brim.jobs.shard_set import PlannedShards, ShardSet
 from brim.plans.cut_shards import Shard, shard_name
-from brim.plans.fingerprint import changes_between, digest_items, digest_json
-from brim.plans.known_rows import is_class_label, planned_again, with_known_classes
+from brim.plans.fingerprint import digest_items, digest_json
+from brim.plans.known_rows import is_class_label, planned_again, with_known_classes, without_known_rows
 from brim.plans.plan import EXTENSIONS, Plan
 from brim.plans.shard_bytes import PlanSlice, Slice
 from brim.records import dataclass
-from brim.state.ledger import Ledger, Receipt, Total, totals
-from brim.verification.published import SHARD_NAME, Published, PublishedPart, Subset, parts_of, told_by, told_of
+from brim.sizes import plural
+from brim.sources.dataset_files import named_files
+from brim.state.ledger import Ledger, Receipt, SplitTotal, split_totals
+from brim.storage.hub_client import HubClient
+from brim.storage.hub_session import explained, hub_session
+from brim.verification.published import (
+    SHARD_NAME,
+    Published,
+    PublishedPart,
+    Subset,
+    narrow_record,
+    opened,
+    parts_of,
+    record_of,
+)
+
+if TYPE_CHECKING:
+    from brim.jobs.preflight import JobSettings
+
+_SELECT_HINT = "Write the same rows as shards of brim with `brim select`, then append to those."
 
 
 @dataclass(frozen=True, slots=True)
 class AppendBase:
-    """What new rows come behind. `receipts` are those of the shards of each split, in order, under their names now."""
+    """The existing dataset. `receipts` are those of the shards of each split, in order, under their present names."""
 
     parts: Sequence[Mapping[str, Any]]
     receipts: Mapping[str, Sequence[Receipt]]
     columns: Mapping[str, str]
     features: Mapping[str, Any]
-    jobs: frozenset[str]  # what the manifests there are of
-    types: Mapping[str, str]  # of the columns, as Parquet keeps them; of tars, as they were planned
-    features_digest: str = ""  # of tars, which do not say their features themselves
+    jobs: frozenset[str]  # fingerprints in the existing manifests
+    types: Mapping[str, str]  # of the columns, as Parquet stores them; of tars, as they were planned
+    features_digest: str = ""  # of tars, which do not contain their features
 
     @property
     def names(self) -> list[str]:
-        return [receipt.name for of in self.receipts.values() for receipt in of]
+        return [receipt.name for receipts in self.receipts.values() for receipt in receipts]
 
     @property
     def fingerprints(self) -> list[str]:
         return [str(part["fingerprint"]) for part in self.parts]
 
 
-def base_of(
+def find_base(
     published: Published, config: str, ledger: Ledger | None, splits: Sequence[str] | None
 ) -> AppendBase | None:
-    """What is there of a config (of these splits, or all); None if there is nothing. `ledger` is that of a folder.
+    """Return the existing dataset of a config (of these splits, or all), or None. `ledger` is that of a folder.
 
-    DestinationError if it is not whole: then it is to be finished first.
+    Raises DestinationError if it is incomplete, because it must be finished first.
     """
-    told = published.told if ledger is None else told_by(ledger)
-    told = told_of(told, {key for key in told.listed if key[0] == config})
-    before = _before_append(ledger)
+    record = published.record if ledger is None else record_of(ledger)
+    record = narrow_record(record, {key for key in record.listed if key[0] == config})
+    interrupted = _interrupted_append(ledger)
     subsets = [subset for subset in published.subsets if subset.config == config]
     subsets = [subset for subset in subsets if splits is None or subset.split in splits]
-    if before is None:
+    if interrupted is None:
         for subset in subsets:
             if subset.state in ("unfinished", "incomplete"):
                 raise DestinationError(
@@ -76,33 +96,34 @@ def base_of(
     for subset in subsets:
         if subset.state == "not brim's":
             foreign.append(subset)
-            receipts[subset.split] = _found(published, subset)
+            receipts[subset.split] = _foreign_receipts(published, subset)
         else:
-            names = told.listed.get((config, subset.split), ())
-            receipts[subset.split] = sorted((told.receipts[name] for name in names), key=lambda one: _number(one.name))
-    if before is not None:
-        receipts = {split: of[: before[1].get(split, 0)] for split, of in receipts.items()}
-        receipts = {split: of for split, of in receipts.items() if of}
-        parts: list[Mapping[str, Any]] = list(before[0])
+            names = record.listed.get((config, subset.split), ())
+            receipts[subset.split] = sorted((record.receipts[name] for name in names), key=lambda r: _number(r.name))
+    if interrupted is not None:
+        receipts = {split: items[: interrupted[1].get(split, 0)] for split, items in receipts.items()}
+        receipts = {split: items for split, items in receipts.items() if items}
+        parts: list[Mapping[str, Any]] = list(interrupted[0])
     else:
-        parts = [_part(build, receipts) for build in parts_of(told) if _touches(build, receipts)]
+        has_split = [part for part in parts_of(record) if any(split in receipts for split in part.names)]
+        parts = [_part_record(part, receipts) for part in has_split]
         if foreign:
             parts.append(_foreign_part({subset.split: receipts[subset.split] for subset in foreign}))
-    first = next((of[0] for of in receipts.values() if of), None)
+    first = next((items[0] for items in receipts.values() if items), None)
     if first is None:
         return None
-    jobs = frozenset(job.fingerprint for job in told.jobs)
+    jobs = frozenset(job.fingerprint for job in record.jobs)
     if first.name.endswith(".tar"):
         facts = parts[0]["facts"]
-        columns_of = dict(facts["columns"])
-        return AppendBase(parts, receipts, columns_of, {}, jobs, columns_of, str(facts["features"]))
+        types = dict(facts["columns"])
+        return AppendBase(parts, receipts, types, {}, jobs, types, str(facts["features"]))
     with closing(published.open(first.name)) as shard, ParquetColumns(shard) as columns:
         types = {name: str(columns.schema.field(name).type) for name in columns.schema.names}
-        return AppendBase(parts, receipts, types, columns.features(), jobs, _stored(columns.schema))
+        return AppendBase(parts, receipts, types, columns.features(), jobs, _stored_types(columns.schema))
 
 
-def _before_append(ledger: Ledger | None) -> tuple[Sequence[Mapping[str, Any]], dict[str, int]] | None:
-    """The parts that an append which was begun here, and not ended, came behind; and their shards by split."""
+def _interrupted_append(ledger: Ledger | None) -> tuple[Sequence[Mapping[str, Any]], dict[str, int]] | None:
+    """Return the parts that existed before an unfinished append of this ledger, and their shards per split."""
     if ledger is None or ledger.job is None or ledger.done or "parts" not in ledger.job.facts:
         return None
     parts = ledger.job.facts["parts"][:-1]
@@ -118,127 +139,126 @@ def _number(name: str) -> int:
     return int(match["number"]) if match else 0
 
 
-def _touches(build: PublishedPart, receipts: Mapping[str, Sequence[Receipt]]) -> bool:
-    return any(split in receipts for split in build.names)
-
-
-def _part(build: PublishedPart, receipts: Mapping[str, Sequence[Receipt]]) -> dict[str, Any]:
-    shards = {split: len(names) for split, names in build.names.items() if split in receipts}
-    job = build.job
-    facts = {name: fact for name, fact in job.facts.items() if name != "parts"}
+def _part_record(part: PublishedPart, receipts: Mapping[str, Sequence[Receipt]]) -> dict[str, Any]:
+    shards = {split: len(names) for split, names in part.names.items() if split in receipts}
+    job = part.job
+    facts = {name: value for name, value in job.facts.items() if name != "parts"}
     return {"fingerprint": job.fingerprint, "facts": facts, "versions": dict(job.versions),
             "left_out": list(job.left_out), "shards": shards}  # fmt: skip
 
 
 def _foreign_part(receipts: Mapping[str, Sequence[Receipt]]) -> dict[str, Any]:
-    every = [receipt for of in receipts.values() for receipt in of]
-    facts = {"foreign": True, "rows": sum(receipt.rows for receipt in every), "recipe": {}}
-    content = [[receipt.name, receipt.size, receipt.sha256, receipt.etag] for receipt in every]
+    all_receipts = [receipt for items in receipts.values() for receipt in items]
+    facts = {"foreign": True, "rows": sum(receipt.rows for receipt in all_receipts), "recipe": {}}
+    content = [[receipt.name, receipt.size, receipt.sha256, receipt.etag] for receipt in all_receipts]
     return {"fingerprint": digest_json(content), "facts": facts, "versions": {}, "left_out": [],
-            "shards": {split: len(of) for split, of in receipts.items()}}  # fmt: skip
+            "shards": {split: len(items) for split, items in receipts.items()}}  # fmt: skip
 
 
-def _found(published: Published, subset: Subset) -> list[Receipt]:
-    """Receipts of shards that others wrote: what the listing and the footers tell."""
-    found = []
+def _foreign_receipts(published: Published, subset: Subset) -> list[Receipt]:
+    """Make receipts of foreign shards from the listing and the footers."""
+    receipts = []
     for name in sorted(subset.names, key=_number):
         if name.endswith(".tar"):
             raise DestinationError(
                 f"{name} was not written by brim, and a tar does not store the types of its columns.",
-                hint="Write the same rows as shards of brim with `brim select`, then append to those.",
+                hint=_SELECT_HINT,
             )
         if SHARD_NAME.fullmatch(name) is None:
             raise DestinationError(
                 f"{name} is not named like a shard (SPLIT-00000-of-00001.parquet), so brim cannot append to it.",
-                hint="Write the same rows as shards with `brim select`, then append to those.",
+                hint=_SELECT_HINT,
             )
         with closing(published.open(name)) as shard, ParquetColumns(shard) as columns:
             rows = columns.rows
         sha256, etag = published.listed(name)
         key = digest_json([name, published.sizes[name], sha256, etag])
-        found.append(Receipt(name, subset.split, rows, published.sizes[name], sha256, key, "", "", 0, etag))
-    return found
+        receipts.append(Receipt(name, subset.split, rows, published.sizes[name], sha256, key, "", "", 0, etag))
+    return receipts
 
 
-@dataclass(frozen=True)
-class AppendedContent:
-    """What is there, and the shards of a plan behind it. `renamed`: all shards get the number of all (on the Hub, where
-    that is a pointer); else what is there keeps its name and the numbers go on."""
+class AppendedShards(ShardSet):
+    """The existing shards, and those of a plan after them (None: all of its rows exist already).
 
-    base: AppendBase
-    like: Plan
-    is_there: bool  # the rows of the plan: then nothing comes behind
-    renamed: bool
-    folder: str
-    extension: str
+    `renames`: all shards get names with the new total (on the Hub, where a name is a pointer). Otherwise existing
+    shards keep their names, and the numbers continue.
+    """
+
+    def __init__(
+        self, base: AppendBase, like: Plan, is_complete: bool, renames: bool, folder: str, extension: str
+    ) -> None:
+        self.base, self.plan, self._like = base, None if is_complete else like, PlannedShards(like)
+        self._renames, self._folder, self._extension = renames, folder, extension
+        self._shards: list[Shard] = []
+        self._existing: dict[str, Receipt] = {}  # by the name that the shard shall have
+        self._new: dict[str, Shard] = {}  # the shards of the plan, likewise
+        self._name_shards()
 
     @property
-    def plan(self) -> Plan | None:
-        return None if self.is_there else self.like
+    def is_complete(self) -> bool:
+        """Whether the dataset has all rows of the plan already."""
+        return self.plan is None
 
-    @cached_property
-    def own(self) -> PlanContent:
-        return PlanContent(self.like)
-
-    @cached_property
-    def _names(self) -> tuple[list[Shard], dict[str, Receipt], dict[str, Shard]]:
-        """All shards, and by name the receipts of those there and the plan's own."""
+    def _name_shards(self) -> None:
         new: dict[str, list[Shard]] = {}
         for shard in self.plan.shards if self.plan is not None else ():
             new.setdefault(shard.split, []).append(shard)
-        shards, kept, own, at = [], {}, {}, 0
+        start = 0
         for split in dict.fromkeys([*self.base.receipts, *new]):
             old, added = self.base.receipts.get(split, ()), new.get(split, [])
             total = len(old) + len(added)
             for number, receipt in enumerate(old):
                 name = receipt.name
-                if self.renamed and added:
-                    name = shard_name(self.folder, split, number, total, self.extension)
-                shards.append(Shard(name, split, at, at + receipt.rows, receipt.size))
-                kept[name] = receipt
-                at += receipt.rows
+                if self._renames and added:
+                    name = shard_name(self._folder, split, number, total, self._extension)
+                self._shards.append(Shard(name, split, start, start + receipt.rows, receipt.size))
+                self._existing[name] = receipt
+                start += receipt.rows
             for number, shard in enumerate(added, len(old)):
-                name = shard_name(self.folder, split, number, total, self.extension)
-                if old and not self.renamed and len(name) != len(old[0].name):
+                name = shard_name(self._folder, split, number, total, self._extension)
+                if old and not self._renames and len(name) != len(old[0].name):
                     raise InputError(
                         f"{total:,} shards need more digits than the names of the existing shards have.",
                         hint="Append larger shards: raise --shard-size.",
                     )
-                shards.append(replace(shard, name=name, start=at, stop=at + shard.rows))
-                own[name] = shard
-                at += shard.rows
-        return shards, kept, own
+                self._shards.append(replace(shard, name=name, start=start, stop=start + shard.rows))
+                self._new[name] = shard
+                start += shard.rows
 
     @property
-    def kept(self) -> list[Receipt]:
-        """Receipts of what is there, under the names that it shall have, as those of this job."""
-        mark = self.fingerprint[:16]
-        return [replace(receipt, name=name, job=mark) for name, receipt in self._names[1].items()]
+    def existing_receipts(self) -> Sequence[Receipt]:
+        """The receipts of the existing shards as those of this job, under the names that they shall have."""
+        job = self.fingerprint[:16]
+        return [replace(receipt, name=name, job=job) for name, receipt in self._existing.items()]
 
     @property
     def fingerprint(self) -> str:
-        return digest_json({name: fact for name, fact in self.facts.items() if name not in ("cut", "recipe")})
+        return digest_json({name: value for name, value in self.facts.items() if name not in ("cut", "recipe")})
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return self._facts
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         parts = list(self.base.parts)
         if self.plan is not None:
-            shards: dict[str, int] = {}
+            counts: dict[str, int] = {}
             for shard in self.plan.shards:
-                shards[shard.split] = shards.get(shard.split, 0) + 1
+                counts[shard.split] = counts.get(shard.split, 0) + 1
             parts.append({"fingerprint": self.plan.fingerprint, "facts": self.plan.facts, "versions": {},
-                          "left_out": list(self.plan.table.left_out), "shards": shards})  # fmt: skip
-        told = [part["facts"] for part in parts]
-        last = self.plan.facts if self.plan is not None else told[-1]
+                          "left_out": list(self.plan.table.left_out), "shards": counts})  # fmt: skip
+        part_facts = [part["facts"] for part in parts]
+        last = self.plan.facts if self.plan is not None else part_facts[-1]
         return {
             "format": last.get("format", ""),
             "rows": self.rows,
-            "files": sum(int(facts.get("files", 0)) for facts in told),
-            "bytes": sum(int(facts.get("bytes", 0)) for facts in told),
+            "files": sum(int(facts.get("files", 0)) for facts in part_facts),
+            "bytes": sum(int(facts.get("bytes", 0)) for facts in part_facts),
             "columns": dict(self.base.columns),
             "features": self.base.features_digest or digest_json(dict(self.base.features)),
             "cut": dict(last.get("cut", {})),
-            "shards": digest_items([shard.name, shard.rows] for shard in self.shards),
+            "shards": digest_items([shard.name, shard.rows] for shard in self._shards),
             "content": digest_json([part["fingerprint"] for part in parts]),
             "recipe": dict(last.get("recipe", {})),
             "parts": parts,
@@ -246,138 +266,120 @@ class AppendedContent:
 
     @property
     def shards(self) -> Sequence[Shard]:
-        return self._names[0]
-
-    @property
-    def splits(self) -> Sequence[str]:
-        return list(dict.fromkeys(shard.split for shard in self.shards))
+        return self._shards
 
     @property
     def rows(self) -> int:
-        return sum(shard.rows for shard in self.shards)
+        return sum(shard.rows for shard in self._shards)
 
     @property
-    def files(self) -> int:
+    def source_files(self) -> int:
         return int(self.facts["files"])
 
     @property
-    def left_out(self) -> tuple[str, ...]:
+    def skipped_files(self) -> tuple[str, ...]:
         return tuple(path for part in self.facts["parts"] for path in part["left_out"])
 
-    @property
-    def linked(self) -> bool:
-        return False
-
-    def changes_from(self, facts: dict[str, Any]) -> list[str]:
-        return changes_between(facts, self.facts)
-
     def key(self, shard: Shard) -> str:
-        receipt = self._names[1].get(shard.name)
-        if receipt is not None:
-            return receipt.key
-        return self.own.key(self._names[2][shard.name])
-
-    def mtimes(self, shard: Shard) -> str:
-        return next(self.with_mtimes([shard]))[1]
+        receipt = self._existing.get(shard.name)
+        return self._like.key(self._new[shard.name]) if receipt is None else receipt.key
 
     def with_mtimes(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
-        _, kept, own = self._names
         for shard in shards:
-            if shard.name in kept:
-                yield shard, kept[shard.name].mtimes
-            else:
-                yield shard, self.own.mtimes(own[shard.name])
+            receipt = self._existing.get(shard.name)
+            yield shard, self._like.mtimes(self._new[shard.name]) if receipt is None else receipt.mtimes
 
     def size(self, shards: Sequence[Shard]) -> int:
-        _, kept, own = self._names
-        there = sum(kept[shard.name].size for shard in shards if shard.name in kept)
-        return there + self.own.size([own[shard.name] for shard in shards if shard.name in own])
+        existing = sum(self._existing[shard.name].size for shard in shards if shard.name in self._existing)
+        return existing + self._like.size([self._new[shard.name] for shard in shards if shard.name in self._new])
 
-    def slice(self, shard: Shard) -> Slice:
-        own = self._names[2].get(shard.name)
-        if own is None:
+    def content(self, shard: Shard) -> Slice:
+        new = self._new.get(shard.name)
+        if new is None:
             raise VerificationError(
-                f"{shard.name} is missing or changed, and its source is not known here.",
+                f"{shard.name} is missing or changed, and its source is unknown.",
                 hint="Run brim verify for a list of all problems.",
             )
-        made = self.own.slice(own)
-        assert isinstance(made, PlanSlice)
-        before = sum(receipt.rows for receipt in self.base.receipts.get(shard.split, ()))
-        return replace(made, first_row=made.first_row + before)
+        recipe = self._like.content(new)
+        assert isinstance(recipe, PlanSlice)
+        earlier_rows = sum(receipt.rows for receipt in self.base.receipts.get(shard.split, ()))
+        return replace(recipe, first_row=recipe.first_row + earlier_rows)
 
-    def sha256(self, shard: Shard) -> str | None:
-        receipt = self._names[1].get(shard.name)
+    def known_sha256(self, shard: Shard) -> str | None:
+        receipt = self._existing.get(shard.name)
         return None if receipt is None else receipt.sha256
 
     def listing(self, shard: Shard) -> dict[str, Any] | None:
-        own = self._names[2].get(shard.name)
-        found = None if own is None else self.own.listing(own)
-        return None if found is None else {**found, "name": shard.name}
+        new = self._new.get(shard.name)
+        record = None if new is None else self._like.listing(new)
+        return None if record is None else {**record, "name": shard.name}
 
     def card(self, receipts: Iterable[Receipt]) -> CardFacts:
-        found = totals(receipts)
-        rows: dict[str, int] = {}
-        for shard in self.shards:
+        totals, rows = split_totals(receipts), dict[str, int]()
+        for shard in self._shards:
             rows[shard.split] = rows.get(shard.split, 0) + shard.rows
         splits = []
         for split, count in rows.items():
-            of = found.get(split, Total())
-            splits.append(SplitFacts(split, count, of.bytes, of.shards))
-        return replace(self.own.card(()), splits=splits, left_out=self.left_out, appended=True)
+            total = totals.get(split, SplitTotal())
+            splits.append(SplitFacts(split, count, total.bytes, total.shards))
+        return replace(self._like.card(()), splits=splits, left_out=self.skipped_files, appended=True)
 
 
-def _stored(schema: pa.Schema) -> dict[str, str]:
-    """The types of columns as they come back from a Parquet file, which has other names inside of lists and knows
-    nothing of large ones."""
+def _stored_types(schema: pa.Schema) -> dict[str, str]:
+    """Return the types of columns as a Parquet file stores them, with other names in lists and without large types."""
     file = io.BytesIO()
     pq.write_table(schema.empty_table(), file, store_schema=False)
     return {column.name: str(column.type) for column in pq.read_schema(file)}
 
 
-def check_agrees(base: AppendBase, plan: Plan) -> None:
-    """InputError with the difference if new rows have other columns or types than those that are there."""
-    wanted = dict(base.types)
-    found = dict(plan.facts["columns"]) if base.features_digest else _stored(plan.schema)
-    said = [f"{name!r} is missing" for name in wanted if name not in found]
-    said += [f"{name!r} is new" for name in found if name not in wanted]
-    said += [f"{n!r} is {found[n]} instead of {wanted[n]}" for n in wanted if n in found and found[n] != wanted[n]]
+def check_columns(base: AppendBase, plan: Plan) -> None:
+    """Raise InputError with the differences if new rows have other columns or types than the existing ones."""
+    expected = dict(base.types)
+    types = dict(plan.facts["columns"]) if base.features_digest else _stored_types(plan.schema)
+    problems = [f"{name!r} is missing" for name in expected if name not in types]
+    problems += [f"{name!r} is new" for name in types if name not in expected]
+    problems += [
+        f"{name!r} is {types[name]} instead of {expected[name]}"
+        for name in expected
+        if name in types and types[name] != expected[name]
+    ]
     features = dict(plan.table.features or {})
-    if not said and base.features_digest not in ("", plan.facts["features"]):
-        said.append("the features of the columns, such as the names of classes, are others")
-    if not said and base.features:
+    if not problems and base.features_digest not in ("", plan.facts["features"]):
+        problems.append("the features of the columns, such as the names of classes, differ")
+    if not problems and base.features:
         for name, feature in base.features.items():
             if digest_json(features.get(name)) != digest_json(feature):
-                said.append(f"{name!r} is {features.get(name)} instead of {feature}")
-    if not said and list(wanted) != list(found):
-        said.append(f"the columns are in another order: {', '.join(found)} instead of {', '.join(wanted)}")
-    if said:
+                problems.append(f"{name!r} is {features.get(name)} instead of {feature}")
+    if not problems and list(expected) != list(types):
+        problems.append(f"the columns are in another order: {', '.join(types)} instead of {', '.join(expected)}")
+    if problems:
         hint = "Use a source with the same columns and types."
-        added = [name for name in found if name not in wanted]
+        added = [name for name in types if name not in expected]
         if plan.table.can_drop or plan.table.verbatim:
             hint += f" --drop={added[0]} leaves a column out." if added else ""
         elif "label" in added and plan.table.recipe.get("label_from"):
             hint = "Leave out --label-from: the dataset has no class labels."
-        elif is_class_label(base.features.get("label")) and "label" not in found:
+        elif is_class_label(base.features.get("label")) and "label" not in types:
             hint = "Add --label-from=parent to store the folder names as class labels, as the dataset does."
-        raise InputError(f"The new rows do not match the existing dataset: {'; '.join(said)}.", hint=hint)
+        raise InputError(f"The new rows do not match the existing dataset: {'; '.join(problems)}.", hint=hint)
 
 
-def appended_content(
+def appended_shards(
     published: Published | None,
     plan: Plan,
     config: str,
     folder: str,
     ledger: Ledger | None,
     splits: Sequence[str] | None,
-    without_known: Callable[[Plan, AppendBase], Plan | None] = lambda plan, base: plan,
-) -> AppendedContent | PlanContent:
-    """What a destination shall hold: what is there, and the rows of the plan behind it, once.
+    remove_known: Callable[[Plan, AppendBase], Plan | None],
+) -> ShardSet:
+    """Return the shards that the destination shall have: the existing ones, and the new rows of a plan.
 
-    `without_known` takes the rows out of a plan that the dataset holds, and gives None if that are all of them.
+    `remove_known` removes the rows that the dataset has from a plan, and returns None if none are left.
     """
-    base = None if published is None else base_of(published, config, ledger, splits)
+    base = None if published is None else find_base(published, config, ledger, splits)
     if base is None:
-        return PlanContent(plan)
+        return PlannedShards(plan)
     extension = os.path.splitext(base.names[0])[1]
     if extension != EXTENSIONS[plan.format]:
         raise InputError(
@@ -385,13 +387,54 @@ def appended_content(
             hint="Use the same --format as the existing dataset.",
         )
     plan = planned_again(plan, with_known_classes(plan.table, base.features))
-    check_agrees(base, plan)
-    renamed = ledger is None and published is not None and published.renames
+    check_columns(base, plan)
+    renames = ledger is None and published is not None and published.renames
     if base.jobs == {plan.fingerprint}:
-        return PlanContent(plan)  # these rows are all there is
-    nothing = not any(shard.rows for shard in plan.shards)
-    is_there = plan.fingerprint in base.fingerprints or nothing
-    if not is_there:
-        new = without_known(plan, base)
-        plan, is_there = new or plan, new is None or new.fingerprint in base.fingerprints
-    return AppendedContent(base, plan, is_there, renamed, folder, extension)
+        return PlannedShards(plan)  # the dataset has exactly these rows
+    is_complete = plan.fingerprint in base.fingerprints or not any(shard.rows for shard in plan.shards)
+    if not is_complete:
+        new = remove_known(plan, base)
+        plan, is_complete = new or plan, new is None or new.fingerprint in base.fingerprints
+    return AppendedShards(base, plan, is_complete, renames, folder, extension)
+
+
+def plan_append(
+    plan: Plan, paths: DestinationPaths, settings: JobSettings, run: Run, destination: Destination
+) -> ShardSet:
+    """Read the existing dataset, and return the shards that it shall have with the new rows of a plan."""
+    location, hub, note = paths.location, settings.hub, run.progress.note
+    existing = destination.read_existing()
+    with ExitStack() as stack:
+        published: Published | None = None
+        address = ""
+        # The card of a folder does not show a dataset: without shards there is nothing to append to.
+        if existing.names or (existing.manifests is not None and (existing.manifests or existing.is_unfinished)):
+            if location.is_repository:
+                with hub_session(note, run.stop.check), explained(location.repo, begun=False):
+                    location = HubClient(location, hub.token).beginning()
+            published = stack.enter_context(
+                opened(str(location), settings.state_dir, note, settings.access, token=hub.token)
+            )
+            address = published.address
+
+        def remove_known(plan: Plan, base: AppendBase) -> Plan | None:
+            if plan.table.files.ranges is not None:
+                return plan  # values of another dataset, whose names may be the same for all
+            names = {split: [receipt.name for receipt in receipts] for split, receipts in base.receipts.items()}
+            try:
+                shards = named_files(address, names, hub.config, settings.access)
+            except KeyError as error:  # a shard has got another name
+                raise DestinationChanged from error
+            duplicates = settings.allow_duplicate_paths
+            table, known = without_known_rows(plan, shards, duplicates, note, run.stop.check)
+            if not known:
+                return plan
+            note(f"{plural(known, 'row')} of {len(plan.table):,} already in the dataset: skipped")
+            return planned_again(plan, table) if len(table) else None
+
+        ledger = run.ledger if location.is_local and run.ledger.job is not None else None
+        splits = [hub.split] if hub.split is not None and location.is_repository else None
+        shards = appended_shards(published, plan, hub.config, hub.folder, ledger, splits, remove_known)
+    if isinstance(shards, AppendedShards) and shards.is_complete:
+        note("these rows exist already: nothing is appended")
+    return shards

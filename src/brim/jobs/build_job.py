@@ -1,27 +1,26 @@
-"""A plan with a destination: print it to see what would happen, run it to make it happen."""
+"""The plan of a build with its destination: print it to see what would happen, run it to make it happen."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError
 from brim.formats.parquet_writer import MAX_CELL_BYTES
-from brim.jobs.content import PlanContent
-from brim.jobs.job import BuildResult, Job
-from brim.jobs.spec import (
+from brim.jobs.destination_paths import DestinationPaths, dataset_paths
+from brim.jobs.job import Job
+from brim.jobs.preflight import (
     JobSettings,
-    Spec,
     check_hub_limits,
-    check_options,
-    dataset_at,
-    forecast_at,
-    limits_of,
-    preflight,
+    check_settings,
+    forecast_for,
+    hub_notes,
     stop_files,
 )
+from brim.jobs.results import BuildResult
+from brim.jobs.shard_set import PlannedShards
 from brim.memory.limit import Limit, effective_limit
 from brim.options.groups import CheckFileOptions, ShardOptions
 from brim.plans.describe_plan import BuildForecast, plan_facts, plan_lines
@@ -33,8 +32,8 @@ from brim.records import dataclass
 from brim.sources.file_table import FileTable
 from brim.state.atomic_files import reason
 from brim.state.ledger import Ledger, job_versions
-from brim.storage.location import HubAddress, Location
-from brim.stores.destination import Destination, parse_destination
+from brim.storage.destination import parse_destination
+from brim.storage.location import Location
 from brim.wording import Described
 
 
@@ -52,19 +51,22 @@ class BuildPlan(Described):
     label_width = 14
 
     def __init__(self, table: FileTable, destination: str | os.PathLike[str] | None, options: BuildSettings) -> None:
-        self.destination: Destination | None = (
+        self.destination: Location | None = (
             None if destination is None else parse_destination(destination, options.access)
         )
         self.watch: Watch = given_or_silent
-        self.options = _with_split(options, table)
-        check_options("build", options, self.destination)
+        # A split that the user named is published alone; other splits stay as they are.
+        split = options.hub.split or table.recipe.get("split")
+        if options.append and len(table.splits) == 1:
+            split = table.splits[0].name
+        self.options = options = replace(options, hub=replace(options.hub, split=split))
+        check_settings("build", options, self.destination)
         self.limit: Limit = effective_limit(options.memory)
-        cell = MAX_CELL_BYTES if options.format == "parquet" else None
         check_paths_stay_home(table)
-        checked = check_files(table, options, cell)
+        checked = check_files(table, options, MAX_CELL_BYTES if options.format == "parquet" else None)
         self.plan: Plan = make_plan(checked, options.format, options.only(ShardOptions), options.hub.folder)
-        check_hub_limits(PlanContent(self.plan), self.destination)
-        self.forecast: BuildForecast = forecast_at(self.destination, self.plan, self.limit, options.workers)
+        check_hub_limits(PlannedShards(self.plan), self.destination)
+        self.forecast: BuildForecast = forecast_for(self.destination, self.plan, self.limit, options.workers)
 
     @property
     def rows(self) -> int:
@@ -83,7 +85,7 @@ class BuildPlan(Described):
 
     @property
     def _is_remote(self) -> bool:
-        return isinstance(self.destination, HubAddress | Location)
+        return self.destination is not None and not self.destination.is_local
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -96,27 +98,28 @@ class BuildPlan(Described):
         lines = plan_lines(self.plan, self.forecast, self.limit, self._is_remote)
         if self.destination is not None:
             lines.append(("destination", self._destination_text(self.destination)))
-        if isinstance(self.destination, HubAddress):
-            lines += [("Hub limits", text) for text in limits_of(PlanContent(self.plan), self.options.hub)]
+            if self.destination.is_repository:
+                notes = hub_notes(PlannedShards(self.plan), self.options.hub.public)
+                lines += [("Hub limits", text) for text in notes]
         return lines
 
     @property
     def takes(self) -> dict[str, int]:
-        """What the forecast says for this machine: nothing of the nodes of a cluster."""
+        """The memory that the forecast reports for this machine; nothing if a cluster does the work."""
         if self.options.engine != "local":
             return {}
         return dict.fromkeys(("low_bytes", "high_bytes"), self.forecast.total)
 
     @property
     def stop_file(self) -> Path:
-        """Making this file ends a run cleanly."""
-        return stop_files(self._spec().layout.state, self.options)[-1].absolute()
+        """A file that ends a run cleanly when it appears."""
+        return stop_files(self._paths.state_dir, self.options.stop_file)[-1].absolute()
 
     def save_recipe(self, path: str | os.PathLike[str]) -> None:
-        """Write the columns of a BIDS dataset as a recipe, so that a pilot and the whole dataset agree."""
+        """Write the columns of a BIDS dataset as a recipe, so that a pilot and the full dataset agree."""
         if self.plan.table.saved is None:
             raise InputError("--save-recipe can only be used with a BIDS dataset read without another recipe.")
-        if Path(path).suffix != ".toml":  # it could not be given as one, and may be something else
+        if Path(path).suffix != ".toml":  # it could not be used as one, and may be another kind of file
             raise InputError(f"{os.fspath(path)!r} is not a name for a recipe.", hint="Use a name that ends in .toml.")
         try:
             Path(path).write_text(self.plan.table.saved, encoding="utf-8")
@@ -126,74 +129,65 @@ class BuildPlan(Described):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, from which `brim build --plan` works on any machine that sees the source."""
         from brim.jobs.plan_storage import check_plan_place, receipts_at, save_to
-        from brim.jobs.saved_build import job_facts  # what is built at once has no use for them
+        from brim.jobs.saved_plans import job_facts  # builds that run at once do not need them
         from brim.plans.saved_plan import save_plan
 
         check_plan_place(path)
         self.check()
-        spec = self._spec()
-        preflight(spec)
-        destination = spec.layout.destination
-        if self.options.fresh:
+        location, options, access = self._job().paths.location, self.options, self.options.access
+        if options.fresh:
             raise InputError("--save cannot be used with --fresh.", hint="Choose an empty destination.")
-        if self.options.append:
+        if options.append:
             raise InputError(
                 "--save cannot be used with --append: the existing dataset may change before the plan runs."
             )
-        if self.options.update and not isinstance(destination, HubAddress):
+        if options.update and not location.is_repository:
             raise InputError(
                 "--save --update can only be used with a destination on the Hub.",
                 hint="Build on one machine, or choose another destination.",
             )
-        access = self.options.access
-        receipts_at(path, access).all(self.plan.fingerprint)  # nobody may mix two plans
-        job = job_facts(destination, self.options.hub, self.options.update)
+        receipts_at(path, access).all(self.plan.fingerprint)  # parts of another plan must not be mixed with these
+        job = job_facts(location, options.hub, options.update)
         save_to(path, lambda file: save_plan(file, self.plan, job, job_versions()), access)
 
-    def _destination_text(self, destination: Destination) -> str:
-        """What a build would find at the destination, as far as this machine's ledger tells."""
-        ledger = Ledger(dataset_at(destination, self.options.state_dir, self.options.hub).books)
+    def _destination_text(self, destination: Location) -> str:
+        """Describe what a build would find at the destination, by the ledger of this machine."""
+        ledger = Ledger(dataset_paths(destination, self.options.state_dir, self.options.hub).ledger_dir)
         if ledger.job is None:
-            if not isinstance(destination, Path):
+            if not destination.is_local:
                 return f"{destination} (nothing sent from here yet)"
-            return f"{destination} ({'there, and not built by brim' if destination.exists() else 'new'})"
+            return f"{destination} ({'there, and not built by brim' if destination.path.exists() else 'new'})"
         if self.options.append:
             rows = sum(receipt.rows for receipt in ledger.receipts.values())
-            return f"{destination} holds {rows:,} rows in {len(ledger.receipts):,} shards; these come behind them"
+            return f"{destination} has {rows:,} rows in {len(ledger.receipts):,} shards; these are appended to them"
         if ledger.job.fingerprint != self.plan.fingerprint:
             changes = "; ".join(changes_between(ledger.job.facts, self.plan.facts))
-            return f"{destination} holds another dataset ({changes}): --update or --fresh"
+            return f"{destination} has another dataset ({changes}): --update or --fresh"
+        count = len(self.plan.shards)
         done = sum(shard.name in ledger.receipts for shard in self.plan.shards)
-        rest = (
-            f"; a build {'sends' if self._is_remote else 'writes'} the others" if done < len(self.plan.shards) else ""
-        )
-        return f"{destination} holds {done:,} of {len(self.plan.shards):,} shards{rest}"
+        rest = f"; a build {'sends' if self._is_remote else 'writes'} the others" if done < count else ""
+        return f"{destination} has {done:,} of {count:,} shards{rest}"
 
     def check_plan(self) -> None:
-        """As `check`, but for a plan alone, which needs no content: what git-annex keeps elsewhere has a size."""
+        """As `check`, but for a plan only, which reads no content: files that git-annex keeps elsewhere have a size."""
         raise_refused(self.plan.table, planning=True)
         raise_unfit(self.plan.table, self.options.strict)
 
     def check(self) -> None:
-        """InvalidFilesError if a file cannot be packaged; SourceError if rows are out of line or not as expected."""
+        """InvalidFilesError if a file cannot be packaged; SourceError if rows are invalid or not as expected."""
         raise_refused(self.plan.table)
         raise_unfit(self.plan.table, self.options.strict)
 
     def run(self, progress: Progress | bool | None = None) -> BuildResult:
         """Build what is missing at the destination."""
         self.check()
-        return Job(self._spec()).run(self.watch(progress))
+        return self._job().run(self.watch(progress))
 
-    def _spec(self) -> Spec:
+    @property
+    def _paths(self) -> DestinationPaths:
         if self.destination is None:
             raise InputError("This plan has no destination.", hint="Pass one: brim.plan(source, destination).")
-        layout = dataset_at(self.destination, self.options.state_dir, self.options.hub)
-        return Spec("build", PlanContent(self.plan), layout, self.options, self.limit, forecast=self.forecast)
+        return dataset_paths(self.destination, self.options.state_dir, self.options.hub)
 
-
-def _with_split(options: BuildSettings, table: FileTable) -> BuildSettings:
-    """A split that the user named is published alone: others stay as they are."""
-    split = options.hub.split or table.recipe.get("split")
-    if options.append and len(table.splits) == 1:
-        split = table.splits[0].name
-    return dataclasses.replace(options, hub=dataclasses.replace(options.hub, split=split))
+    def _job(self) -> Job:
+        return Job(self.plan, self._paths, self.options, limit=self.limit, forecast=self.forecast)

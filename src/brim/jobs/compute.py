@@ -1,6 +1,6 @@
-"""Rows through a step: units are made, put together, and brought where they belong. A part of the job (job.py).
+"""The first phases of a computed job: compute units, and finish them into shards. Then it is like any job (job.py).
 
-The job that the units of a destination belong to is continued, adopted, or not mixed with another.
+Decided here is also which job the units of a folder belong to: one that is continued, adopted, or refused.
 """
 
 from __future__ import annotations
@@ -12,19 +12,29 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from brim.compute.outputs.output import CachedRows, Finished, Units, write_bad_rows
-from brim.compute.rows.unit import RowSource
-from brim.errors import PlanMismatchError, VerificationError
+from brim.errors import DestinationError
 from brim.execution.process_backend import ProcessBackend
-from brim.execution.run_units import ComputeOptions, UnitShare, UnitStats, UnitWork, compute
-from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
-from brim.jobs.content import ComputedContent, computed_changes, rows_of, without_function
-from brim.jobs.job import ALONE, BuildResult, Job, MapResult, built_of
-from brim.jobs.open_store import Books, published, reachable
+from brim.execution.scheduler import UnitStats
+from brim.execution.unit_receipts import UnitFiles, UnitJob, compute_units
+from brim.execution.unit_storage import BucketUnits, clear_units, download_units
+from brim.jobs.cache_destination import CacheDestination
+from brim.jobs.cache_entries import CachedFiles, read_cached
+from brim.jobs.destination import Destination, Existing, Run
+from brim.jobs.job import Delivery, Job
+from brim.jobs.preflight import ComputePlan, JobSettings
+from brim.jobs.reconcile import (
+    WHOLE_JOB,
+    Scope,
+    other_job_error,
+    refuse_foreign_files,
+    refuse_foreign_in_folder,
+)
+from brim.jobs.results import MapResult
+from brim.jobs.shard_set import ComputedShards, count_rows, without_function
 from brim.jobs.source_changes import (
     Comparison,
     UnitRecord,
@@ -35,84 +45,331 @@ from brim.jobs.source_changes import (
     unit_number,
     unit_record,
 )
-from brim.jobs.upload_shards import Share, refuse_strangers
-from brim.memory.limit import cgroups
 from brim.memory.meter import process_bytes
-from brim.options.check_options import VerifyOptions
 from brim.plans.describe_plan import WORKER_BYTES, sending_bytes
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
-from brim.records import dataclass
-from brim.state.deferred_sync import boot_here, sync_rest
 from brim.state.ledger import JobRecord, Ledger, SourceRecord, job_versions
 from brim.state.stop import Stop
-from brim.storage.listing import list_objects
-from brim.storage.location import HubAddress, Location, parse_bucket_address
-from brim.stores.bucket_store import clear_units, fetch_unit, units_there
-from brim.stores.store import Carrier, PublishedThere
+from brim.storage.destination import Uploader
+from brim.storage.listing import list_files
+from brim.storage.location import parse_location
 
 if TYPE_CHECKING:
-    from brim.execution.ray_backend import RayBringing
-    from brim.execution.ray_cluster import Cluster
+    from brim.execution.ray_cluster import Cluster, NodeRequirements
+
+_MEASURE_S = 0.1
+_OTHER_HINT = "Use --fresh to start over, or choose another destination."
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The job that shall be done. `fresh`: what was there goes; `keep_done`: units stay though the function changed."""
+class ComputeRun:
+    """One run of a computed job, which holds the lock of its destination."""
 
-    fingerprint: str
-    facts: dict[str, Any]
-    fresh: bool = False
-    keep_done: bool = False
+    def __init__(self, job: Job, run: Run, destination: Destination, cluster: Cluster | None) -> None:
+        assert isinstance(job.plan, ComputePlan)
+        self._job, self._plan, self._paths, self._settings = job, job.plan, job.paths, job.settings
+        self._run, self._destination, self._cluster = run, destination, cluster
+        self._watcher = _Watcher(run.progress, run.stop)
+        # Nodes upload their units to a bucket: the one of the destination, or one for the work.
+        workspace, root, self._bucket = self._settings.workspace, self._paths.root, None
+        if cluster is not None and (workspace is not None or root.is_bucket):
+            bucket = root if workspace is None else parse_location(workspace, self._settings.access)
+            self._bucket = bucket.child(f".brim/units/{self._plan.fingerprint[:16]}")
+
+    def run(self, scope: Scope = WHOLE_JOB) -> MapResult:
+        destination, paths = self._destination, self._paths
+        existing = destination.read_existing()
+        self._check_existing(existing)
+        if self._is_complete():
+            destination.clear_units()  # of a run that was killed at its very end
+            return self._finished_result(self._run.ledger)
+        if paths.file_names and existing.names and self._run.ledger.job is None and not self._settings.fresh:
+            raise DestinationError(
+                f"{paths.root.child(existing.names[0])} already exists, and brim did not write it.",
+                hint="Use --fresh to replace it when the job is done.",
+            )
+        if paths.has_card:
+            refuse_foreign_in_folder(existing, self._run.ledger)
+        with destination.reserved():  # two machines must not compute the same for hours
+            uploader = destination.check_access()
+            requirements = self._node_requirements()
+            units = open_units(paths.units_dir, self._plan, self._run.ledger, self._settings, self._was_removed())
+            work_dir = destination.open_work_dir(self._plan.fingerprint, self._settings.fresh)
+            try:
+                has_parts = scope.take_over_units(units)
+                self._forget_changed(units, all_units=not has_parts)
+                files = UnitFiles(paths.units_dir)
+                if self._bucket is not None:
+                    files = BucketUnits(paths.units_dir, self._bucket)
+                stats = self._compute(units, files, None if paths.file_names else uploader)
+                finished = self._finish(stats, work_dir)
+                for note in finished.notes:
+                    self._run.progress.note(note)
+                result = self._deliver(units, stats, finished, requirements)
+            finally:
+                units.close()
+        destination.clear_units()
+        if self._bucket is not None:
+            clear_units(self._bucket)
+        return result
+
+    def run_part(self, files: UnitFiles, part: int, part_count: int, types: str) -> UnitStats:
+        """Compute every `part_count`-th unit into a separate folder, and upload nothing."""
+        units = open_units(files.folder, self._plan, self._run.ledger, self._settings, self._was_removed())
+        try:
+            if types and units.recall("types") is None:
+                units.remember("types", types)
+            self._forget_changed(units, all_units=False)
+            return self._compute(units, files, None, part, part_count)
+        finally:
+            units.close()
+
+    # Reconcile
+
+    def _check_existing(self, existing: Existing) -> None:
+        """Take over the published receipts. Another job's dataset is refused before hours of work, not after."""
+        if existing.manifests is None:
+            return
+        published, ledger, settings = b"".join(existing.manifests), self._run.ledger, self._settings
+        job, own = Ledger.of(published).job, ledger.job
+        is_unfinished = own is not None and not ledger.done
+        known = {self._plan.fingerprint, *([] if own is None else [own.fingerprint])}
+        if job is not None and job.fingerprint not in known and not (settings.fresh or is_unfinished):
+            raise other_job_error("another dataset", job, self._plan.facts, _OTHER_HINT)
+        ledger.agree_with(published)
+        is_staged = self._destination.is_staged
+        if ledger.job is None and not existing.is_unfinished and not (is_staged and settings.fresh):
+            refuse_foreign_files(existing.names, is_staged)
+
+    def _is_complete(self) -> bool:
+        """Return whether the job was finished before, its files exist, and its source has not changed."""
+        ledger, receipts = self._run.ledger, self._run.ledger.receipts
+        is_same = ledger.job is not None and ledger.job.fingerprint == self._plan.fingerprint
+        if self._settings.fresh or not is_same or not ledger.done or ledger.damaged:
+            return False
+        if self._paths.file_names and not receipts:
+            return False
+        return all(map(self._destination.has, receipts.values())) and self._source_is_same(ledger)
+
+    def _source_is_same(self, ledger: Ledger) -> bool:
+        """Return whether the source has the content that a finished job has read."""
+        recorded, stamp = ledger.source, self._plan.source.stamp
+        if not stamp or (recorded is not None and recorded.stamp == stamp):
+            return True
+        if recorded is None or self._destination.is_in_place:  # the units of a cache are compared one by one
+            return False
+        comparison = self._compare(dict(enumerate(recorded.units)))
+        if comparison.changed or comparison.units != len(recorded.units):
+            self._run.progress.note("the content of the source has changed: everything is computed again")
+            return False
+        contents = ((number, key, content) for number, (key, _, content) in enumerate(recorded.units))
+        units = tuple((key, short_dates(comparison.dates[number]), content) for number, key, content in contents)
+        with suppress(OSError):  # in a read-only folder it is compared again the next time
+            ledger.record_source(SourceRecord(stamp, units))
+        return True
+
+    def _compare(self, known: Mapping[int, UnitRecord]) -> Comparison:
+        spool, run = self._paths.units_dir / "spool", self._run
+        return compare_units(self._plan.source, self._plan.step, known, spool, run.progress, run.stop)
+
+    def _forget_changed(self, units: Ledger, *, all_units: bool) -> None:
+        """Forget units whose part of the source has other content.
+
+        `all_units`: then all are forgotten, because the types of the first batch, the numbers of rows and the schema
+        may differ for all of them. The parts of a plan have these from the plan.
+        """
+        stamp = self._plan.source.stamp
+        if not stamp:
+            return
+        if units.job is not None and units.receipts and (units.source is None or units.source.stamp != stamp):
+            receipts = {unit_number(receipt.name): receipt for receipt in units.receipts.values()}
+            comparison = self._compare({number: unit_record(receipt) for number, receipt in receipts.items()})
+            changed = comparison.changed
+            if changed:
+                count = len(receipts) if all_units else len(changed)
+                self._run.progress.note(f"the content of the source has changed: units to compute again: {count:,}")
+            if changed and all_units:
+                for receipt in receipts.values():
+                    units.forget(receipt.name)
+                units.begin(units.job)
+            else:
+                kept = [
+                    replace(receipts[number], mtimes=comparison.dates[number])
+                    for number in sorted(receipts.keys() - changed)
+                ]
+                for number in sorted(changed):
+                    units.forget(receipts[number].name)
+                units.add_all(receipt for receipt in kept if units.receipts[receipt.name] != receipt)
+        units.record_source(SourceRecord(stamp))
+
+    def _was_removed(self) -> bool:
+        """Return whether all files of a finished result on this machine were removed."""
+        ledger, root = self._run.ledger, self._paths.root
+        if not ledger.done or not root.is_local or self._destination.is_in_place:
+            return False
+        return not any((root.path / name).exists() for name in ledger.receipts)
+
+    # Run units
+
+    def _node_requirements(self) -> NodeRequirements | None:
+        """Return what nodes need to upload shards: a shared folder with the units. Their memory is checked early."""
+        location = self._paths.location
+        if self._cluster is None or self._bucket is not None or location.is_local or self._paths.file_names:
+            return None
+        from brim.execution.ray_backend import check_memory
+        from brim.execution.ray_cluster import NodeRequirements
+
+        check_memory(self._job.task_bytes(self._shard_bytes), self._job.limit.bytes)
+        return NodeRequirements(paths=(str(self._paths.units_dir.absolute()),))
+
+    @property
+    def _shard_bytes(self) -> int:
+        return WORKER_BYTES + (sending_bytes(0) if self._paths.location.is_bucket else 0)
+
+    def _compute(
+        self, units: Ledger, files: UnitFiles, uploader: Uploader | None, part: int = 0, part_count: int = 1
+    ) -> UnitStats:
+        plan, settings = self._plan, self._settings
+        is_model = plan.command == "embed"  # a model uses all cores of a machine
+        job = UnitJob(
+            self._job.label,
+            plan.source,
+            plan.step,
+            plan.output.writing,
+            units,
+            files,
+            self._job.limit.bytes,
+            self._run.progress,
+            self._run.stop,
+            workers=settings.workers or (1 if is_model and settings.engine == "local" else None),
+            on_error=settings.on_error,
+            uses_whole_node=is_model,
+            held_bytes=settings.held_bytes,
+            part=part,
+            part_count=part_count,
+        )
+        if self._cluster is None:
+            return compute_units(job, ProcessBackend)
+        from brim.execution.ray_backend import RayUnits
+
+        return compute_units(job, functools.partial(RayUnits, self._cluster, uploader, self._bucket))
+
+    # Finish
+
+    def _finish(self, stats: UnitStats, work_dir: Path) -> Finished:
+        """Make shards of units: the same files where their types agree, otherwise written again."""
+        plan, limit_bytes, receipts = self._plan, self._job.limit.bytes, stats.receipts
+        progress, folder = self._run.progress, self._settings.hub.folder
+        if self._bucket is not None and stats.bad_rows and self._settings.on_error == "quarantine":
+            self._download([name for name, _ in list_files(self._bucket) if name.endswith(".bad.arrow")])
+        units = Units(self._paths.units_dir, receipts, limit_bytes, plan.source.schema, work_dir, plan.source.name)
+        progress.start("finish", sum(receipt.size for receipt in receipts), 0, limit_bytes)
+        if self._cluster is not None and plan.output.joins:
+            return self._finish_on_cluster(self._cluster, stats, units)
+        self._download([receipt.name for receipt in receipts])
+        finished = plan.output.finish(units, folder, self._watcher.advance)
+        stats.peak_bytes = max(stats.peak_bytes, self._watcher.peak_bytes)
+        return finished
+
+    def _finish_on_cluster(self, cluster: Cluster, stats: UnitStats, units: Units) -> Finished:
+        """Finish the units on a node. Without a shared disk, the results are downloaded."""
+        from brim.execution.ray_backend import finish_on_cluster
+        from brim.execution.ray_worker import FinishOrder
+
+        folder = units.folder.absolute()
+        units = replace(units, folder=folder, work=units.work.absolute())
+        order = FinishOrder(self._plan.output, units, self._settings.hub.folder, self._bucket)
+        finished, peak = finish_on_cluster(cluster, order, self._run.progress, self._run.stop)
+        if self._bucket is not None:
+            shutil.rmtree(folder / "made", ignore_errors=True)  # of a run that was killed
+            self._download([str(file.path.relative_to(folder)) for file in finished.made.values()])
+        stats.peak_bytes = max(stats.peak_bytes, peak)
+        return finished
+
+    def _download(self, names: Iterable[str]) -> None:
+        if self._bucket is not None:
+            download_units(self._bucket, names, self._paths.units_dir, self._run.stop)
+
+    def _deliver(
+        self, units: Ledger, stats: UnitStats, finished: Finished, requirements: NodeRequirements | None
+    ) -> MapResult:
+        destination, ledger, plan = self._destination, self._run.ledger, self._plan
+        if isinstance(destination, CacheDestination):
+            destination.finish(units, stats.receipts, finished.made.values())
+            return self._finished_result(units, stats)
+        # First, so that nothing is done again once the result exists.
+        target, fresh = self._paths.bad_rows, self._settings.fresh
+        target.with_name(f".{target.name}.tmp").unlink(missing_ok=True)  # of a run that was killed
+        has_bad_rows = write_bad_rows(self._paths.units_dir, target)
+        quarantine: Path | str | None = None
+        if has_bad_rows or fresh:
+            quarantine = destination.store_bad_rows(target if has_bad_rows else None, self._watcher)
+        are_columns = bool(self._paths.file_names)
+        is_local = self._paths.root.is_local
+        shards = ComputedShards(plan.facts, finished.card, finished.made, is_linked=is_local, are_columns=are_columns)
+        source = source_record(plan.source, stats.receipts)
+        result = Delivery(
+            self._job,
+            self._run,
+            destination,
+            shards,
+            WHOLE_JOB,
+            self._cluster,
+            requirements=requirements,
+            shard_bytes=self._shard_bytes,
+            # Whether another job's result may be replaced was decided when this one began.
+            fresh=fresh or (ledger.job is not None and ledger.job.fingerprint != plan.fingerprint),
+            source=source,
+            published_source=published_record(plan.source, source),
+        ).deliver()
+        return MapResult.from_build(result, stats, quarantine=quarantine, counts=finished.counts)
+
+    def _finished_result(self, ledger: Ledger, stats: UnitStats | None = None) -> MapResult:
+        """Return the result that a finished ledger records."""
+        receipts = list(ledger.receipts.values())
+        rows = count_rows([receipt.rows for receipt in receipts], bool(self._paths.file_names))
+        cached: CachedFiles | None = None
+        if isinstance(self._plan.output, CachedRows):
+            cached = read_cached(self._paths.units_dir, ledger, self._plan.output.empty)
+        return MapResult.from_build(self._job.result(receipts, rows), stats, cached=cached)
 
 
-def agree_with_published(there: PublishedThere, wanted: Wanted, finished: Ledger, *, staged: bool) -> None:
-    """What is published counts, and not what this machine remembers. Refused before hours of work.
+def open_units(
+    folder: Path, plan: ComputePlan, finished: Ledger, settings: JobSettings, was_removed: bool = False
+) -> Ledger:
+    """Open the receipts of the units of a job. `finished` is the ledger of the destination.
 
-    `staged`: readers keep what they have, so that --fresh may replace what brim did not write.
+    `was_removed`: all files of the destination are gone, so that another job may use it.
     """
-    published = b"".join(there.manifests)
-    theirs, ours = Ledger.of(published).job, finished.job
-    under_way = ours is not None and not finished.done
-    if theirs is not None and not wanted.fresh and not under_way:
-        known = {wanted.fingerprint, *([] if ours is None else [ours.fingerprint])}
-        if theirs.fingerprint not in known:  # somebody else's, since
-            raise _another(theirs, wanted)
-    finished.agree_with(published)
-    if finished.job is None and not there.unfinished and not (staged and wanted.fresh):
-        refuse_strangers(there.shards, staged)
-
-
-def open_units(folder: Path, wanted: Wanted, finished: Ledger, removed: bool = False) -> Ledger:
-    """The receipts of the units that are done. `finished` is the ledger of what the destination holds; `removed`: all
-    of its files are gone, so that another job may take its place."""
-    if wanted.fresh:
+    fresh = settings.fresh
+    if fresh:
         shutil.rmtree(folder, ignore_errors=True)
     units = Ledger(folder)
     if units.job is None:
-        another = finished.job is not None and finished.job.fingerprint != wanted.fingerprint
-        if finished.job is not None and another and not wanted.fresh and not removed:
-            raise _another(finished.job, wanted)
+        is_other = finished.job is not None and finished.job.fingerprint != plan.fingerprint
+        if finished.job is not None and is_other and not fresh and not was_removed:
+            raise other_job_error("another dataset", finished.job, plan.facts, _OTHER_HINT)
         folder.mkdir(exist_ok=True)
-        units.begin(JobRecord(wanted.fingerprint, wanted.facts, job_versions()))
-    elif units.job.fingerprint != wanted.fingerprint:
-        _adopt(units, units.job, wanted)
+        units.begin(JobRecord(plan.fingerprint, plan.facts, job_versions()))
+    elif units.job.fingerprint != plan.fingerprint:
+        _adopt(units, units.job, plan, settings.keep_done)
     return units
 
 
-def _adopt(units: Ledger, before: JobRecord, wanted: Wanted) -> None:
-    """Take over the units of a job that differs in its function alone, if that was asked for."""
-    if not wanted.keep_done or not _same_units(before.facts, wanted.facts):
+def _adopt(units: Ledger, job: JobRecord, plan: ComputePlan, keep_done: bool) -> None:
+    """Take over the units of a job that differs only in its function, if the user asked for that."""
+    has_same_units = digest_json(without_function(job.facts)) == digest_json(without_function(plan.facts))
+    if not keep_done or not has_same_units:
         hint = "--fresh starts over"
-        if _same_units(before.facts, wanted.facts):
-            hint += "; --keep-done keeps the units that are done and does the others with the function as it is now"
-        raise _changed("an unfinished job", before, wanted, f"{hint}.")
-    receipts = [replace(receipt, job=wanted.fingerprint[:16]) for receipt in units.receipts.values()]
-    names = ["types", *(f"bad {what} {receipt.name}" for what in ("rows", "batches") for receipt in receipts)]
+        if has_same_units:
+            hint += "; --keep-done keeps the finished units and computes the others with the present function"
+        raise other_job_error("an unfinished job", job, plan.facts, f"{hint}.")
+    receipts = [replace(receipt, job=plan.fingerprint[:16]) for receipt in units.receipts.values()]
+    names = ["types", *(f"bad {kind} {receipt.name}" for kind in ("rows", "batches") for receipt in receipts)]
     notes, source = {name: units.recall(name) for name in names}, units.source
-    units.begin(JobRecord(wanted.fingerprint, wanted.facts, job_versions()))
+    units.begin(JobRecord(plan.fingerprint, plan.facts, job_versions()))
     if source is not None:
-        units.read_from(source)
+        units.record_source(source)
     for name, note in notes.items():
         if note is not None:
             units.remember(name, note)
@@ -120,305 +377,22 @@ def _adopt(units: Ledger, before: JobRecord, wanted: Wanted) -> None:
         units.add(receipt)
 
 
-def _same_units(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether two jobs differ in nothing but the function."""
-    return digest_json(without_function(before)) == digest_json(without_function(now))
-
-
-def _another(before: JobRecord, wanted: Wanted) -> PlanMismatchError:
-    return _changed("another dataset", before, wanted, "Use --fresh to start over, or choose another destination.")
-
-
-def _changed(what: str, before: JobRecord, wanted: Wanted, hint: str) -> PlanMismatchError:
-    changes = computed_changes(before.facts, wanted.facts)
-    return PlanMismatchError(f"The destination has {what}: {'; '.join(changes)}.", hint=hint, changes=changes)
-
-
-_LOOK_S = 0.1
-
-
-class Computing:
-    """A run of a job with a step: the books are open, and this machine's alone."""
-
-    def __init__(self, job: Job, source: RowSource, cluster: Cluster | None, books: Books) -> None:
-        assert job.spec.step is not None
-        assert job.spec.output is not None
-        self.job, self.spec, self.layout, self.how = job, job.spec, job.spec.layout, job.spec.how
-        self.source, self.step, self.output = source, job.spec.step, job.spec.output
-        self.cluster, self.books = cluster, books
-
-    @property
-    def _wanted(self) -> Wanted:
-        return Wanted(self.spec.fingerprint, self.spec.facts, self.how.fresh, self.how.keep_done)
-
-    def part(self, folder: Path, share: UnitShare, types: str) -> UnitStats:
-        """Do a share of the units, in a folder of its own; nothing is put together and nothing is brought."""
-        units = open_units(folder, self._wanted, self.books.ledger, self._is_removed())
-        try:
-            if types and units.recall("types") is None:
-                units.remember("types", types)
-            self._drop_changed(units, everything=False)
-            return self._make(units, None, folder, share)
-        finally:
-            units.close()
-
-    def run(self, share: Share = ALONE) -> MapResult:
-        wanted = self._wanted
-        if self._is_done(wanted):
-            self.layout.clear()  # of a run that was killed at its very end
-            ledger = self.books.ledger
-            return MapResult.from_build(self._as_it_is(ledger), cached=self._kept(ledger))
-        self.layout.refuse_strangers(self.books.ledger, self.how.fresh)
-        executor, carrier = self._way_there()
-        units = open_units(self.layout.units, wanted, self.books.ledger, self._is_removed())
-        work = self.layout.work(wanted.fingerprint, wanted.fresh)
-        try:
-            if share.units is not None:
-                share.units(units)
-            self._drop_changed(units, everything=share.units is None)
-            outcome = self._make(units, carrier, self.layout.units, self._share(share))
-            finished = self._finish(outcome, work)
-            for note in finished.notes:
-                self.books.progress.note(note)
-            done = self._deliver(units, outcome, finished, executor)
-        except BaseException:
-            with suppress(OSError):  # what is lost by that is computed again
-                sync_rest(units, self.layout.units)
-            raise
-        finally:
-            units.close()
-        self.layout.clear()
-        if self._units_at is not None:
-            clear_units(self._units_at)
-        return done
-
-    @cached_property
-    def _units_at(self) -> Location | None:
-        """Where the nodes of a cluster put units, if that is a bucket: that of the destination, or one for the work."""
-        said, place = self.how.workspace, self.layout.place
-        if self.cluster is None or (said is None and not isinstance(place, Location)):
-            return None
-        root = place if said is None else parse_bucket_address(said, self.how.access)
-        assert isinstance(root, Location)
-        return root.below(f".brim/units/{self.spec.fingerprint[:16]}")
-
-    def _share(self, share: Share) -> UnitShare:
-        there = None if self._units_at is None else units_there(self._units_at)
-        return UnitShare(there=there)
-
-    def _fetch(self, at: Location, names: Iterable[str]) -> None:
-        """Files that lie in a bucket, to where they are put together or sent from."""
-        for name in names:
-            self.books.stop.check()
-            if not (self.layout.units / name).exists():
-                fetch_unit(at, name, self.layout.units)
-
-    def _is_done(self, wanted: Wanted) -> bool:
-        """Whether an earlier run has done all of it, and it is still there. The destination knows better than this
-        machine, and another job's dataset there is refused."""
-        ledger = self.books.ledger
-        found = None if self.layout.apart else published(self.layout.place, self.how.hub, self.books)
-        if found is not None:
-            staged = isinstance(self.layout.place, HubAddress)
-            agree_with_published(found, wanted, ledger, staged=staged)
-        if self.how.fresh or ledger.job is None or ledger.job.fingerprint != wanted.fingerprint or not ledger.done:
-            return False
-        if ledger.damaged:
-            return False
-        there = self.layout.holds(ledger)
-        if there is False or not self._reads_the_same(ledger):
-            return False
-        return self._is_whole() if there is None else there
-
-    def _reads_the_same(self, ledger: Ledger) -> bool:
-        """Whether the source still has the content that a finished job has read."""
-        recorded, stamp = ledger.source, self.source.stamp
-        if not stamp or (recorded is not None and recorded.stamp == stamp):
-            return True
-        if recorded is None or isinstance(self.layout, CacheLayout):  # `_drop_changed` compares the units of a cache
-            return False
-        found = self._compare(dict(enumerate(recorded.units)))
-        if found.changed or found.units != len(recorded.units):
-            self.books.progress.note("the content of the source has changed: everything is computed again")
-            return False
-        contents = ((number, key, content) for number, (key, _, content) in enumerate(recorded.units))
-        units = tuple((key, short_dates(found.dates[number]), content) for number, key, content in contents)
-        with suppress(OSError):  # a folder that cannot be written to is compared again the next time
-            ledger.read_from(SourceRecord(stamp, units))
-        return True
-
-    def _compare(self, known: Mapping[int, UnitRecord]) -> Comparison:
-        spool = self.layout.units / "spool"
-        return compare_units(self.source, self.step, known, spool, self.books.progress, self.books.stop)
-
-    def _drop_changed(self, units: Ledger, *, everything: bool) -> None:
-        """Forget units whose part of the source has other content since.
-
-        `everything`: all units are forgotten then. The types of the first batch, the numbers of rows and the schema of
-        the source may be others for all of them. The parts of a plan have these from the plan.
-        """
-        stamp = self.source.stamp
-        if not stamp:
-            return
-        if units.job is not None and units.receipts and (units.source is None or units.source.stamp != stamp):
-            receipts = {unit_number(receipt.name): receipt for receipt in units.receipts.values()}
-            found = self._compare({number: unit_record(receipt) for number, receipt in receipts.items()})
-            kept = [replace(receipts[n], mtimes=found.dates[n]) for n in sorted(receipts.keys() - found.changed)]
-            if found.changed:
-                count = len(receipts) if everything else len(found.changed)
-                self.books.progress.note(f"the content of the source has changed: units to compute again: {count:,}")
-            if found.changed and everything:
-                for receipt in receipts.values():
-                    units.forget(receipt.name)
-                units.begin(units.job)
-            else:
-                for number in sorted(found.changed):
-                    units.forget(receipts[number].name)
-                units.add_all(receipt for receipt in kept if units.receipts[receipt.name] != receipt)
-        units.read_from(SourceRecord(stamp))
-
-    def _is_removed(self) -> bool:
-        """Whether somebody has removed all files of a finished result on this machine."""
-        ledger, place = self.books.ledger, self.layout.place
-        if not ledger.done or not isinstance(place, Path) or isinstance(self.layout, CacheLayout):
-            return False
-        return not any((place / name).exists() for name in ledger.receipts)
-
-    def _is_whole(self) -> bool:
-        """Whether the destination says that it holds what its own receipts say."""
-        from brim.verification.verify import verify  # for what is far away, and done already
-
-        try:
-            endpoint = self.how.access.endpoint
-            verify(VerifyOptions(str(self.layout.destination), endpoint_url=endpoint), self.books.progress)
-        except VerificationError:
-            return False
-        return True
-
-    def _way_there(self) -> tuple[RayBringing | None, Carrier | None]:
-        """Whether shards can be brought, and within the limit: before hours of work too.
-
-        From here alone, there is nothing for other machines to try.
-        """
-        to, how = self.layout.destination, self.how
-        executor = None
-        shared = self.cluster is not None and self._units_at is None
-        if shared and self.cluster is not None and not isinstance(to, Path) and not self.layout.apart:
-            shard_bytes = WORKER_BYTES + (sending_bytes(0) if isinstance(to, Location) else 0)
-            from brim.execution.ray_cluster import Sight  # of use where there is a cluster, as below
-
-            sight = Sight(paths=(str(self.layout.units.absolute()),))
-            executor = self.job.on_cluster(self.cluster, sight, shard_bytes)
-        carrier = reachable(self.layout.place, how.hub, self.books)
-        return executor, None if self.layout.apart else carrier
-
-    def _make(self, units: Ledger, carrier: Carrier | None, folder: Path, share: UnitShare) -> UnitStats:
-        """A model takes all cores of a machine by itself."""
-        model = self.spec.verb == "embed"
-        options = ComputeOptions(
-            self.spec.limit.bytes,
-            self.how.workers or (1 if model and self.how.engine == "local" else None),
-            self.how.on_error,
-            self.step.batch_rows or 1,
-            self.spec.label or self.spec.verb,
-            whole_node=model,
-            held_bytes=self.how.held_bytes,
-        )
-        progress, stop = self.books.progress, self.books.stop
-        work = UnitWork(self.source, self.step, self.output.writing, units, folder, options, progress, stop, share)
-        if self.cluster is None:
-            if isinstance(self.layout, CacheLayout) and (boot := boot_here(folder)):
-                # In a cgroup with a limit dirty pages count, and must not pile up.
-                flows = next(cgroups(), None) is not None
-                work = replace(work, writing=replace(work.writing, flows=flows), boot=boot)
-            return compute(work, ProcessBackend)
-        from brim.execution.ray_backend import RayUnits
-
-        return compute(work, functools.partial(RayUnits, self.cluster, carrier, self._units_at))
-
-    def _finish(self, outcome: UnitStats, work: Path) -> Finished:
-        limit_bytes, receipts, at = self.spec.limit.bytes, outcome.receipts, self._units_at
-        if at is not None and outcome.bad_rows and self.how.on_error == "quarantine":
-            self._fetch(at, [name for name, _ in list_objects(at) if name.endswith(".bad.arrow")])
-        units = Units(self.layout.units, receipts, limit_bytes, self.source.schema, work, self.source.name)
-        self.books.progress.start("finish", sum(receipt.size for receipt in receipts), 0, limit_bytes)
-        if self.cluster is not None and self.output.joins:
-            return self._finish_there(self.cluster, outcome, units)
-        if at is not None:
-            self._fetch(at, [receipt.name for receipt in receipts])
-        watched = _Watched(self.books.progress, self.books.stop)
-        finished = self.output.finish(units, self.how.hub.folder, watched)
-        outcome.peak_bytes = max(outcome.peak_bytes, watched.peak_bytes)
-        return finished
-
-    def _finish_there(self, cluster: Cluster, outcome: UnitStats, units: Units) -> Finished:
-        """Joined, packed and cut by a task on a node. Without a shared disk, what it made is fetched."""
-        from brim.execution.ray_backend import finish_on_cluster
-        from brim.execution.ray_worker import Ending
-
-        at, folder = self._units_at, self.layout.units.absolute()
-        ending = Ending(self.output, replace(units, folder=folder, work=units.work.absolute()), self.how.hub.folder, at)
-        finished, peak = finish_on_cluster(cluster, ending, self.books.progress, self.books.stop)
-        if at is not None:
-            shutil.rmtree(folder / "made", ignore_errors=True)  # of a run that was killed
-            self._fetch(at, [str(one.path.relative_to(folder)) for one in finished.made.values()])
-        outcome.peak_bytes = max(outcome.peak_bytes, peak)
-        return finished
-
-    def _deliver(
-        self, units: Ledger, outcome: UnitStats, finished: Finished, executor: RayBringing | None
-    ) -> MapResult:
-        if isinstance(self.layout, CacheLayout):
-            keep_in_place(self.layout.units, outcome.receipts, finished.made.values(), units)
-            return MapResult.from_build(self._as_it_is(units), outcome, cached=self._kept(units))
-        ledger, layout = self.books.ledger, self.layout
-        watched = _Watched(self.books.progress, self.books.stop)
-        write = functools.partial(write_bad_rows, layout.units)
-        quarantine = layout.keep_bad_rows(write, self.how.fresh, watched)
-        here = isinstance(layout.place, Path)
-        content = ComputedContent(self.spec.facts, finished.card, finished.made, here, layout.apart)
-        # Whether another job's output may go was settled when this one began.
-        another = ledger.job is not None and ledger.job.fingerprint != self.spec.fingerprint
-        source = source_record(self.source, outcome.receipts)
-        built = self.job.bring(
-            content,
-            self.books,
-            ALONE,
-            executor,
-            fresh=self.how.fresh or another,
-            source=source,
-            published_source=published_record(self.source, source),
-        )
-        return MapResult.from_build(built, outcome, quarantine=quarantine, counts=finished.counts)
-
-    def _as_it_is(self, ledger: Ledger) -> BuildResult:
-        """What finished receipts say."""
-        receipts = list(ledger.receipts.values())
-        return built_of(self.spec, receipts, rows_of([receipt.rows for receipt in receipts], self.layout.apart))
-
-    def _kept(self, ledger: Ledger) -> Kept | None:
-        if not isinstance(self.output, CachedRows):
-            return None
-        return read_kept(self.layout.units, ledger, self.output.empty)
-
-
-class _Watched:
-    """Progress that can be stopped, and sees how much memory there was."""
+class _Watcher:
+    """Progress of finishing and of uploads in this thread, which can be stopped, with the peak memory."""
 
     def __init__(self, progress: Progress, stop: Stop) -> None:
         self._progress, self._stop = progress, stop
-        self._looked = 0.0
+        self._measured_at = 0.0
         self.peak_bytes = 0
 
-    def __call__(self, size: int) -> None:
+    def advance(self, size: int) -> None:
         self._stop.check()
         self._progress.advance(size)
-        if time.monotonic() - self._looked > _LOOK_S:
-            self._looked = time.monotonic()
+        if time.monotonic() - self._measured_at > _MEASURE_S:
+            self._measured_at = time.monotonic()
             self.peak_bytes = max(self.peak_bytes, process_bytes(os.getpid()))
+
+    sent = advance
 
     def hashed(self, size: int) -> None:
         self._stop.check()
-
-    def sent(self, size: int) -> None:
-        self(size)

@@ -1,415 +1,444 @@
-"""The one runner. Every verb, whatever its destination and wherever it is computed, goes this way:
+"""The runner. Every job, whatever its command, its destination and where it is computed, runs in this order:
 
-    lock → settle with what was there → [make units → finish] → bring → publish
+    lock → reconcile → run units → finish → upload → publish
 
-A build has nothing to make; a part of a saved plan is a run with a share. Run again after anything, a job does what is
-missing and nothing else: a file is on disk before its receipt, and a receipt before anything depends on it.
+A build has no units: its shards are packaged while they are uploaded. A part of a saved plan is the same job with
+another scope. A file is durable before its receipt, and a receipt before anything depends on it; so a job that is run
+again after an interruption does what is missing and nothing else.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.errors import DestinationUnavailableError
-from brim.execution.run_units import UnitStats
-from brim.formats.card import write_waiting_card
-from brim.jobs.append import AppendBase, AppendedContent, appended_content
-from brim.jobs.content import Content, PlanContent
-from brim.jobs.next_steps import next_steps
-from brim.jobs.open_store import Books, carrying_bytes, dataset_there, open_books, open_store
-from brim.jobs.spec import Spec, check_hub_limits, limits_of, preflight, stop_files
-from brim.jobs.upload_shards import DeliveryOptions, Run, Share
+from brim.errors import DestinationUnavailableError, StoppedError
+from brim.execution.scheduler import Retries, Task, TaskQueue, run_tasks
+from brim.execution.thread_backend import ThreadBackend
+from brim.formats.card import CardFacts
+from brim.jobs.destination import (
+    Destination,
+    DestinationChanged,
+    Existing,
+    Publication,
+    Run,
+    UploadBudget,
+    UploadsExpired,
+    open_destination,
+)
+from brim.jobs.destination_paths import DestinationPaths
+from brim.jobs.job_lock import lock_destination, share_destination
+from brim.jobs.manifest import DatasetCard, make_manifests
+from brim.jobs.preflight import (
+    ComputePlan,
+    JobSettings,
+    check_hub_limits,
+    check_job,
+    computed_limit,
+    hub_notes,
+    stop_files,
+    upload_bytes,
+)
+from brim.jobs.reconcile import WHOLE_JOB, Reconciliation, Scope, refuse_foreign_in_folder
+from brim.jobs.results import BuildResult, next_steps
+from brim.jobs.shard_set import PlannedShards, ShardSet
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
-from brim.options.declare import warn_deprecated
 from brim.options.groups import EngineOptions
-from brim.plans.known_rows import planned_again, without_known_rows
+from brim.plans.cut_shards import Shard
+from brim.plans.describe_plan import BuildForecast
 from brim.plans.plan import Plan
 from brim.progress import Progress
-from brim.records import dataclass
-from brim.sizes import format_size, plural
-from brim.state.ledger import Receipt, SourceRecord
-from brim.storage.location import HubAddress
-from brim.stores.destination import PublishOptions
-from brim.stores.hub_store import HubStore
-from brim.stores.store import CardMaker, Moved, SendingRoom
-from brim.verification.repair import refuse_append_to_damaged
-from brim.wording import Result
+from brim.state.atomic_files import failures
+from brim.state.ledger import LazySequence, Ledger, Receipt, SourceRecord
+from brim.state.retry import interrupted_by
+from brim.state.stop import stoppable
+from brim.storage.storage import PutResult
+from brim.storage.upload_content import UploadWatcher
 
 if TYPE_CHECKING:
-    from brim.execution.ray_backend import RayBringing
-    from brim.execution.ray_cluster import Cluster, Sight
-    from brim.jobs.caches import Kept
+    from brim.execution.ray_cluster import Cluster, NodeRequirements
+    from brim.jobs.append import AppendedShards
 
-_LOOKS = 5  # at a destination that others append to
-_MOST_SENDERS = 4  # of what was computed: it lies there, and only has to be sent
-ALONE = Share()
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class BuildResult(Result):
-    """What a build or a selection has written.
-
-    On the Hub also what was sent, in how many commits, and what the Hub lists.
-    """
-
-    destination: str
-    rows: int
-    files: int
-    bytes: int
-    shards: int
-    written: int
-    kept: int
-    left_out: tuple[str, ...]
-    sent_bytes: int = 0
-    commits: int = 0
-    visibility: str = ""
-    pull_request: int = 0
-    proved: str = ""
-    file_bytes: int = 0  # of the source's files, as the plan reports them; `bytes` is the size of the shards
-    steps: tuple[tuple[str, str], ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in BuildResult.__dataclass_fields__ if name != "steps"}
-
-    def next_steps(self) -> list[tuple[str, str]]:
-        """Return the commands that load and verify the result."""
-        return list(self.steps)
-
-    @property
-    def place(self) -> str:
-        """Where it is, and who sees it."""
-        return f"{self.destination} ({self.visibility})" if self.visibility else self.destination
-
-    @property
-    def commits_made(self) -> str:
-        """How it came to the Hub; of other places nothing."""
-        if not self.visibility:
-            return ""
-        pull = f", by pull request {self.pull_request}" if self.pull_request else ""
-        return f" in {plural(self.commits, 'commit')}{pull}"
-
-    def summary(self) -> list[tuple[str, str]]:
-        """Return what is at the destination, for people."""
-        files = f", {plural(self.files, 'file')}" if self.files else ""
-        kept = f", {self.kept:,} kept" if self.kept else ""
-        brought = f"sent, {format_size(self.sent_bytes)}" if self.visibility else "written"
-        shards = f"{self.shards:,} ({self.written:,} {brought}{kept}){self.commits_made}"
-        lines = [("destination", self.place), ("contents", f"{plural(self.rows, 'row')}{files}")]
-        if self.file_bytes:
-            lines.append(("size of the files", format_size(self.file_bytes)))
-        lines += [("shards", shards), ("size", format_size(self.bytes))]
-        if self.left_out:
-            left = plural(len(self.left_out), "file")
-            lines.append(("skipped", f"{left} too large for the format, listed in README.md"))
-        return [*lines, ("verified", self.proved)] if self.proved else lines
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class MapResult(BuildResult):
-    """What map, tokenize or embed has written, and what was computed for it.
-
-    A job that was finished before has computed no units.
-    """
-
-    stats: UnitStats = field(default_factory=UnitStats)
-    quarantine: Path | str | None = None  # an address, if it is next to a file in an object store
-    counts: Mapping[str, int] = field(default_factory=dict)
-    cached: Kept | None = None  # the files of a result that stays in the cache
-
-    @classmethod
-    def from_build(cls, built: BuildResult, stats: UnitStats | None = None, **more: Any) -> MapResult:
-        return cls(**built.as_dict(), steps=built.steps, stats=stats or UnitStats(), **more)
-
-    @property
-    def units(self) -> int:
-        return len(self.stats.receipts)
-
-    @property
-    def computed(self) -> int:
-        """The number of units that this run has computed."""
-        return self.stats.computed
-
-    @property
-    def retries(self) -> int:
-        return self.stats.retries
-
-    @property
-    def bad_rows(self) -> int:
-        """The number of rows that were left out because they failed."""
-        return self.stats.bad_rows
-
-    @property
-    def bad_batches(self) -> int:
-        """The number of batches that were left out as a whole."""
-        return self.stats.bad_batches
-
-    @property
-    def encoders(self) -> Mapping[str, int]:
-        """The number of units that each encoder of tokenize has processed."""
-        return self.stats.encoders
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.stats.peak_bytes
-
-    @property
-    def built(self) -> BuildResult:
-        """Deprecated: the result itself."""
-        warn_deprecated("MapResult.built is the result itself: write result.rows.")
-        return self
-
-    @property
-    def outcome(self) -> UnitStats:
-        """Deprecated: the result has these values itself."""
-        warn_deprecated("MapResult.outcome is part of the result: write result.retries.")
-        return self.stats
-
-    def as_dict(self) -> dict[str, Any]:
-        values: dict[str, Any] = {**BuildResult.as_dict(self), "units": self.units, "computed": self.computed}
-        values |= {"retries": self.retries, "bad_rows": self.bad_rows, "bad_batches": self.bad_batches}
-        values |= {"peak_bytes": self.peak_bytes, **({"encoders": self.encoders} if self.encoders else {})}
-        return {**values, **self.counts, "quarantine": self.quarantine}
-
-    def summary(self) -> list[tuple[str, str]]:
-        """Return what was done, for people."""
-        done, units = self.stats, self.units
-        contents = f"{plural(self.rows, 'row')}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}"
-        lines = [("destination", self.place), ("contents", contents)]
-        lines += [(name, f"{number:,}") for name, number in self.counts.items()]
-        kept = f", {units - done.computed:,} kept" if units > done.computed else ""
-        retried = f", {done.retries:,} retried" if done.retries else ""
-        workers = f", {plural(done.workers, 'worker')}" if done.workers else ""
-        counted = f"{done.computed:,} done{kept}{retried}{workers}" if units else "nothing to do: all were done before"
-        lines.append(("units", counted))
-        if self.visibility:
-            lines.append(("sent", f"{format_size(self.sent_bytes)}{self.commits_made}"))
-        if done.bad_rows:
-            where = f", kept in {self.quarantine}" if self.quarantine else ""
-            lines.append(("skipped", f"{_left_out(done)}{where}"))
-        if self.proved:
-            lines.append(("verified", self.proved))
-        return [*lines, ("peak memory", format_size(done.peak_bytes))] if done.peak_bytes else lines
-
-
-def _left_out(done: UnitStats) -> str:
-    """The rows that failed. A batch that may not be done in parts is left out as a whole, and is not called rows."""
-    batches, rows = done.bad_batches, done.bad_rows - done.bad_batch_rows
-    if not batches:
-        return f"{plural(rows, 'row')} that failed"
-    together = plural(done.bad_batch_rows, "row")
-    said = f"1 batch of {together}" if batches == 1 else f"{batches:,} batches, {together} together,"
-    also = f" and {plural(rows, 'row')}" if rows else ""
-    return f"{said}{also} that failed (--splittable finds the rows)"
+_APPEND_ROUNDS = 5  # while other runs append to the same dataset
+_UPLOAD_ROUNDS = 3
+_MOST_UPLOADS = 4  # of computed shards, which only have to be sent
+_RETRIES = Retries(4, alone_text="with a node to itself")  # on a cluster: a thread is never lost
 
 
 @contextmanager
-def workplace(engine: EngineOptions) -> Iterator[Cluster | None]:
-    """The cluster that a job runs on, connected for as long as it does; None: this machine."""
+def connect(engine: EngineOptions) -> Iterator[Cluster | None]:
+    """Connect to the cluster of a job; None: this machine."""
     if engine.engine == "local":
         yield None
         return
-    from brim.execution.ray_cluster import connected  # of use where there is a cluster
+    from brim.execution.ray_cluster import connected
 
     with connected(engine.address) as cluster:
         yield cluster
 
 
 class Job:
-    """A spec that may run: what can be refused without looking at the destination is refused here."""
+    """A plan with a destination, checked as far as that is possible without looking at the destination.
 
-    def __init__(self, spec: Spec) -> None:
-        preflight(spec)
-        self.spec = spec
+    `forecast` is the memory of a build; a computed job is measured. `label` names the job for people.
+    """
 
-    @property
-    def limit(self) -> Limit:
-        return self.spec.limit
+    def __init__(
+        self,
+        plan: Plan | ComputePlan,
+        paths: DestinationPaths,
+        settings: JobSettings,
+        *,
+        limit: Limit | None = None,
+        forecast: BuildForecast | None = None,
+        label: str = "",
+    ) -> None:
+        self.plan, self.paths, self.settings, self.forecast = plan, paths, settings, forecast
+        self.limit = limit or computed_limit(settings)
+        self.label = label or ("build" if isinstance(plan, Plan) else plan.command)
+        check_job(plan, paths, settings, self.limit)
+
+    def called_with(self, held_bytes: int) -> Job:
+        """Return the job for a program that uses so much memory now."""
+        return Job(self.plan, self.paths, replace(self.settings, held_bytes=held_bytes), label=self.label)
 
     @property
     def stop_file(self) -> Path:
-        """Making this file ends a run cleanly."""
-        return stop_files(self.spec.layout.state, self.spec.how)[-1].absolute()
+        """A file that ends a run cleanly when it appears."""
+        return stop_files(self.paths.state_dir, self.settings.stop_file)[-1].absolute()
 
-    def run(self, progress: Progress | None = None, share: Share = ALONE) -> BuildResult:
-        """Do what is missing. With a share, bring that and publish nothing. A job with a step returns a MapResult."""
-        spec, progress = self.spec, progress or Progress()
-        if spec.limit.warning and spec.how.engine == "local":
-            progress.note(spec.limit.warning)
-        for note in () if isinstance(spec.source, PlanContent) else spec.source.notes:
-            progress.note(note)
-        with workplace(spec.how) as cluster:
-            executor = self._brought_by(cluster)
-            with open_books(spec.layout, spec.how, progress, share) as books:
-                done = self._run(books, share, cluster, executor)
-        spec.layout.afterwards()
-        return done
+    def run(
+        self, progress: Progress | None = None, scope: Scope = WHOLE_JOB, shards: ShardSet | None = None
+    ) -> BuildResult:
+        """Do what is missing; a computed job returns a MapResult. `shards` are those of a plan whose source moved."""
+        progress = progress or Progress()
+        if self.limit.warning and self.settings.engine == "local":
+            progress.note(self.limit.warning)
+        with connect(self.settings) as cluster:
+            if isinstance(self.plan, ComputePlan):
+                from brim.jobs.compute import ComputeRun  # builds do not need it
 
-    def _run(self, books: Books, share: Share, cluster: Cluster | None, executor: RayBringing | None) -> BuildResult:
-        spec = self.spec
-        if isinstance(spec.source, PlanContent) and spec.how.append:
-            return self._append(spec.source, books, executor)
-        if isinstance(spec.source, PlanContent):
-            if share is ALONE:  # parts write shards before the destination's own ledger knows of a job
-                spec.layout.refuse_strangers(books.ledger, spec.how.fresh)
-            return self.bring(spec.source, books, share, executor)
-        from brim.jobs.compute import Computing  # a build has no use for it, and would hold it
+                for note in self.plan.source.notes:
+                    progress.note(note)
+                with self._lock(progress, scope) as run:
+                    destination = open_destination(self.paths, self.settings, run, scope.names)
+                    return ComputeRun(self, run, destination, cluster).run(scope)
+            if cluster is not None:  # what a node cannot do is an error before anything is made
+                self._check_cluster_memory()
+            with self._lock(progress, scope) as run:
+                destination = open_destination(self.paths, self.settings, run, scope.names)
+                if self.settings.append:
+                    return self._append(self.plan, run, destination, cluster)
+                delivery = Delivery(self, run, destination, shards or PlannedShards(self.plan), scope, cluster)
+                return delivery.deliver()
 
-        return Computing(self, spec.source, cluster, books).run(share)
-
-    def _append(self, new: PlanContent, books: Books, executor: RayBringing | None) -> BuildResult:
-        """Bring new rows behind those that are there. What changes meanwhile is looked at again."""
-        layout, hub = self.spec.layout, self.spec.how.hub
-        refuse_append_to_damaged(books.ledger, str(layout.destination))
-        folder = isinstance(layout.destination, Path)
-        splits = None if hub.split is None or not isinstance(layout.destination, HubAddress) else [hub.split]
-        for _ in range(_LOOKS):
+    @contextmanager
+    def _lock(self, progress: Progress, scope: Scope) -> Iterator[Run]:
+        """Lock the destination and open the ledger for this run."""
+        paths, settings, state_dir = self.paths, self.settings, scope.ledger_dir or self.paths.state_dir
+        if scope.ledger_dir is None:
+            claims = bool(settings.state_dir)
+            lock = lock_destination(paths, progress, claims=claims, fresh=settings.fresh, stop=settings.stop)
+        else:
+            lock = share_destination(paths.location)
+        with (
+            lock,
+            stoppable(*stop_files(state_dir, settings.stop_file), asked=settings.stop) as stop,
+            interrupted_by(stop.check),
+            closing(Ledger(scope.ledger_dir or paths.ledger_dir)) as ledger,
+        ):
+            is_shared_remote = scope.ledger_dir is not None and not paths.location.is_local
             try:
-                with dataset_there(layout, self.spec.how, books) as (there, address):
-                    ledger = books.ledger if folder and books.ledger.job is not None else None
-                    without_known = functools.partial(self._without_known, books, address)
-                    content = appended_content(there, new.plan, hub.config, hub.folder, ledger, splits, without_known)
-                if isinstance(content, AppendedContent) and content.is_there:
-                    books.progress.note("these rows are there already: nothing is appended")
-                return self.bring(content, books, ALONE, executor)
-            except Moved:
-                books.progress.note("somebody else has changed what is there: looking again")
+                with failures(state_dir if is_shared_remote else paths.error_path):
+                    yield Run(ledger, stop, progress)
+            except StoppedError as stopped:
+                if settings.fresh:
+                    hint = "Run it again without --fresh to continue."
+                    raise StoppedError(stopped.words[0], hint=hint) from stopped
+                raise
+            finally:
+                progress.finish()
+
+    def _append(self, plan: Plan, run: Run, destination: Destination, cluster: Cluster | None) -> BuildResult:
+        """Append new rows to the existing dataset, which is read again if another run changes it."""
+        from brim.jobs.append import plan_append
+        from brim.verification.repair import refuse_append_to_damaged
+
+        refuse_append_to_damaged(run.ledger, str(self.paths.location))
+        for _ in range(_APPEND_ROUNDS):
+            try:
+                shards = plan_append(plan, self.paths, self.settings, run, destination)
+                return Delivery(self, run, destination, shards, WHOLE_JOB, cluster).deliver()
+            except DestinationChanged:
+                run.progress.note("another run has changed the dataset: reading it again")
         raise DestinationUnavailableError(
             "The destination kept changing while brim tried to append, so nothing was appended.",
             hint="Run the same command to continue; uploads that finished are kept.",
         )
 
-    def _without_known(self, books: Books, address: str, plan: Plan, base: AppendBase) -> Plan | None:
-        """The plan without the rows that the dataset already holds; None if it holds all of them."""
-        from brim.sources.dataset_files import named_files  # other builds have no use for it
+    # Memory
 
-        if plan.table.files.ranges is not None:
-            return plan  # values of another dataset, whose names may be the same for all
-        how = self.spec.how
-        names = {split: [receipt.name for receipt in of] for split, of in base.receipts.items()}
-        try:
-            shards = named_files(address, names, how.hub.config, how.access)
-        except KeyError as error:  # a shard has another name since
-            raise Moved from error
-        note, check = books.progress.note, books.stop.check
-        table, known = without_known_rows(plan, shards, how.allow_duplicate_paths, note, check)
-        if not known:
-            return plan
-        note(f"{plural(known, 'row')} of {len(plan.table):,} already in the dataset: skipped")
-        return planned_again(plan, table) if len(table) else None
+    def upload_budget(self) -> UploadBudget:
+        """Return how many shards are uploaded at a time, and the memory that is left for that."""
+        if self.forecast is not None:
+            free = self.limit.bytes - self.forecast.total
+            return UploadBudget(free, self.forecast.workers, self.limit.asked_for)
+        workers = 1 if self.paths.file_names else min(usable_cores() + 1, _MOST_UPLOADS)
+        return UploadBudget(max(self.limit.bytes - tree_bytes(), 0), workers, self.limit.asked_for)
 
-    def _brought_by(self, cluster: Cluster | None) -> RayBringing | None:
-        """What brings the shards of a build, if that is not this process."""
-        source, forecast = self.spec.source, self.spec.forecast
-        if cluster is None or forecast is None or not isinstance(source, PlanContent):
-            return None
-        from brim.execution.ray_cluster import Sight, sample_of
+    def _check_cluster_memory(self) -> None:
+        from brim.execution.ray_backend import check_memory
 
-        return self.on_cluster(cluster, Sight(files=sample_of(source.plan.table.files)), forecast.worker)
+        check_memory(self.task_bytes(0 if self.forecast is None else self.forecast.worker), self.limit.bytes)
 
-    def on_cluster(self, cluster: Cluster, sight: Sight, shard_bytes: int) -> RayBringing:
-        """What brings shards from the nodes of a cluster. Each takes `shard_bytes`, and what sending it takes."""
-        from brim.execution.ray_backend import INTERPRETER_BYTES, RayBringing  # of use where there is a cluster
+    def task_bytes(self, shard_bytes: int) -> int:
+        """Return the memory of a Ray task that makes and uploads a shard."""
+        from brim.execution.ray_backend import INTERPRETER_BYTES
 
-        spec = self.spec
-        need = INTERPRETER_BYTES + shard_bytes + carrying_bytes(spec.layout.destination, spec.how.hub)
-        return RayBringing(cluster, sight, need, self.limit.bytes, spec.how.workers)
+        return INTERPRETER_BYTES + shard_bytes + upload_bytes(self.paths.location, self.settings.hub)
 
-    def bring(
+    # Results
+
+    def result(self, receipts: Sequence[Receipt], rows: int, written: int = 0, **values: Any) -> BuildResult:
+        """Sum up receipts. The file of kept columns, next to a file of vectors, does not count as a shard."""
+        paths, count = self.paths, len(receipts)
+        if paths.file_names:
+            count = sum(receipt.name != paths.file_names[1] for receipt in receipts)
+            written = min(written, count)
+        steps = next_steps(
+            str(paths.location),
+            self.settings.hub.config,
+            receipts,
+            is_file=bool(paths.file_names),
+            state_dir=self.settings.state_dir,
+            endpoint=self.settings.access.endpoint,
+        )
+        size = sum(receipt.size for receipt in receipts)
+        return BuildResult(
+            str(paths.location), rows, bytes=size, shards=count, written=written, kept=count - written, steps=steps,
+            **{"files": 0, "left_out": (), **values},
+        )  # fmt: skip
+
+
+class Delivery:
+    """Bring a destination to the state of a shard set: reconcile → upload → publish.
+
+    `requirements` are those of the nodes that upload; without them, threads of this process do.
+    """
+
+    def __init__(
         self,
-        content: Content,
-        books: Books,
-        share: Share,
-        executor: RayBringing | None,
+        job: Job,
+        run: Run,
+        destination: Destination,
+        shards: ShardSet,
+        scope: Scope,
+        cluster: Cluster | None,
         *,
+        requirements: NodeRequirements | None = None,
+        shard_bytes: int = 0,
         fresh: bool | None = None,
         source: SourceRecord | None = None,
         published_source: SourceRecord | None = None,
-    ) -> BuildResult:
-        """Bring what is missing at the destination, and publish it unless others share it.
+    ) -> None:
+        self._job, self._run, self._destination, self._scope = job, run, destination, scope
+        self._shards, self._cluster, self._requirements = shards, cluster, requirements
+        self._shard_bytes, self._source, self._published_source = shard_bytes, source, published_source
+        settings, paths = job.settings, job.paths
+        self._fresh = settings.fresh if fresh is None else fresh
+        self._base: AppendedShards | None = shards if shards.existing_receipts else None  # type: ignore[assignment]
+        self._base_receipts = (
+            None if self._base is None else [r for rs in self._base.base.receipts.values() for r in rs]
+        )
+        # Foreign files stay in a folder or bucket. A repository keeps its history, and a single file was named.
+        is_named = bool(paths.file_names) and self._fresh
+        self._replaces = is_named or (paths.location.is_repository and (settings.hub.replace_foreign or self._fresh))
+        self._written = self._sent_bytes = 0
+        self._unpublished: dict[str, Receipt] = {}  # uploads that expire
 
-        `source` is what a computed job has read.
-        """
-        spec, how = self.spec, self.spec.how
-        workers, free_bytes = self._room()
-        fresh = how.fresh if fresh is None else fresh
-        check_hub_limits(content, spec.layout.destination)
-        # What brim did not write stays in a folder or bucket; a repository keeps it, and a file was asked for by name.
-        replaced = isinstance(spec.layout.place, HubAddress) and (how.hub.replace_foreign or fresh)
-        replaced = replaced or (spec.layout.apart and fresh)
-        room = SendingRoom(free_bytes, workers, self.limit.asked_for)
-        base = content.base if isinstance(content, AppendedContent) else None
-        if isinstance(content, AppendedContent):
-            kept = content.kept
-            share = replace(share, received=lambda ledger: kept)
-        with open_store(spec.layout, how, content, room, books, share) as at:
-            if isinstance(at.store, HubStore) and share.only is None:
-                for text in limits_of(content, replace(how.hub, public=at.store.holds_more)):
-                    books.progress.note(f"the Hub: {text}")
-            options = DeliveryOptions(
-                workers,
-                self.limit.bytes,
-                fresh=fresh,
-                update=how.update or base is not None,
-                replace=replaced,
-                split=how.hub.split if at.store.staged else None,
-                config=how.hub.config,
-                card=at.card,
-                manifest_name=at.manifest_name,
-                manifests=at.manifests,
-                share=share,
-                executor=executor,
-                waiting_card=None if base is None else _waiting_card(base, how.hub),
-                builds_on=None if base is None else [r.piece for of in base.receipts.values() for r in of],
-                source=source,
-                published_source=published_source,
+    def deliver(self) -> BuildResult:
+        job, run, destination, shards = self._job, self._run, self._destination, self._shards
+        self._budget = job.upload_budget()
+        check_hub_limits(shards, job.paths.location)
+        with destination.opened(shards.fingerprint, self._budget) as existing:
+            if isinstance(job.plan, Plan) and self._scope is WHOLE_JOB and not job.settings.append:
+                refuse_foreign_in_folder(existing, run.ledger)
+            self._rules = Reconciliation(
+                run,
+                destination,
+                shards,
+                self._scope,
+                fresh=self._fresh,
+                updates=job.settings.update or self._base is not None,
+                replaces_foreign=self._replaces,
+                base=self._base_receipts,
             )
-            run = Run(content, at.store, books.ledger, options, books.progress, books.stop)
-            receipts = run.run()
-        built = built_of(spec, receipts, content.rows, run.written)
-        built = replace(built, files=content.files, left_out=content.left_out, proved=run.proved)
-        built = replace(built, file_bytes=int(content.facts.get("bytes", 0)))
-        if not isinstance(spec.layout.place, Path):
-            built = replace(built, sent_bytes=run.sent_bytes)
-        if isinstance(at.store, HubStore):
-            hub = at.store
-            built = replace(built, commits=hub.commits, visibility=hub.visibility, pull_request=hub.pull)
-        return built
+            self._rules.agree(existing, frozenset() if self._base is None else self._base.base.jobs)
+            if job.paths.location.is_repository and not self._scope.is_part:
+                for note in hub_notes(shards, getattr(destination, "allows_more", False)):
+                    run.progress.note(f"the Hub: {note}")
+            self._rules.begin(existing, self._card(()))
+            for _ in range(_UPLOAD_ROUNDS):
+                try:
+                    self._upload()
+                    if self._scope.names is not None:
+                        own = self._scope.names
+                        receipts = [run.ledger.receipts[s.name] for s in shards.shards if s.name in own]
+                        return self._result(receipts, "")
+                    return self._publish(existing)
+                except UploadsExpired as expired:
+                    count = len(expired.names)
+                    run.progress.note(f"the destination no longer has {count} shard(s): sending them again")
+                    for name in expired.names:
+                        run.ledger.forget(name)
+        raise DestinationUnavailableError(
+            "Uploaded shards disappear from the destination before they can be published.",
+            hint="Run the same command to retry.",
+        )
 
-    def _room(self) -> tuple[int, int]:
-        """How many shards are on their way at a time, and what the limit leaves beside what they take themselves."""
-        forecast = self.spec.forecast
-        if forecast is not None:
-            return forecast.workers, self.limit.bytes - forecast.total
-        workers = 1 if self.spec.layout.apart else min(usable_cores() + 1, _MOST_SENDERS)
-        return workers, max(self.limit.bytes - tree_bytes(), 0)
+    # Upload
 
+    def _upload(self) -> None:
+        """Upload the missing shards, several at a time; the first failure cancels the others."""
+        run, destination, shards, ledger = self._run, self._destination, self._shards, self._run.ledger
+        workers, limit_bytes, progress = self._budget.workers, self._job.limit.bytes, run.progress
+        missing = self._rules.missing_shards(workers, limit_bytes)
+        if missing:
+            self._scope.check_missing(missing)
+        if missing or not (ledger.done or self._scope.is_part):
+            self._rules.check_space(missing)
+            existing = {name for name, receipt in ledger.receipts.items() if destination.has(receipt)}
+            unnamed = len({shard.name for shard in missing} | (shards.names - existing))
+            title = f"{shards.rows:,} rows in {len(shards.shards):,} shards"
+            destination.begin(title, 0 if self._scope.is_part else unnamed, self._card(()))
+        progress.start("publish" if destination.is_staged else "build", shards.size(missing), len(missing), limit_bytes)
+        kept = shards.names - {shard.name for shard in missing}
+        staged = (receipt for receipt in ledger.receipts.values() if receipt.staged_at and receipt.name in kept)
+        self._unpublished = {receipt.name: receipt for receipt in staged if not destination.has(receipt)}
+        if not missing:
+            return
+        queue = TaskQueue((Task(s.name, s.file_bytes, s) for s in missing), self, progress, _RETRIES)
+        with self._backend() as backend, closing(run_tasks(queue, backend, run.stop)) as results:
+            for receipt, put in results:
+                if receipt.staged_at:
+                    self._unpublished[receipt.name] = receipt
+                self._written += put.sent
+                self._sent_bytes += receipt.size if put.sent else 0
+                how = "already there" if not put.sent else "sent" if destination.is_staged else "written"
+                progress.rows(receipt.rows)
+                progress.shard(receipt.name, receipt.size, receipt.sha256, how)
+                if self._unpublished and not self._scope.is_part:
+                    destination.checkpoint(list(self._unpublished.values()))
+                    self._unpublished = {n: r for n, r in self._unpublished.items() if not destination.has(r)}
 
-def _waiting_card(base: AppendBase, hub: PublishOptions) -> CardMaker:
-    there = {split: [receipt.name for receipt in of] for split, of in base.receipts.items()}
-    return lambda card, names: write_waiting_card(card, hub.config, hub.folder, there)
+    def _backend(self) -> Any:
+        run, job, shards = self._run, self._job, self._shards
+        if self._cluster is None or (self._requirements is None and not isinstance(job.plan, Plan)):
+            return ThreadBackend(self._budget.workers, self._upload_shard, run.progress, run.stop)
+        from brim.execution.ray_backend import RayBackend
+        from brim.execution.ray_cluster import NodeRequirements, sample_of
+        from brim.execution.ray_worker import UploadOrder
 
+        requirements, shard_bytes = self._requirements, self._shard_bytes
+        if requirements is None and isinstance(job.plan, Plan):
+            requirements = NodeRequirements(files=sample_of(job.plan.table.files))
+            shard_bytes = 0 if job.forecast is None else job.forecast.worker
+        assert requirements is not None
+        uploader = self._destination.uploader()
 
-def built_of(spec: Spec, receipts: Sequence[Receipt], rows: int, written: int = 0) -> BuildResult:
-    """Sum up receipts. The file with the kept columns, next to a file of vectors, is not counted as a shard."""
-    shards = len(receipts)
-    if spec.layout.apart:
-        kept_columns = f"{Path(str(spec.layout.destination)).name}.rows.parquet"
-        shards = sum(receipt.name != kept_columns for receipt in receipts)
-        written = min(written, shards)
-    return BuildResult(
-        destination=str(spec.layout.destination),
-        rows=rows,
-        files=0,
-        bytes=sum(receipt.size for receipt in receipts),
-        shards=shards,
-        written=written,
-        kept=shards - written,
-        left_out=(),
-        steps=next_steps(spec, receipts),
-    )
+        def make_order(task: Task) -> UploadOrder:
+            return UploadOrder(task.name, shards.content(task.work), uploader, self._known_sha256(task.work))
+
+        return RayBackend(
+            self._cluster,
+            replace(requirements, uploader=uploader),
+            job.task_bytes(shard_bytes),
+            job.limit.bytes,
+            self,
+            run.progress,
+            make_order=make_order,
+            workers=job.settings.workers,
+        )
+
+    def _known_sha256(self, shard: Shard) -> str | None:
+        return self._rules.known_sha256.get(shard.name) or self._shards.known_sha256(shard)
+
+    def _upload_shard(self, task: Task, watcher: UploadWatcher) -> tuple[Receipt, PutResult]:
+        shard: Shard = task.work
+        with self._shards.content(shard).splice() as splice:
+            put = self._destination.upload(shard.name, splice, self._known_sha256(shard), watcher)
+            size = splice.size
+        return self.record_done(task, (size, put))
+
+    # The receipts, for the scheduler
+
+    def is_done(self, task: Task) -> bool:
+        return False  # shards with valid receipts are not in the queue
+
+    def begin(self, task: Task) -> None:
+        if task.name in self._run.ledger.receipts:
+            self._run.ledger.forget(task.name)  # before its file is replaced
+
+    def record_done(self, task: Task, result: tuple[int, PutResult]) -> tuple[Receipt, PutResult]:
+        size, put = result
+        receipt = self._rules.receipt(task.work, size, put.sha256, etag=put.etag)
+        self._run.ledger.add(receipt)
+        return receipt, put
+
+    # Publish
+
+    def _card(self, receipts: Iterable[Receipt]) -> DatasetCard:
+        hub, location, shards = self._job.settings.hub, self._job.paths.location, self._shards
+        facts: CardFacts = replace(shards.card(receipts), replace=self._replaces, shards=shards.names)
+        if location.is_repository:
+            facts = replace(
+                facts,
+                where=location.repo,
+                config=hub.config,
+                folder=hub.folder,
+                keep_splits=hub.split is not None,
+                set_default=hub.set_default,
+                bare=hub.bare,
+            )
+        base = None if self._base is None else self._base.base.receipts
+        existing = None if base is None else {split: [r.name for r in receipts] for split, receipts in base.items()}
+        split = hub.split if self._destination.is_staged else None
+        return DatasetCard(facts, hub.config, split, hub.folder, existing)
+
+    def _publish(self, existing: Existing) -> BuildResult:
+        """Make the shards visible: deletions and manifests, the card last. Then the ledger is finished."""
+        ledger, shards, destination = self._run.ledger, self._shards, self._destination
+        receipts = LazySequence([shard.name for shard in shards.shards], ledger.receipts.__getitem__)
+        manifests: dict[str, bytes] = {}
+        if destination.manifest_name("train") is not None:
+            manifest_name: Callable[[str], Any] = destination.manifest_name
+            source = self._published_source
+            manifests = make_manifests(shards, ledger, receipts, existing.manifests or (), manifest_name, source)
+        gone = frozenset((ledger.names | self._rules.foreign) - shards.names)
+        publication = Publication(receipts, gone, self._card(receipts), manifests, self._base_receipts)
+        verified = destination.publish(publication)
+        for name in sorted(ledger.receipts.keys() - shards.names):
+            ledger.forget(name)
+        ledger.finish(receipts, self._source)
+        return self._result(receipts, verified)
+
+    def _result(self, receipts: Sequence[Receipt], verified: str) -> BuildResult:
+        shards, destination, location = self._shards, self._destination, self._job.paths.location
+        values: dict[str, Any] = {} if self._job.paths.root.is_local else {"sent_bytes": self._sent_bytes}
+        if location.is_repository:
+            names = ("commits", "visibility", "pull_request")
+            values |= {name: getattr(destination, name) for name in names}
+        return self._job.result(
+            receipts,
+            shards.rows,
+            self._written,
+            files=shards.source_files,
+            left_out=shards.skipped_files,
+            proved=verified,
+            file_bytes=int(shards.facts.get("bytes", 0)),
+            **values,
+        )

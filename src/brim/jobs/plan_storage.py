@@ -1,11 +1,11 @@
-"""Where a saved plan and the receipts of its parts are: beside each other in a folder, or in a bucket.
+"""Storage of a saved plan and of the receipts of its parts: both in one folder, or in a bucket.
 
-`PLAN.parts/` says which parts the plan is done in, and has a ledger for each of them. One shared folder is all that the
-machines need to have in common beside source and destination. Everybody who does a part shares the lock of the folder
-and holds the lock of the part; whoever finishes holds the first alone.
+`PLAN.parts/` has a folder with a ledger for each part of the plan. Besides source and destination, this is the only
+folder that the machines have to share. A run of a part shares the lock of the folder and holds the lock of the part;
+the run that finishes the plan holds the lock of the folder alone.
 
-From a bucket, the plan is fetched once and kept with the user's state. The ledger of a part is written there too, and
-copied to the bucket every few seconds and at the end: what a killed part did in between is done again.
+From a bucket, the plan is fetched once and kept in the user's state folder. The ledger of a part is written there too,
+and copied to the bucket every few seconds and at the end: work of a killed part since the last copy is repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,8 @@ import numpy as np
 
 from brim import partition as cuts
 from brim.errors import DestinationError, InputError, StoppedError, VerificationError
+from brim.execution.unit_receipts import UnitFiles
+from brim.execution.unit_storage import BucketUnits, download_unit
 from brim.file_set import Ints
 from brim.formats.splice import FileSplice
 from brim.plans.cut_shards import Shard
@@ -33,18 +35,18 @@ from brim.records import dataclass
 from brim.state.atomic_files import private_folder, reason, sha256_of, sync_folder, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked, owner_of
-from brim.state.retry import interrupted_by, leaving
+from brim.state.retry import interrupted_by, stop_delayed
+from brim.storage.destination import user_state
 from brim.storage.explain_error import explained
 from brim.storage.lease import Lease
-from brim.storage.listing import list_objects, read_small, stat_object
-from brim.storage.location import Access, Location, is_bucket_address, parse_bucket_address
-from brim.storage.reading import ObjectStream
+from brim.storage.listing import list_files, read_file, stat_file
+from brim.storage.location import Access, Location, folder_location, is_remote, parse_location
+from brim.storage.reading import RangeStream, RemoteFile
 from brim.storage.storage import open_storage
-from brim.stores.bucket_store import BucketCarrier, fetch_unit, send_unit, units_there
-from brim.stores.destination import state_home
+from brim.storage.upload_content import SilentWatcher
 
 _FOLDER = re.compile(r"(\d{5})-of-(\d{5})")
-_MOST = 99_999
+_MAX_PARTS = 99_999
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +67,16 @@ class Part:
 def parse_part(text: str) -> Part:
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
     part = Part(int(match[1]), int(match[2])) if match else None
-    if part is None or not 1 <= part.number <= part.count <= _MOST:
+    if part is None or not 1 <= part.number <= part.count <= _MAX_PARTS:
         raise InputError(f"--part must be I/N, the I-th of N parts from 1, not {text!r}.", hint="Write --part=3/100.")
     return part
 
 
 def divide(shards: Sequence[Shard], count: int) -> Ints:
-    """Where each of `count` parts begins and ends: consecutive shards, about equal bytes.
+    """Return the edges of `count` parts: consecutive shards, about equal bytes.
 
-    It depends on the plan alone, so that every machine divides alike. A part may be empty: if there are more
-    parts than shards, or a shard is heavier than a part should be.
+    They depend on the plan alone, so that every machine divides alike. A part may be empty: if there are more
+    parts than shards, or a shard is larger than a part should be.
     """
     before = cuts.running(np.array([shard.file_bytes + shard.value_bytes + 1 for shard in shards], np.int64))
     middles = (before[:-1] + before[1:]) / 2.0  # a shard belongs to the part that its middle falls into
@@ -93,17 +95,17 @@ class PartReceipts:
 
     def __init__(self, plan: Path) -> None:
         self.root = plan.with_name(f"{plan.name}.parts")
-        self.shown = str(self.root)  # what users know it by
+        self.shown = str(self.root)  # its name for users
 
     def count(self) -> int | None:
-        """Into how many parts the plan was divided; None if no part has begun."""
-        found = {int(match[2]) for match in map(_FOLDER.fullmatch, self._names()) if match}
-        if len(found) > 1:
+        """Return into how many parts the plan was divided; None if no part has begun."""
+        counts = {int(match[2]) for match in map(_FOLDER.fullmatch, self._names()) if match}
+        if len(counts) > 1:
             raise InputError(
-                f"{self.shown!r} has parts of several divisions: {', '.join(map(str, sorted(found)))}.",
+                f"{self.shown!r} has parts of several divisions: {', '.join(map(str, sorted(counts)))}.",
                 hint="Remove the folders of the wrong one.",
             )
-        return next(iter(found), None)
+        return next(iter(counts), None)
 
     def _names(self) -> list[str]:
         try:
@@ -117,13 +119,13 @@ class PartReceipts:
         return Ledger(self.root / part.folder)
 
     def ledgers(self) -> Iterator[tuple[Part, Ledger]]:
-        """Of every part that has begun."""
+        """Yield every part that has begun, with its ledger."""
         for match in filter(None, map(_FOLDER.fullmatch, self._names())):
             part = Part(int(match[1]), int(match[2]))
             yield part, self.ledger(part)
 
     def check(self, part: Part, ledger: Ledger, fingerprint: str) -> None:
-        """Receipts of another plan are an error: nobody may mix the two."""
+        """Raise an InputError for receipts of another plan: two plans must not be mixed."""
         if ledger.job is not None and ledger.job.fingerprint != fingerprint:
             raise InputError(
                 f"{self.shown!r} has receipts of another plan, in part {part}.",
@@ -131,16 +133,16 @@ class PartReceipts:
             )
 
     def all(self, fingerprint: str) -> dict[str, Receipt]:
-        """Every receipt of the plan, by the name of its shard."""
-        found: dict[str, Receipt] = {}
+        """Return every receipt of the plan, by the name of its shard."""
+        receipts: dict[str, Receipt] = {}
         for part, ledger in self.ledgers():
             self.check(part, ledger, fingerprint)
-            found |= ledger.receipts
-        return found
+            receipts |= ledger.receipts
+        return receipts
 
     @contextmanager
     def part(self, part: Part) -> Iterator[Path]:
-        """The folder of a part, for one run alone."""
+        """Lock the folder of a part, for one run alone."""
         self._need_count(part)
         folder = self.root / part.folder
         self._make(folder)
@@ -148,7 +150,7 @@ class PartReceipts:
             locked(self.root, shared=True, busy="This plan is being finished by another brim."),
             locked(folder, busy=f"Part {part} is being done by another brim."),
         ):
-            self._need_count(part)  # somebody may have begun another division at the same time
+            self._need_count(part)  # another division may have begun at the same time
             yield folder
 
     def _need_count(self, part: Part) -> None:
@@ -162,31 +164,27 @@ class PartReceipts:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While nobody does a part."""
+        """Lock all parts, for the run that finishes the plan."""
         self._make(self.root)
         with locked(self.root, busy="Parts of this plan are being done, or it is being finished."):
             yield
 
     def forget(self, names: Iterable[str]) -> None:
-        """These shards have to be brought again by their parts. Only for whoever is `alone`."""
-        gone = set(names)
-        if not gone:
+        """Forget receipts, so that their parts do these shards again. Only while `alone`."""
+        forgotten = set(names)
+        if not forgotten:
             return
         for _, ledger in self.ledgers():
-            for name in sorted(gone & ledger.receipts.keys()):
+            for name in sorted(forgotten & ledger.receipts.keys()):
                 ledger.forget(name)
             ledger.close()
 
-    def keep(self, part: Part, folder: Path, name: str) -> None:
-        """A unit's file is in the folder of its part: everybody sees it there."""
-
-    def holder(self, part: Part, folder: Path) -> Callable[[Receipt], bool] | None:
-        """Whether a unit that has a receipt is there; None: as its file says."""
-        return None
+    def unit_files(self, part: Part, folder: Path) -> UnitFiles:
+        """Return where the unit files of a part are: in its folder, which every machine sees."""
+        return UnitFiles(folder)
 
     def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
-        """A file of a part, into a folder of this machine: another name of it where that is possible. It must have the
-        SHA-256 of its receipt. Only for whoever is `alone`."""
+        """Copy or link a file of a part, which must have this SHA-256, into a local folder. Only while `alone`."""
         source, target = self.root / part.folder / name, folder / name
         try:
             if sha256 and sha256_of(source, lambda _: None) != sha256:
@@ -198,8 +196,8 @@ class PartReceipts:
                 write_whole(target, _blocks(source))
             sync_folder(folder)
         except (FileNotFoundError, VerificationError) as error:
-            self.forget([name])  # a receipt that looks good to its part must not keep it from doing the unit again
-            raise _not_there(str(source), part) from error
+            self.forget([name])  # or its part would take the receipt as valid
+            raise _missing_unit(str(source), part) from error
 
     def _make(self, folder: Path) -> None:
         try:
@@ -217,12 +215,12 @@ class PartReceipts:
         )
 
 
-def _not_there(unit: str, part: Part) -> InputError:
+def _missing_unit(unit: str, part: Part) -> InputError:
     return InputError(f"{unit!r} is missing or differs from what part {part} computed.", hint="Run that part again.")
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """1-3, 7: sorted numbers for people."""
+    """Return sorted numbers for users: 1-3, 7."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -234,12 +232,11 @@ def listed(numbers: Sequence[int]) -> str:
 
 _COPY_S = 5.0
 _MOMENT_S = 0.5
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PlanPlace:
-    """A plan as a file of this machine, and the receipts of its parts wherever they are. `shown` is what users say."""
+    """A plan as a local file, and the receipts of its parts, local or remote. `shown` is its name for users."""
 
     path: Path
     shown: str
@@ -247,49 +244,49 @@ class PlanPlace:
 
 
 def open_place(plan: str | os.PathLike[str], access: Access | None = None) -> PlanPlace:
-    text = os.fspath(plan)
-    if not is_bucket_address(text):
-        return PlanPlace(_local(text), str(_local(text)), receipts_at(text))
-    address = parse_bucket_address(text, access)
-    stat = stat_object(address)
-    if stat is None:
-        raise InputError(f"No plan is saved at {address}.", hint="Save one with brim plan SOURCE DEST --save PLAN.")
-    # Another plan under the same name has other receipts: its ETag tells.
-    path = _home(address) / f"{hashlib.sha256(stat.etag.encode()).hexdigest()[:16]}.plan"
-    if not path.exists() or path.stat().st_size != stat.st_size:  # a crash of the machine may have cut it off
-        # Parts that start together on one machine each fetch it for themselves; the last one to end wins.
+    """Open a saved plan. A remote one is copied to this machine."""
+    location = _parse(plan, access)
+    receipts = receipts_at(plan, access)
+    if location.is_local:
+        return PlanPlace(location.path, str(location), receipts)
+    info = stat_file(location)
+    if info is None:
+        raise InputError(f"No plan is saved at {location}.", hint="Save one with brim plan SOURCE DEST --save PLAN.")
+    # Another plan under the same name has another ETag, and other receipts.
+    path = _home(location) / f"{hashlib.sha256(info.etag.encode()).hexdigest()[:16]}.plan"
+    if not path.exists() or path.stat().st_size != info.st_size:  # a crash of the machine may have cut it off
+        # Parts that start together on one machine each fetch it; the last one wins.
         temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
-        bucket = replace(address, prefix="")
-        stream = ObjectStream(bucket, address.prefix, stat.st_size, stat.etag)
+        file = RemoteFile(location, "", info.st_size, info.etag)
         try:
-            with _usable(path.parent), open(temporary, "wb") as file, closing(stream):
-                for at in range(0, stat.st_size, _CHUNK):
-                    file.write(stream.read_at(at, _CHUNK))
+            with (
+                _usable(path.parent),
+                open(temporary, "wb") as copy,
+                RangeStream(location, file.ranges(0, file.size)) as stream,
+            ):
+                copy.writelines(view for _, view in stream)
             os.chmod(temporary, 0o600)
             temporary.rename(path)
         finally:
             temporary.unlink(missing_ok=True)
-    return PlanPlace(path, str(address), receipts_at(text, access))
+    return PlanPlace(path, str(location), receipts)
 
 
 def receipts_at(plan: str | os.PathLike[str], access: Access | None = None) -> PartReceipts:
-    """The receipts of the parts of a plan, be there any or not."""
-    text = os.fspath(plan)
-    if not is_bucket_address(text):
-        return PartReceipts(_local(text))
-    address = parse_bucket_address(text, access)
-    return BucketReceipts(address, _home(address))
+    """Return the receipts of the parts of a plan, which may have none."""
+    location = _parse(plan, access)
+    return PartReceipts(location.path) if location.is_local else BucketReceipts(location, _home(location))
 
 
-JOB_PLAN = "brim computed plan"  # what one of map, tokenize or embed calls itself
+JOB_PLAN = "brim computed plan"  # the first words of a plan of map, tokenize or embed
 
 
 def is_job_plan(path: Path) -> bool:
-    """Whether a saved plan is one of a computed job; those of a build are Arrow files."""
-    return JOB_PLAN.encode() in _begin(path)
+    """Return whether a saved plan is one of a computed job; those of a build are Arrow files."""
+    return JOB_PLAN.encode() in _head(path)
 
 
-def _begin(path: Path) -> bytes:
+def _head(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read(64)
@@ -298,48 +295,48 @@ def _begin(path: Path) -> bytes:
 
 
 def check_plan_place(plan: str | os.PathLike[str]) -> None:
-    """Refuse a plan that would take the place of something else, as of its source: before it is made."""
-    if is_bucket_address(os.fspath(plan)):
+    """Refuse to save a plan over another file, such as its source, before it is made."""
+    location = _parse(plan)
+    path = location.path
+    if not location.is_local or not os.path.lexists(path):
         return
-    path = _local(os.fspath(plan))
-    known = path.is_file() and (not path.stat().st_size or is_job_plan(path) or _begin(path).startswith(PLAN_MAGIC))
-    if os.path.lexists(path) and not known:
+    is_plan = path.is_file() and (not path.stat().st_size or is_job_plan(path) or _head(path).startswith(PLAN_MAGIC))
+    if not is_plan:
         raise InputError(
             f"{str(path)!r} already exists and is not a plan of brim.", hint="Name a new file for the plan."
         )
 
 
 def save_to(plan: str | os.PathLike[str], write: Callable[[Path], None], access: Access | None = None) -> None:
-    """Have a plan written to a file, and bring it where it shall be."""
-    text = os.fspath(plan)
-    if not is_bucket_address(text):
-        write(_local(text))
+    """Write a plan to a file, and upload it if its location is in a bucket."""
+    location = _parse(plan, access)
+    if location.is_local:
+        write(location.path)
         return
-    address = parse_bucket_address(text, access)
-    if not address.prefix:
-        raise InputError(f"{text!r} names a bucket, but not a plan in it.", hint="Write s3://BUCKET/NAME.plan.")
-    made = _home(address) / f"new-{secrets.token_hex(8)}.plan"
-    folder, _, name = address.prefix.rpartition("/")
-    carrier = BucketCarrier(replace(address, prefix=folder))
-    try:
-        write(made)
-        with FileSplice(made) as splice:
-            carrier.put(name, splice, None, _Nobody())
-    finally:
-        made.unlink(missing_ok=True)
-
-
-def _local(text: str) -> Path:
-    if "://" in text:
+    if not location.prefix:
         raise InputError(
-            f"A plan must be a file or an object in a bucket, not {text!r}.", hint="Name a file, or s3://…"
+            f"{os.fspath(plan)!r} names a bucket, but not a plan in it.", hint="Write s3://BUCKET/NAME.plan."
         )
-    return Path(os.path.abspath(text))
+    temporary = _home(location) / f"new-{secrets.token_hex(8)}.plan"
+    try:
+        write(temporary)
+        with FileSplice(temporary) as splice:
+            open_storage(location.parent).put(location.prefix.rpartition("/")[2], splice, None, SilentWatcher())
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _parse(plan: str | os.PathLike[str], access: Access | None = None) -> Location:
+    text = os.fspath(plan)
+    location = parse_location(text, access) if is_remote(text) else folder_location(text)
+    if location.is_bucket or (location.is_local and "://" not in text):
+        return location
+    raise InputError(f"A plan must be a file or an object in a bucket, not {text!r}.", hint="Name a file, or s3://…")
 
 
 def _home(address: Location) -> Path:
-    """Where this machine keeps what it knows of a plan in a bucket."""
-    home = state_home("plans", f"{address} {address.access.endpoint or ''}", address.prefix)
+    """Return the local folder for a plan in a bucket, its copy and its ledgers."""
+    home = user_state("plans", f"{address} {address.access.endpoint or ''}", address.prefix)
     with _usable(home):
         private_folder(home)
     return home
@@ -356,11 +353,6 @@ def _usable(home: Path) -> Iterator[None]:
         ) from error
 
 
-class _Nobody:
-    def hashed(self, size: int) -> None: ...
-    def sent(self, size: int) -> None: ...
-
-
 class BucketReceipts(PartReceipts):
     """`PLAN.parts/` in a bucket."""
 
@@ -371,10 +363,17 @@ class BucketReceipts(PartReceipts):
         self.shown = str(self._address)
 
     def _names(self) -> list[str]:
-        return sorted({name.split("/", 1)[0] for name, _ in list_objects(self._address) if name.endswith(LEDGER)})
+        return sorted({name.split("/", 1)[0] for name, _ in list_files(self._address) if name.endswith(LEDGER)})
+
+    def _read(self, part: Part) -> bytes | None:
+        return read_file(self._address, f"{part.folder}/{LEDGER}")
+
+    def _write(self, part: Part, data: bytes) -> None:
+        with explained(self._address):
+            open_storage(self._address).put_bytes(f"{part.folder}/{LEDGER}", data)
 
     def ledger(self, part: Part) -> Ledger:
-        return Ledger.of(read_small(self._address, f"{part.folder}/{LEDGER}") or b"")
+        return Ledger.of(self._read(part) or b"")
 
     @contextmanager
     def part(self, part: Part) -> Iterator[Path]:
@@ -383,66 +382,61 @@ class BucketReceipts(PartReceipts):
         self._make(folder)
         with (
             locked(folder, busy=f"Part {part} is being done by another brim."),
-            _leased(self._address.below(part.folder), folder),
+            _leased(self._address.child(part.folder), folder),
         ):
-            there = read_small(self._address, f"{part.folder}/{LEDGER}")
-            write_whole(folder / LEDGER, _longer(there, (folder / LEDGER).read_bytes()))
+            write_whole(folder / LEDGER, _longer(self._read(part), (folder / LEDGER).read_bytes()))
             with self._copied(part, folder):
                 self._need_count(part)
                 yield folder
 
     @contextmanager
     def _copied(self, part: Part, folder: Path) -> Iterator[None]:
-        """While this goes on, the bucket gets the ledger every few seconds."""
-        over, stopped = threading.Event(), threading.Event()
+        """Copy the ledger to the bucket every few seconds."""
+        is_over, is_stopped = threading.Event(), threading.Event()
         sent: list[bytes] = []
 
         def copy() -> None:
             data = (folder / LEDGER).read_bytes()
             if [data] != sent:
-                with explained(self._address):
-                    open_storage(self._address).put_bytes(self._address.key(f"{part.folder}/{LEDGER}"), data)
+                self._write(part, data)
                 sent[:] = [data]
 
-        def again() -> None:
-            with interrupted_by(lambda: _give_up() if stopped.is_set() else None):
-                while not over.wait(_COPY_S):
+        def copy_regularly() -> None:
+            with interrupted_by(lambda: _give_up() if is_stopped.is_set() else None):
+                while not is_over.wait(_COPY_S):
                     try:
                         copy()
-                    except Exception:  # noqa: BLE001  the line may be down: the last copy decides
+                    except Exception:  # noqa: BLE001  the network may be down: the last copy decides
                         continue
 
-        copy()  # whoever looks sees that the part has begun
-        thread = threading.Thread(target=again, name="receipts", daemon=True)
+        copy()  # other machines see that the part has begun
+        thread = threading.Thread(target=copy_regularly, name="receipts", daemon=True)
         thread.start()
         try:
             yield
         except (StoppedError, KeyboardInterrupt):
-            stopped.set()
+            is_stopped.set()
             raise
         finally:
-            over.set()
+            is_over.set()
             thread.join()
             with _hurried():
                 copy()
 
-    def keep(self, part: Part, folder: Path, name: str) -> None:
-        send_unit(self._address.below(part.folder), folder, name)
-
-    def holder(self, part: Part, folder: Path) -> Callable[[Receipt], bool]:
-        return units_there(self._address.below(part.folder))
+    def unit_files(self, part: Part, folder: Path) -> UnitFiles:
+        return BucketUnits(folder, self._address.child(part.folder), stores=True)
 
     def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
-        there = self._address.below(part.folder)
+        location = self._address.child(part.folder)
         try:
-            fetch_unit(there, name, folder, sha256)
+            download_unit(location, name, folder, sha256)
         except (VerificationError, DestinationError) as error:
-            self.forget([name])  # a receipt that looks good to its part must not keep it from doing the unit again
-            raise _not_there(str(there.below(name)), part) from error
+            self.forget([name])  # or its part would take the receipt as valid
+            raise _missing_unit(str(location.child(name)), part) from error
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Parts that still go on have nothing to lose: only what all of them brought is published."""
+        """Lock the plan. Parts that still run lose nothing: only complete parts are published."""
         self._make(self.root)
         with (
             locked(self.root, busy="This plan is being finished by another brim."),
@@ -451,25 +445,23 @@ class BucketReceipts(PartReceipts):
             yield
 
     def forget(self, names: Iterable[str]) -> None:
-        gone = set(names)
-        for part, found in list(self.ledgers()) if gone else []:
-            here = gone & found.receipts.keys()
-            if here:
+        forgotten = set(names)
+        for part, copied in list(self.ledgers()) if forgotten else []:
+            in_part = forgotten & copied.receipts.keys()
+            if in_part:
                 folder = self.root / part.folder
                 self._make(folder)
-                write_whole(folder / LEDGER, read_small(self._address, f"{part.folder}/{LEDGER}") or b"")
+                write_whole(folder / LEDGER, self._read(part) or b"")
                 ledger = Ledger(folder)
-                for name in sorted(here):
+                for name in sorted(in_part):
                     ledger.forget(name)
                 ledger.close()
-                with explained(self._address):
-                    key = self._address.key(f"{part.folder}/{LEDGER}")
-                    open_storage(self._address).put_bytes(key, (folder / LEDGER).read_bytes())
+                self._write(part, (folder / LEDGER).read_bytes())
 
 
 @contextmanager
 def _leased(address: Location, folder: Path) -> Iterator[None]:
-    """While nobody else is at a place of the bucket; `folder` is what this machine has of it."""
+    """Hold the lease of a location; `folder` is the local folder of the same run."""
     lease = Lease(address, owner_of(folder), lambda text: None)
     lease.take(lambda: None)
     try:
@@ -481,11 +473,11 @@ def _leased(address: Location, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _hurried() -> Iterator[None]:
-    """What is left to do when a run ends. If it was stopped, a store that is silent is waited for a moment only."""
+    """Run the last steps of a run. If it was stopped, they wait only briefly for a silent store."""
     if not isinstance(sys.exception(), StoppedError | KeyboardInterrupt):
         yield
         return
-    with suppress(StoppedError), interrupted_by(_give_up), leaving(_MOMENT_S):
+    with suppress(StoppedError), interrupted_by(_give_up), stop_delayed(_MOMENT_S):
         yield
 
 
@@ -493,9 +485,9 @@ def _give_up() -> None:
     raise StoppedError("The store does not answer.")
 
 
-def _longer(there: bytes | None, here: bytes) -> bytes:
-    """The ledger that knows more: this machine's own, if it goes on from what the bucket has.
+def _longer(remote: bytes | None, local: bytes) -> bytes:
+    """Return the ledger with more records: the local one, if it continues that of the bucket.
 
-    The bucket has one before there is anything to write into it. If it has none, somebody took the parts away.
+    The bucket has an empty one first. If it has none, the parts were removed.
     """
-    return b"" if there is None else here if here.startswith(there) else there
+    return b"" if remote is None else local if local.startswith(remote) else remote

@@ -85,8 +85,8 @@ def forecast_build(
     if table.files.ranges is not None:
         base += int(table.files.on_disk.paths.nbytes) + 24 * len(table.files.on_disk)
     reader = 0
-    if (ranges := table.files.ranges) is not None and ranges.pieces is not None:
-        base += 3 * 16 * len(ranges.pieces.starts)
+    if (ranges := table.files.ranges) is not None and ranges.segments is not None:
+        base += 3 * 16 * len(ranges.segments.starts)
     if table.files.on_disk.remotes:
         base += OBJECTS_BYTES
         reader = OBJECT_READER_BYTES

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from brim import partition as cuts
 from brim.errors import InputError, InvalidFilesError, SourceError
 from brim.file_set import FileSet, Ints
+from brim.formats.source_reader import remote_file
 from brim.options.groups import CheckFileOptions
 from brim.records import dataclass
 from brim.sizes import format_size
@@ -30,7 +31,8 @@ from brim.sources.folder_tree import (
     is_annex_link,
     pointer_kind,
 )
-from brim.storage.reading import Changed, ObjectPiece, ahead
+from brim.storage.reading import RangeStream
+from brim.storage.storage import ByteRange
 
 _SHOWN = 3
 _BLOCK, _THREADS = 4096, 8
@@ -229,20 +231,14 @@ def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
 def _pointers_in_bucket(files: FileSet, small: Ints) -> Iterator[Refused]:
     """Of objects, only those that are small enough to be pointers are looked at: each takes a request."""
     assert files.bucket is not None
-    assert files.etags is not None
-    bucket, etags = files.bucket, files.etags
+    heads = (next(remote_file(files, number).ranges(0, HEAD_BYTES)) for number in small.tolist())
 
-    def pieces() -> Iterator[ObjectPiece]:
-        for number in small.tolist():
-            size = min(int(files.sizes[number]), HEAD_BYTES)
-            yield ObjectPiece(bucket.key(files.path(number)), 0, size, etags[number].as_py())
+    def replaced_error(_: ByteRange) -> Exception:
+        return files.changed(number, "was replaced or removed after it was listed")
 
-    looked = ahead(bucket, pieces(), requests=_REQUESTS)
+    stream = RangeStream(files.bucket, heads, requests=_REQUESTS, replaced_error=replaced_error)
     for number in small.tolist():
-        try:
-            kind = pointer_kind(next(looked)[1])
-        except Changed:
-            raise files.changed(number, "was replaced or removed after it was listed") from None
+        kind = pointer_kind(bytes(next(stream)[1]))
         if kind is not None:
             yield Refused(kind, files.path(number))
 

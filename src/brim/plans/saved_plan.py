@@ -31,7 +31,7 @@ from brim.records import dataclass
 from brim.safe_names import stays_below
 from brim.sources.file_table import FileColumn, FileTable, Split, flat_numbers
 from brim.state.atomic_files import reason, rename
-from brim.storage.location import Access, Location, parse_bucket_address
+from brim.storage.location import Access, Location, parse_location
 
 _SHARD_FACTS = ("folder", "extension", "splits", "counts")
 _SHARD_COLUMNS = ("starts", "stops", "file_bytes", "value_bytes")
@@ -306,7 +306,7 @@ def _bucket_facts(bucket: Location | None) -> dict[str, Any] | None:
 def _bucket_of(facts: dict[str, Any] | None) -> Location | None:
     if facts is None:
         return None
-    return parse_bucket_address(facts["address"], Access(facts["endpoint"], facts["anonymous"]))
+    return parse_location(facts["address"], Access(facts["endpoint"], facts["anonymous"]))
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

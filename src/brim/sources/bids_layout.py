@@ -152,7 +152,7 @@ class BidsLayout:
             if self.tree.is_folder(name):
                 if name not in _OTHER_FOLDERS:
                     self.left_out[f"the folder {name}/"] += 1
-            elif walk.look(name, name) is not None:
+            elif walk.find(name, name) is not None:
                 self._add_text(name, "")
         self.refused += walk.refused
 

@@ -354,7 +354,7 @@ class MediaColumns:
                     holders[number], starts[number], sizes[number] = _IN_BLOB, blob.append(data), len(data)
                 elif not local or "\0" in local:
                     self.refused.append(Refused("missing", path.replace("\0", "\\0")))
-                elif isinstance(found := self._walk.look(local, path), Folder):
+                elif isinstance(found := self._walk.find(local, path), Folder):
                     self.refused.append(Refused("folder", path))
                 elif found is not None:
                     holders[number], sizes[number] = self.files.container(os.path.abspath(local), found), found.st_size

@@ -1,4 +1,4 @@
-"""Open what is a dataset already: Parquet shards, WebDataset tars, a `datasets.Dataset`, here or far away."""
+"""Open a dataset: Parquet shards, WebDataset tars, a `datasets.Dataset`, local or remote."""
 
 import os
 import re
@@ -18,39 +18,39 @@ from brim.sources.features import features_in
 from brim.sources.file_table import FileTable
 from brim.sources.selection import Origin, Selection, TableOrigin
 from brim.state.scratch import scratch_folder
-from brim.storage.location import Access, is_web_address
+from brim.storage.location import Access, is_dataset_address
 
 
 def open_dataset(
     source: Any, *, config: str | None = None, split: str | None = None, access: Access | None = None
 ) -> Selection:
-    """All rows of a dataset, of which some can be chosen. `config` and `split` name what is read of it."""
+    """Return all rows of a dataset, to choose from. `config` and `split` name the part of it that is read."""
     if isinstance(source, Selection):
         return source
     if isinstance(source, FileTable):
         return Selection(TableOrigin(source), name="the table")
     if not isinstance(source, str | os.PathLike):
         return _of_datasets(source, split)
-    found = find_files(source, config, split, access)
-    name = _shown(found)
+    dataset = find_files(source, config, split, access)
+    name = _shown(dataset)
     reading = {key: value for key, value in (("from_config", config), ("from_split", split)) if value}
     reading["dataset"] = True  # type: ignore[assignment]
-    about = _about(found)
+    about = _about(dataset)
     text = os.fspath(source)
     within = (os.path.abspath(text),) if os.path.isdir(text) else ()
-    if found.format == ".tar":
+    if dataset.format == ".tar":
         from brim.sources.webdataset_source import webdataset_table
 
-        origin: Origin = TableOrigin(webdataset_table(found.files, about), name)
+        origin: Origin = TableOrigin(webdataset_table(dataset.files, about), name)
     else:
         from brim.sources.parquet_source import ParquetOrigin  # folders of files are asked whether they are one too
 
-        origin = ParquetOrigin(name, found.files, about, features_in(found.card, found.config))
+        origin = ParquetOrigin(name, dataset.files, about, features_in(dataset.card, dataset.config))
     return Selection(origin, name=name, reading=reading, within=within)
 
 
 def _choose(query: QueryOptions, rows: Selection) -> Selection:
-    """The rows that are asked for. Columns are left out last, so that others can decide."""
+    """Return the rows of a query. Columns are dropped last, so that they can be used in it."""
     if query.where is not None:
         rows = rows.where(query.where)
     if query.sql is not None:
@@ -73,25 +73,25 @@ def _choose(query: QueryOptions, rows: Selection) -> Selection:
 def selected(
     source: Any, query: QueryOptions, config: str | None = None, split: str | None = None, access: Access | None = None
 ) -> Selection:
-    """What a query chooses of a dataset, or of several with the same columns."""
-    parts = [open_dataset(one, config=config, split=split, access=access) for one in (source, *query.concat)]
+    """Return the rows that a query chooses of a dataset, or of several with the same columns."""
+    parts = [open_dataset(entry, config=config, split=split, access=access) for entry in (source, *query.concat)]
     if not query.concat:
         return _columns(_choose(query, parts[0]), query)
     if not {name for part in parts for name in part.column_names}.issuperset(query.drop):
-        return _columns(parts[0], query)  # it will say which one is not there
-    wanted = [[n for n in _columns(p, replace(query, drop=())).column_names if n not in query.drop] for p in parts]
-    shared = [name for name in parts[0].column_names if name in wanted[0] or _is_shared(name, parts)]
-    if all(sorted(names) == sorted(wanted[0]) for names in wanted):
-        parts = [part.columns(shared) for part in parts]  # rows may be chosen by what is left out in the end
+        return _columns(parts[0], query)  # the error names the missing column
+    columns = [[n for n in _columns(p, replace(query, drop=())).column_names if n not in query.drop] for p in parts]
+    shared = [name for name in parts[0].column_names if name in columns[0] or _is_shared(name, parts)]
+    if all(sorted(names) == sorted(columns[0]) for names in columns):
+        parts = [part.columns(shared) for part in parts]  # a query may use columns that are dropped finally
     else:
-        parts = [part.columns(names) for part, names in zip(parts, wanted, strict=True)]
+        parts = [part.columns(names) for part, names in zip(parts, columns, strict=True)]
     rows = _choose(query, parts[0].concat(*parts[1:]))
-    return rows if rows.column_names == wanted[0] else rows.columns(wanted[0])
+    return rows if rows.column_names == columns[0] else rows.columns(columns[0])
 
 
 def _is_shared(name: str, parts: Sequence[Selection]) -> bool:
     features = [(part.features or {}).get(name) for part in parts]
-    return features[0] is not None and all(one == features[0] for one in features)
+    return features[0] is not None and all(entry == features[0] for entry in features)
 
 
 def _columns(rows: Selection, query: QueryOptions) -> Selection:
@@ -99,23 +99,22 @@ def _columns(rows: Selection, query: QueryOptions) -> Selection:
     return rows.drop(query.drop) if query.drop else rows
 
 
-def _shown(found: DatasetFiles) -> str:
-    """What may be published: no path of this machine."""
-    text = found.name.rstrip("/")
+def _shown(dataset: DatasetFiles) -> str:
+    """Return the name that may be published: no path of this machine."""
+    text = dataset.name.rstrip("/")
     if "://" not in text:
         return os.path.basename(os.path.abspath(text))
     text = text.partition("?")[0]
-    return f"{text.partition('@')[0]}@{found.revision}" if found.revision else text
+    return f"{text.partition('@')[0]}@{dataset.revision}" if dataset.revision else text
 
 
-def _about(found: DatasetFiles) -> Mapping[str, Any]:
-    """What the card says that goes along with the rows."""
-    card, about = found.card, dict[str, Any]()
+def _about(dataset: DatasetFiles) -> Mapping[str, Any]:
+    """Return the fields of the card that are published with the rows."""
+    card, about = dataset.card, dict[str, Any]()
     if isinstance(card.get("pretty_name"), str):
         about["Name"] = card["pretty_name"]
-    said = card.get("license")
-    if said:
-        about["License"] = ", ".join(map(str, said)) if isinstance(said, list) else str(said)
+    if licenses := card.get("license"):
+        about["License"] = ", ".join(map(str, licenses)) if isinstance(licenses, list) else str(licenses)
         if about["License"] == "other" and card.get("license_name"):
             about["License"] = str(card["license_name"])
         if card.get(LICENSES):
@@ -135,7 +134,7 @@ def _of_datasets(dataset: Any, split: str | None) -> Selection:
 
 
 class _Keeper:
-    """A folder that goes when nobody wants the table any more."""
+    """A folder that is removed with the last reference to the table."""
 
     def __init__(self, folder: str) -> None:
         self._finalizer = weakref.finalize(self, _remove, folder)
@@ -148,8 +147,8 @@ def _remove(folder: str) -> None:
 
 
 def is_dataset(path: str) -> bool:
-    """Whether a path leads to a dataset that holds its files, and not to files or to a table that names them."""
-    if is_web_address(path):
+    """Return whether a path leads to a dataset that holds its files, and not to files or to a table that names them."""
+    if is_dataset_address(path):
         return True
     if os.path.isdir(path):
         inside = [name for name in os.listdir(path) if not name.startswith(".")]
@@ -175,7 +174,7 @@ def _has_content(path: str) -> bool:
     except ValueError:
         return False
     except OSError as error:
-        if error.errno:  # the disk's, and no matter of what is in the file
+        if error.errno:  # of the disk, not of the content
             raise
         return False
     from brim.sources.dataset_shard import content_column

@@ -16,7 +16,7 @@ from brim.sources.remote_tree import ObjectTree
 from brim.sources.source_options import SourceOptions
 from brim.sources.table_source import table_source
 from brim.state.atomic_files import reason, refuse_more_files
-from brim.storage.location import is_bucket_address, is_web_address, parse_bucket_address
+from brim.storage.location import is_dataset_address, is_remote, parse_location
 
 if TYPE_CHECKING:  # BIDS and recipes are loaded for folders that have to do with them
     from brim.sources.recipe import Recipe
@@ -38,10 +38,10 @@ def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileT
 
 def _read(path: str, options: SourceOptions) -> FileTable:
     asked = options.dataset or options.from_config or options.from_split or options.steps
-    if asked or is_web_address(path) or (is_dataset(path) and not _is_for_files(options)):
+    if asked or is_dataset_address(path) or (is_dataset(path) and not _is_for_files(options)):
         return _read_dataset(path, options)
-    if is_bucket_address(path):
-        objects = ObjectTree.listed(parse_bucket_address(path, options.access))
+    if is_remote(path):
+        objects = ObjectTree.listed(parse_location(path, options.access))
         return _read_folder(objects, options) if len(objects) else _read_table(path, options)
     if "://" in path:
         raise SourceError(

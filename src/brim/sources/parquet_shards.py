@@ -20,11 +20,12 @@ from brim.file_set import Ints
 from brim.formats.file_views import FileView
 from brim.formats.range_readers import LocalFile, Readable
 from brim.formats.shard_listing import ShardListing
-from brim.sources.dataset_files import DatasetFile, RemoteShard, fetch_together, open_together
+from brim.sources.dataset_files import DatasetFile, RemoteShard, open_together
 from brim.sources.dataset_shard import BROKEN, DatasetShard, broken
 from brim.sources.features import NoFeature, feature_of, feature_of_type, fits_type, kind_of
 from brim.sources.file_table import Split
 from brim.sources.hive_partitions import partition_array, partition_fields
+from brim.storage.reading import fetch_together
 
 
 class ParquetShards:

@@ -22,7 +22,7 @@ from brim.file_set import FileSet, FileSetBuilder, Stat
 from brim.sources.file_table import Refused, one_array
 from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk
 from brim.sources.remote_tree import ObjectTree
-from brim.storage.location import ADDRESSES, Access, Location, is_bucket_address, parse_bucket_address
+from brim.storage.location import BUCKET_ADDRESSES, Access, Location, is_object_address, parse_location
 
 _HOME = re.compile(r"(?:/[^/]+)?/(?:home|homes|Users)/[^/]+(?=/)")  # /home/alice, /Users/alice, /var/home/alice
 _HOME_DEPTH = 3  # slashes of the longest folder that can hold home folders, as in /var/home/
@@ -31,16 +31,16 @@ _HOME_DEPTH = 3  # slashes of the longest folder that can hold home folders, as 
 class Base:
     """Where the relative paths of a table start. A bucket is listed when that is needed, once."""
 
-    def __init__(self, place: str | Location) -> None:
-        self.place = place
+    def __init__(self, location: Location) -> None:
+        self.location = location
 
     @cached_property
     def tree(self) -> Tree:
-        return LocalTree(self.place) if isinstance(self.place, str) else ObjectTree.listed(self.place)
+        return LocalTree(str(self.location)) if self.location.is_local else ObjectTree.listed(self.location)
 
     def has_file(self, path: str) -> bool:
         try:
-            return self.tree.is_there(path) and not self.tree.is_folder(path)
+            return self.tree.exists(path) and not self.tree.is_folder(path)
         except ValueError:  # a zero byte in the text
             return False
 
@@ -92,26 +92,26 @@ def in_one_tree(
     Local paths stay as they are. For objects it is the base, or the folder that all have in common if some are outside
     of it; `fixed` means that the user named the base.
     """
-    names, home = list(columns), base.place if isinstance(base.place, Location) else None
+    names, home = list(columns), None if base.location.is_local else base.location
     if home is None and not any(_has_addresses(rows.column(name)) for name in names):
         return rows, base.tree
     cells = {name: _Paths(rows.column(name)) for name in names}
     paths = dict.fromkeys(path for own in cells.values() for path in own.distinct if path)
-    addresses = [path for path in paths if is_bucket_address(path)]
+    addresses = [path for path in paths if is_object_address(path)]
     if home is None and len(addresses) < len(paths):
-        other = next(path for path in paths if not is_bucket_address(path))
+        other = next(path for path in paths if not is_object_address(path))
         raise SourceError(
             f"The table names objects, such as {addresses[0]!r}, and files of this machine, such as {other!r}.",
             hint="Copy them to one location, or make two tables.",
         )
     bucket, keys = home, dict[str, str]()
     for path in paths:
-        if is_bucket_address(path):
-            address = parse_bucket_address(path, access)
+        if is_object_address(path):
+            address = parse_location(path, access)
             bucket = bucket or address
-            if (address.scheme, address.bucket) != (bucket.scheme, bucket.bucket):
+            if (address.scheme, address.container) != (bucket.scheme, bucket.container):
                 raise SourceError(
-                    f"The table names objects of several buckets: {bucket.bucket!r} and {address.bucket!r}.",
+                    f"The table names objects of several buckets: {bucket.container!r} and {address.container!r}.",
                     hint="Make a table for each bucket.",
                 )
             keys[path] = address.prefix
@@ -136,7 +136,7 @@ def in_one_tree(
 
 
 def _has_addresses(column: pa.ChunkedArray) -> bool:
-    pattern = f"^({'|'.join(ADDRESSES)})"
+    pattern = f"^({'|'.join(BUCKET_ADDRESSES)})"
     chunks = (chunk.flatten() if has_text_lists(chunk.type) else chunk for chunk in column.chunks)
     texts = (chunk.cast(pa.large_string()) for chunk in chunks)
     return any(pc.any(pc.match_substring_regex(some, pattern)).as_py() for some in texts)
@@ -154,14 +154,14 @@ def number_files(
             shown = path.replace("\0", "\\0")
             walk.refused.append(Refused("url" if "://" in path else "missing", shown))
             continue
-        stat = walk.look(path, path)
+        stat = walk.find(path, path)
         if isinstance(stat, Folder):
             walk.refused.append(Refused("folder", path))
         elif stat is not None:
             found[path] = stat
         elif path in walk.loops:
             walk.refused.append(Refused("missing", path))
-    places = {path: tree.place(path) for path in found}
+    places = {path: tree.canonical_path(path) for path in found}
     root = tree.root if tree.bucket is not None else published_root(tree.root, list(places.values()), fixed_root)
     builder = FileSetBuilder(root, tree.bucket)
     numbers: dict[str, int] = {}  # two spellings of a path are one file

@@ -114,8 +114,8 @@ def as_table(source: Any) -> pa.Table:
         if isinstance(source, pa.Table):
             table = source
         elif type(source).__module__.split(".")[0] == "pandas":
-            named = any(name is not None for name in source.index.names)
-            table = pa.Table.from_pandas(source, preserve_index=named)
+            has_index = any(name is not None for name in source.index.names)
+            table = pa.Table.from_pandas(source, preserve_index=has_index)
         elif isinstance(source, list):
             names = dict.fromkeys(name for row in source for name in row)  # not only those of the first row
             table = pa.table({name: [row.get(name) for row in source] for name in names})

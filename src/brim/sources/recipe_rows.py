@@ -157,7 +157,7 @@ class FolderRows:
 
     def add_file(self, path: str) -> int | None:
         """Add a file, and return its number; None after a note why it cannot be read."""
-        found = self.walk.look(path, path)
+        found = self.walk.find(path, path)
         if isinstance(found, Folder):
             self.walk.refused.append(Refused("folder", path))
         elif found is not None:
@@ -302,7 +302,7 @@ class PatternRows(FolderRows):
                     matches = _part_regex(name).match
                     names = [n for n in self._list(prefix) if matches(n) and self._is_utf8(prefix + n)]
                 else:
-                    names = [name] if not is_last or self.tree.is_there(prefix + name) else []
+                    names = [name] if not is_last or self.tree.exists(prefix + name) else []
                 found += [prefix + n if is_last else f"{prefix}{n}/" for n in names]
             prefixes = found
         return sorted(prefixes, key=natural) if len(prefixes) > 1 else prefixes
@@ -432,7 +432,7 @@ class PatternRows(FolderRows):
 
     def _is_readable(self, path: str, may_be_empty: bool = True) -> bool:
         """Return whether a small file can be read now. If not, the reason is noted in `walk`."""
-        found = self.walk.look(path, path)
+        found = self.walk.find(path, path)
         reason: Any = None
         if found is None:
             reason = "missing" if path in self.walk.loops else None

@@ -1,10 +1,10 @@
-"""What lies below a place in a bucket, as a folder: one listing, kept in columns, looked up by bisection.
+"""The files below a prefix of a bucket, as a folder: one listing, kept in columns, with lookup by bisection.
 
-A bucket has keys and no folders, so these rules make one of the other:
+A bucket has keys and no folders, so these rules map one to the other:
 
-- `a/b` makes a folder `a`. An empty object `a/`, or an empty `a` beside `a/b`, is the mark of a folder and no file.
-- Where `a` holds bytes and `a/b` exists, the folder counts, and a walk refuses the object (its reason is "twin"): no
-  folder on disk could hold both.
+- `a/b` makes a folder `a`. An empty object `a/`, or an empty `a` if `a/b` exists, is the mark of a folder and no file.
+- Where `a` has bytes and `a/b` exists, the folder counts, and a walk refuses the object with the reason "twin": a local
+  folder could not hold both.
 
 Keys are sorted with a zero byte in place of /, which is the order of a walk that sorts the names of each folder.
 """
@@ -18,36 +18,36 @@ import posixpath
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.errors import SourceChangedError
-from brim.file_set import Ints
+from brim.file_set import Ints, Stat
 from brim.memory.release import give_back_heap
 from brim.records import dataclass
 from brim.sources.folder_tree import HEAD_BYTES, MAX_POINTER_BYTES, Absent, Folder, LocalTree, Tree
-from brim.storage.listing import list_objects, stat_objects
-from brim.storage.location import Access, Location, is_bucket_address, parse_bucket_address
-from brim.storage.reading import Changed, ObjectPiece, ahead, cut
-from brim.storage.storage import ObjectStat
+from brim.storage.listing import list_files, stat_files
+from brim.storage.location import Access, Location, is_remote, parse_location
+from brim.storage.reading import RangeStream, RemoteFile
+from brim.storage.storage import ByteRange, FileInfo
 
 _BLOCK = 65536
-_MARK = -1  # the size of what is the mark of a folder
+_MARK = -1  # the size of the mark of a folder
 _SMALL_BYTES = 1 << 20  # a larger file is not asked for ahead of others
-_BUFFER_BYTES = 32 << 20  # of files that came and were not asked for yet
-_REQUESTS = 64  # of small files, at a time
+_BUFFER_BYTES = 32 << 20  # of received files that were not read yet
+_REQUESTS = 64  # for small files, at a time
 _TO_NORMALISE = re.compile(r"/$|//|(^|/)\.\.?(/|$)")
 
 
 def tree_of(source: str | Tree, access: Access) -> Tree:
-    """The tree at a path or an address."""
+    """Return the tree at a path or an address."""
     if not isinstance(source, str):
         return source
-    if is_bucket_address(source):
-        return ObjectTree.listed(parse_bucket_address(source, access))
+    if is_remote(source):
+        return ObjectTree.listed(parse_location(source, access))
     return LocalTree(os.path.abspath(source))
 
 
@@ -61,8 +61,8 @@ class _Texts:
         self._data = memoryview(data if data is not None else b"").cast("B")
         self._ends = memoryview(offsets if offsets is not None else bytes(8)).cast("B").cast("q")
 
-    def __getitem__(self, at: int) -> bytes:
-        return bytes(self._data[self._ends[at] : self._ends[at + 1]])
+    def __getitem__(self, index: int) -> bytes:
+        return bytes(self._data[self._ends[index] : self._ends[index + 1]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,111 +76,107 @@ class _Listing:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def key(self, at: int) -> bytes:
-        return self.keys[at]
+    def key(self, index: int) -> bytes:
+        return self.keys[index]
 
     def find(self, key: bytes, low: int = 0, high: int | None = None) -> int:
-        """Where a key is, or would be."""
+        """Return the index of a key, or the index to insert it."""
         return bisect_left(range(len(self)), key, low, len(self) if high is None else high, key=self.key)
 
-    def holds(self, at: int, folder: bytes) -> bool:
-        """Whether what is at this place lies in a folder."""
-        return at < len(self) and self.key(at).startswith(folder + b"\0")
+    def is_inside(self, index: int, folder: bytes) -> bool:
+        """Return whether the key at an index lies in a folder."""
+        return index < len(self) and self.key(index).startswith(folder + b"\0")
 
-    def stat(self, at: int) -> ObjectStat:
-        return ObjectStat(self.sizes[at], self.etags[at].decode())
+    def stat(self, index: int) -> FileInfo:
+        return FileInfo(self.sizes[index], self.etags[index].decode())
 
 
-class ObjectTree:
+class ObjectTree(Tree):
     """A folder of objects. The listing is shared by the trees below."""
 
     def __init__(self, address: Location, listing: _Listing, prefix: str = "") -> None:
-        self.bucket: Location | None = address
-        self.root = str(address)
-        self._address, self._listing = address, listing
+        super().__init__(str(address))
+        self.bucket, self._address, self._listing = address, address, listing
         self._prefix = prefix  # with a slash at the end
-        self._next = 0  # where the next look probably finds what it wants
-        self._coming: set[str] = set()
-        self._stream: Iterator[tuple[ObjectPiece, bytes]] = iter(())
-        self._came: dict[str, bytes] = {}
-        self._came_bytes = 0
+        self._next = 0  # where the next look probably finds its path
+        self._expected: set[str] = set()
+        self._stream: RangeStream | None = None
+        self._received: dict[str, bytes] = {}
+        self._received_bytes = 0
         self._last = ("", b"")
 
     @classmethod
     def listed(cls, address: Location) -> ObjectTree:
-        """Everything below an address; nothing if nothing is there."""
-        return cls(address, _listing(list_objects(address), address))
+        """List everything below an address; it may be empty."""
+        return cls(address, _listing(list_files(address), address))
 
     @classmethod
-    def of(cls, address: Location, found: Iterable[tuple[str, ObjectStat]]) -> ObjectTree:
-        """A folder of which these objects are known, and nothing else."""
-        return cls(address, _pack(found))
+    def of(cls, address: Location, files: Iterable[tuple[str, FileInfo]]) -> ObjectTree:
+        """Return a folder with these objects."""
+        return cls(address, _pack(files))
 
     def __len__(self) -> int:
         return len(self._listing)
 
-    @property
-    def shown(self) -> str:
-        return self.root
-
     def top(self) -> Folder:
         return Folder()
 
-    def look(self, path: str) -> ObjectStat | Folder | Absent:
-        at, found = self._find(path)
-        if isinstance(found, Folder):
-            return found
-        return self._listing.stat(at) if found else "missing"
+    def find(self, path: str) -> FileInfo | Folder | Absent:
+        index, entry = self._find(path)
+        if isinstance(entry, Folder):
+            return entry
+        return self._listing.stat(index) if entry else "missing"
 
     def _find(self, path: str) -> tuple[int, Folder | bool]:
-        """Where in the listing something is; whether it is there, or is a folder."""
+        """Return the index of a path in the listing, and the folder, or whether it is a file."""
         key = self._key(path)
         if key is None:
             return 0, False
         if not key:
             return 0, Folder()
         listing = self._listing
-        near = self._next
-        at = near if near < len(listing) and listing.key(near) == key else listing.find(key)
-        self._next = at + 1
-        if at == len(listing) or listing.key(at) != key:
-            return at, Folder() if listing.holds(at, key) else False
-        if listing.sizes[at] == _MARK or listing.holds(at + 1, key):
-            return at, Folder(twin=listing.sizes[at] > 0)
-        return at, True
+        index = self._next
+        if index >= len(listing) or listing.key(index) != key:
+            index = listing.find(key)
+        self._next = index + 1
+        if index == len(listing) or listing.key(index) != key:
+            return index, Folder() if listing.is_inside(index, key) else False
+        if listing.sizes[index] == _MARK or listing.is_inside(index + 1, key):
+            return index, Folder(is_file_too=listing.sizes[index] > 0)
+        return index, True
 
     def _key(self, path: str) -> bytes | None:
-        """What a path is called in the listing; None if it leads out of the tree."""
+        """Return the key of a path in the listing; None if it leads out of the tree."""
         if path.startswith("/") or "\0" in path:
             return None
         if not path or _TO_NORMALISE.search(path):
             path = posixpath.normpath(path)
             if path == ".." or path.startswith("../"):
                 return None
-        whole = self._prefix + path if path != "." else self._prefix.rstrip("/")
-        return whole.replace("/", "\0").encode("utf-8", "surrogateescape")
+        full = self._prefix + path if path != "." else self._prefix.rstrip("/")
+        return full.replace("/", "\0").encode("utf-8", "surrogateescape")
 
     def _children(self, folder: str) -> Iterator[tuple[str, bool]]:
-        """(name, whether it is a folder) of what is in a folder, sorted."""
+        """Yield (name, whether it is a folder) of the entries of a folder, sorted."""
         listing, key = self._listing, self._key(folder)
         if key is None:
             return
         start = key + b"\0" if key else b""
-        at = listing.find(start)
-        end = listing.find(key + b"\x01", at) if key else len(listing)
-        self._next = at
-        while at < end:
-            name, slash, _ = listing.key(at)[len(start) :].partition(b"\0")
-            inside = bool(slash) or listing.holds(at + 1, start + name)
-            yield name.decode(), inside or listing.sizes[at] == _MARK
-            at = listing.find(start + name + b"\x01", at, end) if inside else at + 1
+        index = listing.find(start)
+        end = listing.find(key + b"\x01", index) if key else len(listing)
+        self._next = index
+        while index < end:
+            name, slash, _ = listing.key(index)[len(start) :].partition(b"\0")
+            inside = bool(slash) or listing.is_inside(index + 1, start + name)
+            yield name.decode(), inside or listing.sizes[index] == _MARK
+            index = listing.find(start + name + b"\x01", index, end) if inside else index + 1
 
     def names(self, folder: str) -> list[str]:
-        found = [name for name, _ in self._children(folder)]
-        if not found and not self.is_folder(folder):
+        names = [name for name, _ in self._children(folder)]
+        if not names and not self.is_folder(folder):
             number = errno.ENOTDIR if self.is_file(folder) else errno.ENOENT
             raise OSError(number, os.strerror(number), folder)
-        return found
+        return names
 
     def walk(self, folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
         folder = folder.strip("/")
@@ -192,98 +188,70 @@ class ObjectTree:
         for name in folders:
             yield from self.walk(f"{folder}/{name}" if folder else name)
 
-    def is_there(self, path: str) -> bool:
-        return bool(self._find(path)[1])
-
-    def is_folder(self, path: str) -> bool:
-        return isinstance(self._find(path)[1], Folder)
-
-    def is_file(self, path: str) -> bool:
-        return self._find(path)[1] is True
-
-    def is_link(self, path: str) -> bool:
-        return False
-
-    def may_read(self, path: str) -> bool:
-        """Nobody knows before it is tried, and a request for each file would take long."""
-        return True
-
-    def size(self, path: str) -> int:
-        return self._stat(path).st_size
-
-    def _stat(self, path: str) -> ObjectStat:
-        found = self.look(path)
-        if isinstance(found, ObjectStat):
-            return found
-        number = errno.EISDIR if isinstance(found, Folder) else errno.ENOENT
-        raise OSError(number, os.strerror(number), path)
-
     def head(self, path: str) -> bytes:
-        stat = self._stat(path)
-        if stat.st_size <= MAX_POINTER_BYTES or path in self._coming or path in self._came:
+        info = self.stat(path)
+        if info.st_size <= MAX_POINTER_BYTES or path in self._expected or path in self._received:
             return self._read(path)[:HEAD_BYTES]
-        return self._fetched(path, stat, HEAD_BYTES)
+        return self._fetch(path, HEAD_BYTES)
 
     def open(self, path: str) -> BinaryIO:
         return io.BytesIO(self._read(path))
 
-    def text(
-        self, path: str, encoding: str = "utf-8-sig", errors: str = "strict", newline: str | None = None
-    ) -> TextIO:
-        return io.TextIOWrapper(self.open(path), encoding=encoding, errors=errors, newline=newline)
-
     def _read(self, path: str) -> bytes:
         if self._last[0] == path:
             return self._last[1]
-        stat = self._stat(path)
-        data = self._came.pop(path, None)
+        size = self.size(path)
+        data = self._received.pop(path, None)
         if data is not None:
-            self._came_bytes -= len(data)
+            self._received_bytes -= len(data)
         else:
-            data = self._arrived(path) if path in self._coming else self._fetched(path, stat, stat.st_size)
-        self._last = (path, data) if stat.st_size <= _SMALL_BYTES else ("", b"")
+            data = self._receive(path) if path in self._expected else self._fetch(path, size)
+        self._last = (path, data) if size <= _SMALL_BYTES else ("", b"")
         return data
 
-    def _fetched(self, path: str, stat: ObjectStat, size: int) -> bytes:
-        pieces = cut(self._address.key(posixpath.normpath(path)), 0, min(size, stat.st_size), stat.etag)
-        try:
-            return b"".join(data for _, data in ahead(self._address, pieces))
-        except Changed:
-            raise _changed(path) from None
+    def _fetch(self, path: str, size: int) -> bytes:
+        file = self._file(posixpath.normpath(path), self.stat(path))
+        ranges = file.ranges(0, min(size, file.size))
+        return b"".join(view for _, view in RangeStream(self._address, ranges, replaced_error=_replaced_error))
+
+    def _file(self, path: str, info: Stat) -> RemoteFile:
+        return RemoteFile(self._address, path, info.st_size, getattr(info, "etag", ""))
 
     def expect(self, paths: Iterable[str]) -> None:
-        stats = {path: found for path in dict.fromkeys(paths) if isinstance(found := self.look(path), ObjectStat)}
-        few = {path: stat for path, stat in stats.items() if stat.st_size <= _SMALL_BYTES and path not in self._came}
-        keys = (ObjectPiece(self._address.key(path), 0, stat.st_size, stat.etag) for path, stat in few.items())
-        self._stream = ahead(self._address, keys, requests=_REQUESTS)
-        self._coming = set(few)
+        infos = {path: info for path in dict.fromkeys(paths) if isinstance(info := self.find(path), FileInfo)}
+        files = [
+            self._file(path, info)
+            for path, info in infos.items()
+            if info.st_size <= _SMALL_BYTES and path not in self._received
+        ]
+        if self._stream is not None:
+            self._stream.close()
+        ranges = (ByteRange(file.name, 0, file.size, file.version) for file in files)
+        self._stream = RangeStream(self._address, ranges, requests=_REQUESTS, replaced_error=_replaced_error)
+        self._expected = {file.name for file in files}
 
-    def _arrived(self, path: str) -> bytes:
-        """What was asked for ahead. What comes before it is kept for a while."""
-        skip = len(self._address.key("x")) - 1
-        try:
-            for piece, data in self._stream:
-                came = piece.key[skip:]
-                self._coming.discard(came)
-                if came == path:
-                    return data
-                self._came[came] = data
-                self._came_bytes += len(data)
-                while self._came_bytes > _BUFFER_BYTES:
-                    self._came_bytes -= len(self._came.pop(next(iter(self._came))))
-        except Changed as error:
-            raise _changed(error.facts["path"][skip:]) from None
-        raise AssertionError("what is expected comes")
+    def _receive(self, path: str) -> bytes:
+        """Return a file that was requested ahead. Those that precede it are kept for a while."""
+        for byte_range, view in self._stream or ():
+            self._expected.discard(byte_range.name)
+            if byte_range.name == path:
+                return bytes(view)
+            self._received[byte_range.name] = bytes(view)
+            self._received_bytes += len(view)
+            while self._received_bytes > _BUFFER_BYTES:
+                self._received_bytes -= len(self._received.pop(next(iter(self._received))))
+        raise AssertionError("an expected file is received")
 
     def below(self, folder: str) -> ObjectTree:
         folder = folder.strip("/")
-        return ObjectTree(self._address.below(folder), self._listing, f"{self._prefix}{folder}/") if folder else self
+        return ObjectTree(self._address.child(folder), self._listing, f"{self._prefix}{folder}/") if folder else self
 
-    def place(self, path: str) -> str:
+    def canonical_path(self, path: str) -> str:
         return posixpath.normpath(path)
 
 
-def _changed(path: str) -> SourceChangedError:
+def _replaced_error(byte_range: ByteRange) -> SourceChangedError:
+    path = byte_range.name
     return SourceChangedError(
         f"The source file {path!r} was replaced or removed after it was listed.",
         hint="Make sure nothing is modifying the source, then run the same command again.",
@@ -291,36 +259,36 @@ def _changed(path: str) -> SourceChangedError:
     )
 
 
-def _listing(found: Iterable[tuple[str, ObjectStat]], address: Location) -> _Listing:
-    """What the store lists, in order, with marks of folders told from empty files."""
-    listing = _pack(found)
-    alone = []
-    for at in np.flatnonzero(np.asarray(listing.sizes) == 0).tolist():
-        if listing.holds(at + 1, listing.key(at)):
-            listing.sizes[at] = _MARK
+def _listing(files: Iterable[tuple[str, FileInfo]], address: Location) -> _Listing:
+    """Sort the listing of a store, and mark the empty objects that are marks of folders."""
+    listing = _pack(files)
+    empty = []
+    for index in np.flatnonzero(np.asarray(listing.sizes) == 0).tolist():
+        if listing.is_inside(index + 1, listing.key(index)):
+            listing.sizes[index] = _MARK
         else:
-            alone.append(at)
-    # `a/` is listed as `a`, which is there to be asked for only if it is a file.
-    names = (listing.key(at).decode().replace("\0", "/") for at in alone)
-    for at, stat in zip(alone, stat_objects(address, names), strict=True):
-        if stat is None:
-            listing.sizes[at] = _MARK
+            empty.append(index)
+    # `a/` is listed as `a`, which exists only if it is a file.
+    names = (listing.key(index).decode().replace("\0", "/") for index in empty)
+    for index, info in zip(empty, stat_files(address, names), strict=True):
+        if info is None:
+            listing.sizes[index] = _MARK
     return listing
 
 
-def _pack(found: Iterable[tuple[str, ObjectStat]]) -> _Listing:
+def _pack(files: Iterable[tuple[str, FileInfo]]) -> _Listing:
     keys: list[pa.Array] = [pa.array([], pa.large_string())]
     etags: list[pa.Array] = [pa.array([], pa.large_string())]
     sizes: list[Ints] = [np.zeros(0, np.int64)]
-    block: list[tuple[str, ObjectStat]] = []
+    block: list[tuple[str, FileInfo]] = []
 
     def pack() -> None:
         keys.append(pa.array([name.replace("/", "\0") for name, _ in block], pa.large_string()))
-        etags.append(pa.array([stat.etag for _, stat in block], pa.large_string()))
-        sizes.append(np.array([stat.st_size for _, stat in block], np.int64))
+        etags.append(pa.array([info.etag for _, info in block], pa.large_string()))
+        sizes.append(np.array([info.st_size for _, info in block], np.int64))
         block.clear()
 
-    for entry in found:
+    for entry in files:
         block.append(entry)
         if len(block) == _BLOCK:
             pack()
@@ -328,7 +296,7 @@ def _pack(found: Iterable[tuple[str, ObjectStat]]) -> _Listing:
     all_keys, all_sizes = pa.concat_arrays(keys), np.concatenate(sizes)
     keys.clear()
     by_key: Any = pa.table({"key": all_keys, "size": all_sizes})
-    # `a` and the mark `a/` are listed under one name: what has bytes comes first and stays.
+    # `a` and the mark `a/` are listed under one name: the one with bytes comes first and stays.
     order = pc.sort_indices(by_key, sort_keys=[("key", "ascending"), ("size", "descending")])
     sorted_keys = all_keys.take(order)
     fresh = np.ones(len(sorted_keys), bool)

@@ -11,7 +11,6 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,8 +34,8 @@ from brim.sources.read_table import as_table, read_table
 from brim.sources.remote_tree import ObjectTree
 from brim.sources.source_options import SourceOptions, check_split
 from brim.sources.table_spool import mapped_columns, spooled
-from brim.storage.listing import stat_object
-from brim.storage.location import is_bucket_address, parse_bucket_address
+from brim.storage.listing import stat_file
+from brim.storage.location import folder_location, is_object_address, parse_location
 
 _SAMPLE = 64
 _MOST_CLASSES = 100_000  # their names are written to every shard
@@ -50,7 +49,7 @@ def table_source(source: Any, options: SourceOptions, features: Any = None) -> F
         raise SourceError("The table has no rows.", hint="There is nothing to build.")
     if options.root:
         root = str(options.root)
-        base = Base(parse_bucket_address(root, options.access) if is_bucket_address(root) else os.path.abspath(root))
+        base = Base(parse_location(root, options.access) if is_object_address(root) else folder_location(root))
     for name in options.drop:
         _need_column(rows, name, "--drop")
     rows = rows.drop_columns(list(options.drop)) if options.drop else rows
@@ -80,18 +79,17 @@ def table_source(source: Any, options: SourceOptions, features: Any = None) -> F
 def _read(source: Any, options: SourceOptions) -> tuple[pa.Table, Base]:
     """Return a table, and where its relative paths start."""
     if not isinstance(source, str | os.PathLike):
-        return as_table(source), Base(os.getcwd())
+        return as_table(source), Base(folder_location(os.getcwd()))
     text = os.fspath(source)
-    if not is_bucket_address(text):
+    if not is_object_address(text):
         path = os.path.abspath(text)
-        return read_table(path, memory=options.memory), Base(os.path.dirname(path))
-    address = parse_bucket_address(text, options.access)
-    found = stat_object(address)
+        return read_table(path, memory=options.memory), Base(folder_location(os.path.dirname(path)))
+    address = parse_location(text, options.access)
+    found = stat_file(address)
     if found is None:
         raise SourceError(f"{address} does not exist.", hint="Check the bucket and the prefix.", path=str(address))
-    folder, _, name = address.prefix.rpartition("/")
-    place = replace(address, prefix=folder)
-    return read_table(name, ObjectTree.of(place, [(name, found)]), options.memory), Base(place)
+    name, folder = address.prefix.rpartition("/")[2], address.parent
+    return read_table(name, ObjectTree.of(folder, [(name, found)]), options.memory), Base(folder)
 
 
 def _unnamed_files(table: FileTable, source: Any, options: SourceOptions) -> Unmatched | None:
@@ -240,7 +238,7 @@ def _guess_columns(rows: pa.Table, base: Base) -> dict[str, FileColumn]:
         if not has_text(field.type) and not has_text_lists(field.type):
             continue
         sample = _sample(rows.column(field.name))
-        existing = [path for path in sample if is_bucket_address(path) or base.has_file(path)]
+        existing = [path for path in sample if is_object_address(path) or base.has_file(path)]
         if sample and 2 * len(existing) >= len(sample):
             columns[field.name] = FileColumn(_kind_of(sample), has_text_lists(field.type), guessed=True)
         elif sample and all(kind_of(path) != "file" for path in sample):

@@ -25,11 +25,12 @@ from brim.formats.parquet_values import ChunkReader, FoundValues, NotLocated
 from brim.formats.range_readers import Readable
 from brim.formats.shard_listing import ListedValues, locate_listed
 from brim.records import dataclass
-from brim.sources.dataset_files import RemoteShard, fetch_together, fetched
+from brim.sources.dataset_files import RemoteShard
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
 from brim.sources.file_table import one_array
 from brim.sources.remote_values import ChunkShape, FarChunk, FarCopy, fetched_ranges, in_pieces
 from brim.sources.value_spool import ValueSpool, decode_chunk
+from brim.storage.reading import fetch_ranges, fetch_together
 
 FETCHED_BYTES = 256_000_000  # at most, of the chosen pages of a remote shard
 COPIED_BYTES = 4_000_000_000  # at most, of those of all shards
@@ -247,7 +248,7 @@ class ShardValues:
         own = files[~in_spool]
         if copy is not None and len(own):
             # All pieces of a value were fetched with its page.
-            is_copied = (starts[own] < 0) | copy.holds(starts[own], starts[own] + sizes[own])
+            is_copied = (starts[own] < 0) | copy.contains(starts[own], starts[own] + sizes[own])
             copied, own = own[is_copied], own[~is_copied]
             holders[copied] = stores.in_copy
             starts[copied] = np.where(starts[copied] < 0, starts[copied], starts[copied] + copy.base)
@@ -317,7 +318,7 @@ def fetch_chosen(shards: Sequence[ShardValues], stores: ValueStores) -> None:
             stores.copy.write_at(copy.base + start, data)
         bases[remote] = copy.base
         wanted.append((remote, in_pieces(needed)))
-    for remote, start, data in fetched(wanted):
+    for remote, start, data in fetch_ranges(wanted):
         stores.copy.write_at(bases[remote] + start, data)
     with ThreadPoolExecutor(_THREADS, "brim-look") as pool:
         for values, remote in remotes:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim import partition as cuts
-from brim.file_set import Pieces
+from brim.file_set import Segments
 from brim.formats.file_views import FileView
 from brim.formats.nested_values import map_leaves
 from brim.formats.parquet_footer import Leaf
@@ -108,7 +108,7 @@ def decode_chunk(file: Readable, group: int, leaf: Leaf, spool: Spooling) -> Fou
     columns = [np.concatenate([none, *part]) for part in parts]
     return FoundValues(
         columns[0], columns[1].astype(np.uint8), columns[2].astype(np.uint8), np.ones(len(sizes), bool),
-        np.array(starts, np.int64), np.array(sizes, np.int64), Pieces(np.zeros(1, np.int64), none, none),
+        np.array(starts, np.int64), np.array(sizes, np.int64), Segments(np.zeros(1, np.int64), none, none),
     )  # fmt: skip
 
 

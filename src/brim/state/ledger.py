@@ -1,11 +1,10 @@
 """The ledger: an append-only file of receipts that survives any crash.
 
-A `RecordLog` (record_log.py): a shard whose line is torn or damaged is done again. A finished job's ledger is
-rewritten in order, so that it depends on what was built and not on what was interrupted. It holds no path of this
-machine and no secret: it may travel with the folder it describes.
+It is a `RecordLog` (record_log.py): a shard whose line is torn or damaged is written again. The ledger of a finished
+job is rewritten in order, so that it depends on the result and not on interruptions. It contains no path of this
+machine and no secret, because it may be copied with the folder that it describes.
 
-A receipt with a `boot` is of a file that was written and not synced: it counts until the machine that wrote it stops,
-and in another boot it is as if it had not been written. Nothing but a cache has such receipts.
+Version 0.1 wrote receipts of cache files before it synced them (`unsynced`): these files must be checked once.
 """
 
 from __future__ import annotations
@@ -17,21 +16,20 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from brim.errors import DestinationError
-from brim.memory.meter import boot_id
 from brim.records import dataclass
 from brim.safe_names import is_file_name, stays_below
-from brim.state.atomic_files import reason, record_line, write_whole
-from brim.state.record_log import RecordLog, broken_line, records_of
+from brim.state.atomic_files import reason, write_whole
+from brim.state.record_log import RecordLog, broken_line, record_line, records_of
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A shard as a destination sees it. `etag` is what a bucket called its content when it was sent."""
+    """What a destination needs to know of a shard. `etag` is that of the object when it was uploaded."""
 
     name: str
     size: int
@@ -41,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A shard is done: what it is called, what it holds, what it was made of."""
+    """A finished shard or unit: its name, its content, and digests of its source."""
 
     name: str
     split: str
@@ -51,9 +49,8 @@ class Receipt:
     key: str
     mtimes: str
     job: str
-    staged_at: int = 0  # when it was sent to where it is safe only for some hours; 0: it is where it belongs
-    etag: str = ""  # what a bucket calls its content
-    boot: str = ""  # the boot in which its file was written, if it was not synced since
+    staged_at: int = 0  # time of an upload that is kept only for hours until it is committed; 0: it is final
+    etag: str = ""  # of the object in a bucket
     source: str = ""  # of a unit: SHA-256 of the source bytes that it read
 
     @property
@@ -64,8 +61,8 @@ class Receipt:
 Each = TypeVar("Each")
 
 
-class Lazy(Sequence[Each], Generic[Each]):
-    """What is made of names, whenever it is asked for and not before: a million would take much memory at once."""
+class LazySequence(Sequence[Each], Generic[Each]):
+    """Values made from names on access: a million of them would need much memory at once."""
 
     def __init__(self, names: Sequence[str], make: Callable[[str], Each]) -> None:
         self._names, self._make = names, make
@@ -74,46 +71,45 @@ class Lazy(Sequence[Each], Generic[Each]):
         return len(self._names)
 
     @overload
-    def __getitem__(self, at: int) -> Each: ...
+    def __getitem__(self, index: int) -> Each: ...
     @overload
-    def __getitem__(self, at: slice) -> Lazy[Each]: ...
-    def __getitem__(self, at: int | slice) -> Each | Lazy[Each]:
-        return Lazy(self._names[at], self._make) if isinstance(at, slice) else self._make(self._names[at])
+    def __getitem__(self, index: slice) -> LazySequence[Each]: ...
+    def __getitem__(self, index: int | slice) -> Each | LazySequence[Each]:
+        names = self._names[index]
+        return self._make(names) if isinstance(names, str) else LazySequence(names, self._make)
 
     def __iter__(self) -> Iterator[Each]:
         return map(self._make, self._names)
 
 
 @dataclass(slots=True)
-class Total:
-    """Of several shards."""
-
+class SplitTotal:
     shards: int = 0
     bytes: int = 0
 
 
-def totals(receipts: Iterable[Receipt]) -> dict[str, Total]:
-    """By split."""
-    found: dict[str, Total] = {}
+def split_totals(receipts: Iterable[Receipt]) -> dict[str, SplitTotal]:
+    """Return the number and the size of the shards of each split."""
+    totals: dict[str, SplitTotal] = {}
     for receipt in receipts:
-        total = found.setdefault(receipt.split, Total())
+        total = totals.setdefault(receipt.split, SplitTotal())
         total.shards += 1
         total.bytes += receipt.size
-    return found
+    return totals
 
 
-# Rows, size, when it was staged, which split and job; two hashes; the lengths of the digest of dates and of the hash of
-# the source, which follow with the ETag.
+# Rows, size, time of staging, number of split and job; two hashes; the lengths of the digest of dates and of the hash
+# of the source, which follow with the ETag.
 _PACKED = struct.Struct("<qqqI32s32sBB")
 _SHARED_AT = struct.calcsize("<qqq")
 
 
 class PackedReceipts(MutableMapping[str, Receipt]):
-    """Receipts by name, in the order in which they came. One is made anew whenever it is asked for."""
+    """Receipts by name, in insertion order, in a compact form: the object is made on access."""
 
     def __init__(self) -> None:
         self._packed: dict[str, bytes | Receipt] = {}
-        self._shared: dict[tuple[str, str], int] = {}  # splits and jobs, which are few, by number
+        self._shared: dict[tuple[str, str], int] = {}  # numbers of split and job: there are few pairs
         self._pairs: list[tuple[str, str]] = []
 
     def __getitem__(self, name: str) -> Receipt:
@@ -130,9 +126,7 @@ class PackedReceipts(MutableMapping[str, Receipt]):
         self._packed[name] = self._pack(receipt)
 
     def _pack(self, receipt: Receipt) -> bytes | Receipt:
-        """A receipt with other texts than hashes stays what it is."""
-        if receipt.boot:
-            return receipt
+        """Pack a receipt. One with other texts than hashes is kept as an object."""
         texts = (receipt.sha256, receipt.key, receipt.mtimes, receipt.source)
         try:
             hashes = [bytes.fromhex(text) for text in texts]
@@ -164,25 +158,25 @@ class PackedReceipts(MutableMapping[str, Receipt]):
         return self._packed.keys()
 
     def jobs(self) -> set[str]:
-        """The jobs that the receipts are of."""
-        found = self._packed.values()
-        numbers = {each[_SHARED_AT : _SHARED_AT + 4] for each in found if isinstance(each, bytes)}
-        others = {each.job for each in found if isinstance(each, Receipt)}
-        return others | {self._pairs[int.from_bytes(number, "little")][1] for number in numbers}
+        """Return the jobs of all receipts."""
+        values = self._packed.values()
+        numbers = {value[_SHARED_AT : _SHARED_AT + 4] for value in values if isinstance(value, bytes)}
+        jobs = {value.job for value in values if isinstance(value, Receipt)}
+        return jobs | {self._pairs[int.from_bytes(number, "little")][1] for number in numbers}
 
 
 LEDGER = "ledger.jsonl"
 STATE = ".brim"
-_TOGETHER = 10_000  # receipts that are written at once
+_BATCH = 10_000  # receipts per sync
 
 
 _FIELDS = tuple(field.name for field in fields(Receipt))
-_PLANNED = "planned shards"
+_PLANNED_NOTE = "planned shards"
 _NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})(\.\w+)")
 
 
 def shard_pattern(name: str) -> str:
-    """The name of a shard without its number, which all shards of a split share: data/train-*-of-00040.parquet."""
+    """Return the name that all shards of a split share, without their numbers: data/train-*-of-00040.parquet."""
     match = _NUMBERED.fullmatch(name)
     if match is None or int(match[2]) >= int(match[3]):
         return name
@@ -191,7 +185,7 @@ def shard_pattern(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What was asked for: the plan's fingerprint, and the facts it is made of."""
+    """A job: the fingerprint of its plan, and the inputs of the fingerprint (`facts`, as they are called on disk)."""
 
     fingerprint: str
     facts: dict[str, Any]
@@ -201,10 +195,10 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """The source that a computed job has read, to find out later whether its content has changed.
+    """The source that a computed job has read, to detect later changes of its content.
 
     `stamp` is a digest of the dates (or ETags) of all files. `units` has the key, the dates and the hash of the source
-    bytes of each unit, where no receipt of the ledger is one of a unit.
+    bytes of each unit, if the receipts of the ledger are not those of units.
     """
 
     stamp: str
@@ -212,12 +206,12 @@ class SourceRecord:
 
 
 class Ledger:
-    """The receipts of one destination. `job` is the last one begun, `done` whether it was finished, `for_now` whether
-    that holds until the machine stops; `broken` is the number of a line that is damaged, where none can be (a finished
-    ledger is written anew). `damaged` are the files that `verify` found damaged, each with the SHA-256 that it should
-    have: the next build writes them again.
+    """The receipts of one destination. Thread-safe for writing.
 
-    Threads may add to it at the same time.
+    `job` is the last job that was begun, `done` whether it was finished. `broken` is the number of a damaged line of a
+    finished ledger, which is rewritten and should have none. `damaged` are the files that `verify` found damaged, each
+    with its correct SHA-256: the next build writes them again. `unsynced` are receipts of version 0.1 that do not count
+    yet, `finished_unsynced` is whether that version had finished the job.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -227,10 +221,10 @@ class Ledger:
         self.broken = 0
         try:
             self._read(self._log.replay())
-            self.broken = self._log.broken if self.done and not self.for_now else 0
+            self.broken = self._log.broken if self.done else 0
         except (FileNotFoundError, NotADirectoryError):
-            return  # there is none yet
-        except OSError as error:  # it belongs to somebody else, or is a folder
+            return
+        except OSError as error:  # it belongs to another user, or is a folder
             raise DestinationError(
                 f"The ledger {str(self.path)!r} cannot be read: {reason(error)}.",
                 hint="Choose another folder for it with --state-dir=DIR.",
@@ -238,7 +232,7 @@ class Ledger:
 
     @classmethod
     def of(cls, data: bytes) -> Ledger:
-        """A ledger that was published, to read from."""
+        """Return a ledger for reading from the bytes of a manifest."""
         ledger = cls(Path(os.devnull))
         ledger._read(records_of(io.BytesIO(data)))
         ledger.broken = broken_line(io.BytesIO(data))
@@ -246,164 +240,158 @@ class Ledger:
 
     def _read(self, records: Iterable[dict[str, Any]]) -> None:
         self.job: JobRecord | None = None
-        self.done = self.for_now = False
+        self.done = self.finished_unsynced = False
+        self.unsynced: dict[str, Receipt] = {}
         self.source: SourceRecord | None = None  # of a computed job
         self.receipts = PackedReceipts()
-        self.former: dict[str, Receipt] = {}  # by key: shards that were written here and have no receipt any more
-        self._former_names: set[str] = set()
-        self._planned: set[str] = set()  # patterns of the shards of jobs that were begun and not finished
+        self.old_receipts: dict[str, Receipt] = {}  # by key: earlier shards, whose receipts are no longer valid
+        self._old_names: set[str] = set()
+        self._planned_patterns: set[str] = set()  # of the shards of jobs that were begun and not finished
         self._notes: dict[str, Any] = {}
         self.damaged: dict[str, str] = {}
         for record in records:
             try:
-                self._take(record)
+                self._apply(record)
             except (TypeError, KeyError, ValueError):
-                continue  # whole, and not of a ledger that this version knows
+                continue  # undamaged, but not a record that this version knows
 
     @property
     def names(self) -> set[str]:
-        """Every name that a shard ever had here."""
-        return self._former_names | self.receipts.keys()
+        """Every name that a shard of this destination ever had."""
+        return self._old_names | self.receipts.keys()
 
-    def know(self, names: Iterable[str]) -> None:
-        """Names that shards have or had at the destination."""
-        self._former_names |= set(names)
+    def add_names(self, names: Iterable[str]) -> None:
+        """Add names that shards have or had at the destination."""
+        self._old_names |= set(names)
 
-    def planned(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that jobs which were begun here, and have not finished, planned for their shards.
+    def planned_names(self, names: Iterable[str]) -> list[str]:
+        """Return the names that unfinished jobs of this ledger planned for their shards.
 
-        Such a file is brim's own even without a receipt: a run may be killed between the two. Ledgers of earlier
-        versions do not say what was planned; there, the shards with receipts tell.
+        Such a file was written by brim even without a receipt: a run may be killed between the two. Ledgers of earlier
+        versions do not record the planned names; in these, the names of shards with receipts decide.
         """
-        patterns = self._planned | (set() if self.done else set(map(shard_pattern, self.names)))
+        patterns = self._planned_patterns | (set() if self.done else set(map(shard_pattern, self.names)))
         return [name for name in names if shard_pattern(name) in patterns]
 
-    def known(self) -> dict[str, Receipt]:
-        """Every shard that was ever written here, by key."""
-        return self.former | {receipt.key: receipt for receipt in self.receipts.values()}
+    def receipts_by_key(self) -> dict[str, Receipt]:
+        """Return the receipts of all shards that were ever written, by key."""
+        return self.old_receipts | {receipt.key: receipt for receipt in self.receipts.values()}
 
-    def all_of(self, job: str) -> bool:
-        """Whether every shard that was ever written here is one of this job."""
-        return self.receipts.jobs() | {receipt.job for receipt in self.former.values()} <= {job}
+    def has_only(self, job: str) -> bool:
+        """Return whether all shards that were ever written are of this job."""
+        return self.receipts.jobs() | {receipt.job for receipt in self.old_receipts.values()} <= {job}
 
     def agree_with(self, published: bytes) -> None:
-        """The destination is the truth: unless a job is under way here, begin with the ledger that is published."""
-        theirs = Ledger.of(published)
-        known = None if self.job is None else self.job.fingerprint
-        if (known is None or self.done) and known != (None if theirs.job is None else theirs.job.fingerprint):
+        """Replace the receipts by those published at the destination, unless an unfinished job is recorded here."""
+        manifest = Ledger.of(published)
+        fingerprint = None if self.job is None else self.job.fingerprint
+        published_fingerprint = None if manifest.job is None else manifest.job.fingerprint
+        if (fingerprint is None or self.done) and fingerprint != published_fingerprint:
             damaged = self.damaged
             write_whole(self.path, published)
             self._read(records_of(io.BytesIO(published)))
             self.record_damage({name: sha256 for name, sha256 in damaged.items() if name in self.receipts})
-        self.know(theirs.names)
+        self.add_names(manifest.names)
 
-    def _take(self, record: dict[str, Any]) -> None:
+    def _apply(self, record: dict[str, Any]) -> None:
         kind = record.pop("type", None)
         if kind == "job":
             job = JobRecord(**{**record, "left_out": tuple(record.get("left_out", ()))})
             _check_job(job)
             self.job = job
-            self.done = self.for_now = False
+            self.done = False
             self._notes, self.source = {}, None
         elif kind == "source":
-            key_dates_hash = [(str(key), str(dates), str(content)) for key, dates, content in record["units"]]
-            self.source = SourceRecord(str(record["stamp"]), tuple(key_dates_hash))
+            units = [(str(key), str(dates), str(content)) for key, dates, content in record["units"]]
+            self.source = SourceRecord(str(record["stamp"]), tuple(units))
         elif kind == "shard":
+            is_synced = not record.pop("boot", "")
             receipt = Receipt(**record)
             if not _stays_inside(receipt) or not _has_its_types(receipt):
                 raise ValueError(receipt.name)
-            before = self.receipts.get(receipt.name)
-            if before is not None:
-                self.former[before.key] = before
-            if receipt.boot and receipt.boot != boot_id():
+            earlier = self.receipts.get(receipt.name)
+            if earlier is not None:
+                self.old_receipts[earlier.key] = earlier
+            self.unsynced.pop(receipt.name, None)
+            if not is_synced:
                 self.receipts.pop(receipt.name, None)
+                self.unsynced[receipt.name] = receipt
                 return
             self.receipts[receipt.name] = receipt
-            self.former.pop(receipt.key, None)
+            self.old_receipts.pop(receipt.key, None)
             self.damaged.pop(receipt.name, None)
         elif kind == "damaged":
             self.damaged[str(record["name"])] = str(record["sha256"])
+        elif kind == "gone" and record["name"] in self.unsynced:
+            del self.unsynced[record["name"]]
         elif kind == "gone" and record["name"] in self.receipts:
             self.damaged.pop(record["name"], None)
             receipt = self.receipts.pop(record["name"])
-            self.former[receipt.key] = receipt
-            self._former_names.add(receipt.name)
-            self.done = self.for_now = False
+            self.old_receipts[receipt.key] = receipt
+            self._old_names.add(receipt.name)
+            self.done = False
         elif kind == "note":
             self._notes[record["name"]] = record["value"]
-            if record["name"] == _PLANNED:
-                self._planned |= set(record["value"])
+            if record["name"] == _PLANNED_NOTE:
+                self._planned_patterns |= set(record["value"])
         elif kind == "done":
-            self.done, self.for_now = True, False
-        elif kind == "done for now":  # a kind of its own: an older brim, which reads no such receipts, must not take it
-            self.done = self.for_now = record["boot"] == boot_id()
+            self.done = True
+        elif kind == "done for now":
+            self.finished_unsynced = True
 
     def begin(self, job: JobRecord, planned: Iterable[str] = ()) -> None:
-        """Record a job, and in the same write the names of the shards that it plans."""
+        """Record a job, together with the names of the shards that it plans."""
         patterns = sorted({*map(shard_pattern, planned)})
-        note = [{"type": "note", "name": _PLANNED, "value": patterns}] if patterns else []
+        note = [{"type": "note", "name": _PLANNED_NOTE, "value": patterns}] if patterns else []
         with self._lock:
             self._write({"type": "job", **asdict(job)}, *note)
 
     def add(self, receipt: Receipt) -> None:
         self._append(_record_of(receipt))
 
-    def add_all(self, receipts: Iterable[Receipt], lasts: bool = True) -> None:
-        """Many at once: all are on disk when this returns, without a wait for each; not `lasts`, once others are."""
+    def add_all(self, receipts: Iterable[Receipt]) -> None:
+        """Add many receipts with one sync for all."""
         lines = [_record_of(receipt) for receipt in receipts]
-        for start in range(0, len(lines), _TOGETHER):
+        for start in range(0, len(lines), _BATCH):
             with self._lock:
-                self._write(*lines[start : start + _TOGETHER], lasts=lasts)
-
-    @property
-    def unsynced(self) -> list[Receipt]:
-        """Those that count until the machine stops."""
-        with self._lock:
-            return [receipt for receipt in self.receipts.values() if receipt.boot]
-
-    def synced(self, receipts: Iterable[Receipt]) -> None:
-        """The files of these are on disk since; one that was forgotten meanwhile stays so."""
-        with self._lock:
-            known = [receipt for receipt in receipts if self.receipts.get(receipt.name) == receipt]
-            if known:
-                self._write(*(_record_of(replace(receipt, boot="")) for receipt in known))
+                self._write(*lines[start : start + _BATCH])
 
     def record_damage(self, damaged: Mapping[str, str]) -> None:
-        """Note files that are damaged, each with the SHA-256 that it should have."""
+        """Record damaged files, each with its correct SHA-256."""
         new = {name: sha256 for name, sha256 in damaged.items() if self.damaged.get(name) != sha256}
         if new:
             with self._lock:
                 self._write(*({"type": "damaged", "name": name, "sha256": sha256} for name, sha256 in new.items()))
 
     def is_damaged(self, receipt: Receipt) -> bool:
-        """Whether `verify` found that the file of this receipt is damaged."""
+        """Return whether `verify` found that the file of this receipt is damaged."""
         return self.damaged.get(receipt.name) == receipt.sha256
 
     def forget(self, name: str) -> None:
         self._append({"type": "gone", "name": name})
 
     def remember(self, name: str, value: Any) -> None:
-        """Something else that the job needs after a crash."""
+        """Record a value that the job needs after a crash."""
         self.remember_all({name: value})
 
-    def remember_all(self, notes: Mapping[str, Any], lasts: bool = True) -> None:
-        """Several things, with one wait for all; not `lasts`, without."""
+    def remember_all(self, notes: Mapping[str, Any]) -> None:
+        """Record several values with one sync for all."""
         with self._lock:
             new = {name: value for name, value in notes.items() if self._notes.get(name) != value}
             if new:
                 lines = [{"type": "note", "name": name, "value": value} for name, value in new.items()]
-                self._write(*lines, lasts=lasts)
+                self._write(*lines)
 
     def recall(self, name: str) -> Any:
         return self._notes.get(name)
 
-    def read_from(self, source: SourceRecord) -> None:
+    def record_source(self, source: SourceRecord) -> None:
         """Record the source that the job reads."""
         if source != self.source:
             self._append(source_line(source))
 
     def finish(self, receipts: Iterable[Receipt], source: SourceRecord | None = None) -> None:
-        """Write the ledger again: the job and its receipts in order, the source it has read, and that it is done."""
+        """Rewrite the ledger: the job and its receipts in order, its source, and that it is done."""
         if self.job is None:
             raise ValueError("no job has begun")
         self.close()
@@ -411,46 +399,39 @@ class Ledger:
         write_whole(
             self.path, finished_lines(self.job, receipts, [] if self.source is None else [source_line(self.source)])
         )
-        self.done, self.for_now, self.damaged = True, False, {}
-
-    def finish_for_now(self, receipts: Iterable[Receipt], boot: str) -> None:
-        """The job is done with these receipts, which count until the machine stops: `finish` comes after their sync."""
-        kept = {receipt.name for receipt in receipts}
-        with self._lock:
-            gone = [{"type": "gone", "name": name} for name in self.receipts if name not in kept]
-            self._write(*gone, {"type": "done for now", "boot": boot}, lasts=False)
+        self.done, self.damaged = True, {}
 
     def _append(self, record: dict[str, Any]) -> None:
         with self._lock:
             self._write(record)
 
-    def _write(self, *records: dict[str, Any], lasts: bool = True) -> None:
-        self._log.append(*map(_written, records), lasts=lasts)
+    def _write(self, *records: dict[str, Any]) -> None:
+        self._log.append(*map(_written, records))
         for record in records:
-            self._take(json.loads(json.dumps(record)))
+            self._apply(json.loads(json.dumps(record)))
 
     def close(self) -> None:
         self._log.close()
 
 
 def _stays_inside(receipt: Receipt) -> bool:
-    """A folder may come from a stranger with its ledger: no line of it reaches a file outside."""
+    """Return whether the names of a receipt stay inside the folder, which may come from an untrusted source."""
     return stays_below(receipt.name) and (receipt.sha256 == "" or is_file_name(receipt.sha256))
 
 
 def _has_its_types(receipt: Receipt) -> bool:
-    """A checksum may be right over values of other types than a receipt has."""
-    for one in fields(Receipt):
-        value = getattr(receipt, one.name)
-        if one.type == "int" and (type(value) is not int or value < 0):
+    """Return whether the values have the types of a receipt: a correct checksum does not guarantee that."""
+    for field in fields(Receipt):
+        value = getattr(receipt, field.name)
+        if field.type == "int" and (type(value) is not int or value < 0):
             return False
-        if one.type == "str" and not isinstance(value, str):
+        if field.type == "str" and not isinstance(value, str):
             return False
     return True
 
 
 def _check_job(job: JobRecord) -> None:
-    """ValueError if what a job says of itself has other types than brim writes, in its parts too."""
+    """Raise ValueError if a job or its parts contain values of other types than brim writes."""
     sound = isinstance(job.fingerprint, str) and _is_dict(job.facts, object) and _is_dict(job.versions, str)
     sound = sound and all(isinstance(path, str) for path in job.left_out)
     facts = job.facts if sound else {}
@@ -458,12 +439,12 @@ def _check_job(job: JobRecord) -> None:
     sound = sound and isinstance(facts.get("format", ""), str)
     parts = facts.get("parts", [])
     if not sound or not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise ValueError("a job of another kind")
+        raise ValueError("not a job of brim")
     for part in parts:
         if not _is_dict(part["shards"], int) or min(part["shards"].values(), default=0) < 0:
-            raise ValueError("a part of another kind")
+            raise ValueError("not a part of a job")
         if not isinstance(part["left_out"], list):
-            raise TypeError("a part of another kind")
+            raise TypeError("not a part of a job")
         _check_job(JobRecord(part["fingerprint"], part["facts"], part["versions"], tuple(part["left_out"])))
 
 
@@ -471,17 +452,18 @@ def _is_dict(value: Any, of: type) -> bool:
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, of) for k, v in value.items())
 
 
-def finished_ledger(job: JobRecord, receipts: Iterable[Receipt], more: Iterable[dict[str, Any]] = ()) -> bytes:
-    """A ledger that depends on what was built alone: the job, its receipts in order, what `more` is told of its shards,
-    and that it is done."""
-    return b"".join(finished_lines(job, receipts, more))
+def finished_ledger(job: JobRecord, receipts: Iterable[Receipt], further: Iterable[dict[str, Any]] = ()) -> bytes:
+    """Return a ledger that depends on the result only: the job, its receipts in order, further records, the end."""
+    return b"".join(finished_lines(job, receipts, further))
 
 
-def finished_lines(job: JobRecord, receipts: Iterable[Receipt], more: Iterable[dict[str, Any]] = ()) -> Iterator[bytes]:
+def finished_lines(
+    job: JobRecord, receipts: Iterable[Receipt], further: Iterable[dict[str, Any]] = ()
+) -> Iterator[bytes]:
     yield _encode({"type": "job", **asdict(job)})
     for receipt in receipts:
-        yield _encode({**_record_of(receipt), "staged_at": 0, "boot": ""})
-    yield from map(_encode, more)
+        yield _encode({**_record_of(receipt), "staged_at": 0})
+    yield from map(_encode, further)
     yield _encode({"type": "done"})
 
 
@@ -494,10 +476,8 @@ def _record_of(receipt: Receipt) -> dict[str, Any]:
 
 
 def _written(record: dict[str, Any]) -> dict[str, Any]:
-    """What most receipts have nothing to say of is left out."""
-    return {
-        name: value for name, value in record.items() if name not in ("staged_at", "etag", "boot", "source") or value
-    }
+    """Return a record without the empty values that most receipts have."""
+    return {name: value for name, value in record.items() if name not in ("staged_at", "etag", "source") or value}
 
 
 def _encode(record: dict[str, Any]) -> bytes:

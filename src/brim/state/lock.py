@@ -1,4 +1,4 @@
-"""One run at a time at one destination, or several that share it. A lock dies with its process, however that ends."""
+"""Locks of folders: one run at a destination, or several that share it. The system releases them with the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from brim.errors import DestinationError
 from brim.state.atomic_files import reason, write_whole
 
-_WAIT_S = 0.1
+_POLL_S = 0.1
 
 
 def lock_file(
@@ -25,7 +25,7 @@ def lock_file(
     hint: str = "Wait for it to end, or stop it.",
     shared: bool = False,
 ) -> None:
-    """Lock an open file until it is closed. `elsewhere` is what to do where files cannot be locked."""
+    """Lock an open file until it is closed. `elsewhere` is the hint for a file system without locks."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -40,7 +40,7 @@ def lock_file(
 def locked(
     folder: Path, *, shared: bool = False, busy: str = "Another brim is building at this destination."
 ) -> Iterator[None]:
-    """Hold the folder's lock; `shared`, with others that share it. `busy` says what it means that somebody has it."""
+    """Hold the lock of a folder, or share it. `busy` is the error if another process has it."""
     try:
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -62,10 +62,10 @@ def locked(
 
 
 @contextmanager
-def lock_in_turn(folder: Path, make: Callable[[], None], waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the folder's lock, however long others have it. `make` makes the folder, `waiting` is called all the while.
+def wait_for_lock(folder: Path, make: Callable[[], None], on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a folder, however long other processes have it.
 
-    Who has it may die, and one of those that wait has it then; or may take the folder away, which is made again.
+    `make` creates the folder, again if another process removes it meanwhile. `on_wait` is called at every poll.
     """
     while True:
         if not folder.is_dir():
@@ -75,9 +75,9 @@ def lock_in_turn(folder: Path, make: Callable[[], None], waiting: Callable[[], N
         except FileNotFoundError:
             continue
         try:
-            if not _taken(descriptor, folder / "lock"):
-                waiting()
-                time.sleep(_WAIT_S)
+            if not _try_lock(descriptor, folder / "lock"):
+                on_wait()
+                time.sleep(_POLL_S)
                 continue
             yield
             return
@@ -86,14 +86,14 @@ def lock_in_turn(folder: Path, make: Callable[[], None], waiting: Callable[[], N
 
 
 def _unlock(descriptor: int) -> None:
-    """A process that was forked meanwhile has the descriptor too, and would keep the lock that closing gives back."""
+    """Release the lock explicitly: a process forked in between has the descriptor too, and would keep the lock."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
-def _taken(descriptor: int, path: Path) -> bool:
-    """Whether the lock is ours, and still that of its folder."""
+def _try_lock(descriptor: int, path: Path) -> bool:
+    """Return whether the file was locked, and is still the lock file of its folder."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
@@ -102,7 +102,7 @@ def _taken(descriptor: int, path: Path) -> bool:
 
 
 def owner_of(folder: Path) -> str:
-    """What tells the runs that keep their books in this folder from all others: random, and kept there."""
+    """Return the id of the runs with this state folder, as used in leases: random, and stored in the folder."""
     path = folder / "owner"
     try:
         return path.read_text()

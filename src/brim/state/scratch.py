@@ -1,4 +1,4 @@
-"""A scratch file: temporary bytes on disk that nobody else sees and that cannot be left behind."""
+"""Temporary bytes on disk in a file without a name: no other process sees it, and none is left by a crash."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 
 
 class Scratch:
-    """A file without a name: it is gone when closed, when forgotten, and when the process ends in any way."""
+    """A file without a name: it is gone when it is closed or collected, and when the process ends in any way."""
 
     def __init__(self, folder: str | None = None) -> None:
         self.descriptor, path = tempfile.mkstemp(prefix="brim-", dir=folder or scratch_folder())
         self._finalizer = weakref.finalize(self, os.close, self.descriptor)
         os.unlink(path)
 
-    def read_into(self, target: memoryview, at: int) -> int:
-        step = os.preadv(self.descriptor, [target], at)
-        if step == 0:
-            raise ValueError("a scratch file is shorter than what was written to it")
-        return step
+    def read_into(self, target: memoryview, offset: int) -> int:
+        size = os.preadv(self.descriptor, [target], offset)
+        if size == 0:
+            raise ValueError("a scratch file is shorter than the bytes written to it")
+        return size
 
-    def read(self, at: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes:
         data = bytearray(size)
-        done = 0
-        while done < size:
-            done += self.read_into(memoryview(data)[done:], at + done)
+        filled = 0
+        while filled < size:
+            filled += self.read_into(memoryview(data)[filled:], offset + filled)
         return bytes(data)
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ class Scratch:
 
 
 def scratch_folder() -> str:
-    """The folder for temporary files, or /var/tmp where that one is kept in memory: its files would count."""
+    """Return the folder for temporary files; /var/tmp if that one is in memory, where its files would count."""
     folder = tempfile.gettempdir()
     if is_in_memory(folder) and os.access("/var/tmp", os.W_OK) and not is_in_memory("/var/tmp"):
         return "/var/tmp"

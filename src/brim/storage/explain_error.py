@@ -1,17 +1,18 @@
-"""Errors of storages for people: what is wrong, where, and what to do; without keys and without pages of XML."""
+"""Errors of storages for users: the fault, the location and a hint; without keys and without pages of XML."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from brim.errors import BrimError, DestinationError, DestinationUnavailableError, InputError, SourceError
 from brim.storage.credentials import endpoint_of
 from brim.storage.location import Location
 from brim.storage.storage_error import StorageError
 
-_ON_HUB = "Check its name. One that is private needs `hf auth login`, or HF_TOKEN, and the right to use it."
-_CERTIFICATES = {"s3": "AWS_CA_BUNDLE"}
+Action = Literal["read", "write"]
+_HUB_BUCKET = "Check its name. One that is private needs `hf auth login`, or HF_TOKEN, and the right to use it."
 _CREDENTIALS = {
     "s3": "Credentials come from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), AWS_PROFILE, or the "
     "role of the machine.",
@@ -25,87 +26,86 @@ _CREDENTIALS = {
 }
 
 
+_STORE_HINT = "Run the same command to continue; finished work is kept."
+# Per kind: the error, and what to do.
+_TEXTS = {
+    "no_container": ("There is no bucket {bucket}.", "Check its name and the store (--endpoint-url).{create}"),
+    "no_container hf": ("There is no {container}, or the token may not see it (404).", "{credentials}"),
+    "no_revision": ("{location.repo} has no branch or commit {location.revision!r} (404).", "{credentials}"),
+    "no_credentials": ("There are no credentials for {bucket}.", "{credentials}{public}"),
+    "bad_credentials": ("{bucket} does not accept the credentials ({error.code}).", "{credentials}"),
+    "denied": ("You may not {action} {location} ({reason}).", "{credentials}{public}"),
+    "other_region": ("{bucket} is in another region.", "Set AWS_REGION to the one it is in."),
+    "bad_name": (
+        "{bucket} holds a key that obstore cannot name: {error.detail!r}.",
+        "Rename it: keys with control characters, empty names (//), '.' or '..' cannot be read. Or give a prefix that "
+        "does not hold it.",
+    ),
+    "missing": ("There is nothing at {location}.", ""),
+    "missing hf": ("There is nothing at {location}.", "{credentials}"),
+    "certificate": (
+        "The certificate of {server} is not one that this machine trusts.",
+        "Set {authorities} to a file with the certificate of the authority that signed it.",
+    ),
+    "refused": ("{bucket} refuses the request ({reason}).", "{is_store}"),
+    "offline": ("huggingface_hub is in offline mode, so the Hub cannot be reached.", "Unset HF_HUB_OFFLINE."),
+    "upload_gone": (
+        "An upload to {location} was aborted by somebody else, or by a rule of the bucket.",
+        "Run the same command to continue.",
+    ),
+    "changed": ("{location} was changed by somebody else meanwhile.", "Run the same command again."),
+    "no_connection": (
+        "The connection to {host} failed while brim read {location}: {cause}.",
+        "Check the network, then run the same command again; finished work is kept.",
+    ),
+    "transient": ("{bucket}{address} {answer}, even after several retries.", _STORE_HINT),
+}
+_RESUMABLE = ("upload_gone", "changed", "no_connection", "transient")
+
+
 @contextmanager
-def explained(address: Location, *, reading: bool = False) -> Iterator[None]:
+def explained(location: Location, action: Action = "write") -> Iterator[None]:
     """Raise a StorageError of the block as brim's error."""
     try:
         yield
     except StorageError as error:
-        raise explain(error, address, reading=reading) from None
+        raise explain(error, location, action) from None
 
 
-def explain(error: StorageError, address: Location, *, reading: bool = False) -> BrimError:
-    """Return the error that a user sees for a failed request to `address`."""
-    wrong = SourceError if reading else DestinationError
-    kind, status, code = error.kind, error.status, error.code
-    bucket = f"{address.scheme}://{address.bucket}"
-    credentials = _ON_HUB if address.on_hub else _CREDENTIALS[address.scheme]
-    public = " A public bucket can be read with --anonymous." if reading else ""
-    if kind == "no_container" and address.scheme == "hf":
-        what = f"bucket {bucket}" if address.on_hub else f"dataset {address.repository} on the Hub"
-        return wrong(f"There is no {what}, or the token may not see it (404).", hint=credentials)
-    if kind == "no_revision":
-        return wrong(f"{address.repository} has no branch or commit {address.revision!r} (404).", hint=credentials)
-    if kind == "no_container":
-        make = "" if reading else " Or make it; brim makes no buckets."
-        return wrong(f"There is no bucket {bucket}.", hint=f"Check its name and the store (--endpoint-url).{make}")
-    if kind == "no_credentials":
-        return wrong(f"There are no credentials for {bucket}.", hint=credentials + public)
-    if kind == "bad_credentials":
-        return wrong(f"{bucket} does not accept the credentials ({code}).", hint=credentials)
-    if kind == "denied":
-        what = "read" if reading else "write to"
-        hint = credentials if address.access.anonymous or address.on_hub else credentials + public
-        return wrong(f"You may not {what} {address} ({code or status or 'refused'}).", hint=hint)
-    if kind == "other_region":
-        return wrong(f"{bucket} is in another region.", hint="Set AWS_REGION to the one it is in.")
-    if kind == "bad_name":
-        return wrong(
-            f"{bucket} holds a key that obstore cannot name: {error.detail!r}.",
-            hint="Rename it: keys with control characters, empty names (//), '.' or '..' cannot be read. Or give a "
-            "prefix that does not hold it.",
-            key=error.detail,
-        )
-    if kind == "upload_gone":
-        return DestinationUnavailableError(
-            f"An upload to {address} was aborted by somebody else, or by a rule of the bucket.",
-            hint="Run the same command to continue.",
-        )
-    if kind == "missing":
-        return wrong(f"There is nothing at {address}.", hint=credentials if address.scheme == "hf" else "")
-    if kind == "changed":
-        return DestinationUnavailableError(
-            f"{address} was changed by somebody else meanwhile.", hint="Run the same command again."
-        )
-    endpoint = endpoint_of(address)
-    if kind == "certificate":
-        return wrong(
-            f"The certificate of {endpoint or bucket} is not one that this machine trusts.",
-            hint=f"Set {_CERTIFICATES.get(address.scheme, 'SSL_CERT_FILE')} to a file with the certificate of the "
-            "authority that signed it.",
-        )
-    if kind in ("offline", "no_connection"):
-        return _explain_connection(error, address)
-    if error.is_transient:
-        silent = "does not answer as such a store does" if error.detail == "no store" else "does not answer"
-        what = f"answered {status}{f' ({code})' if code else ''}" if status else silent
-        where = f" at {endpoint}" if endpoint else ""
-        where += ", which may speak http only," if error.detail == "http only" else ""
-        return DestinationUnavailableError(
-            f"{bucket}{where} {what}, even after several retries.",
-            hint="Run the same command to continue; finished work is kept.",
-        )
-    hint = f"Is {endpoint} the address of such a store?" if endpoint and not code else ""
-    return wrong(f"{bucket} refuses the request ({code or status or error.detail}).", hint=hint)
-
-
-def _explain_connection(error: StorageError, address: Location) -> BrimError:
-    if error.kind == "offline":
-        return InputError(
-            "huggingface_hub is in offline mode, so the Hub cannot be reached.", hint="Unset HF_HUB_OFFLINE."
-        )
+def explain(error: StorageError, location: Location, action: Action = "write") -> BrimError:
+    """Return the error that a user sees for a failed request to a location."""
+    is_read, bucket, status = action == "read", location.root, error.status
+    kind = error.kind if error.kind in _TEXTS else "transient" if error.is_transient else "refused"
+    kind = "transient" if kind == "refused" and error.is_transient else kind
+    names_server = kind in ("certificate", "refused", "transient") and not location.is_repository
+    server = endpoint_of(location) if names_server else None
     host, _, cause = error.detail.partition(" ")
-    return DestinationUnavailableError(
-        f"The connection to {host} failed while brim read {address}: {cause}.",
-        hint="Check the network, then run the same command again; finished work is kept.",
-    )
+    silent = "does not answer" + (" as such a store does" if error.detail == "no store" else "")
+    values = {
+        "location": location,
+        "error": error,
+        "bucket": bucket,
+        "container": f"bucket {bucket}" if location.is_hub_bucket else f"dataset {location.repo} on the Hub",
+        "credentials": _HUB_BUCKET if location.is_hub_bucket else _CREDENTIALS.get(location.scheme, ""),
+        "public": " A public bucket can be read with --anonymous."
+        if is_read and not (location.access.anonymous or location.is_hub_bucket)
+        else "",
+        "create": "" if is_read else " Or make it; brim makes no buckets.",
+        "action": "read" if is_read else "write to",
+        "reason": error.code or status or ("refused" if kind == "denied" else error.detail),
+        "server": server or bucket,
+        "authorities": "AWS_CA_BUNDLE" if location.scheme == "s3" else "SSL_CERT_FILE",
+        "is_store": f"Is {server} the address of such a store?" if server and not error.code else "",
+        "host": host,
+        "cause": cause,
+        "address": (f" at {server}" if server else "")
+        + (", which may speak http only," if error.detail == "http only" else ""),
+        "answer": f"answered {status}{f' ({error.code})' if error.code else ''}" if status else silent,
+    }
+    text, hint = (part.format(**values) for part in _TEXTS.get(f"{kind} {location.scheme}", _TEXTS[kind]))
+    facts = {"key": error.detail} if kind == "bad_name" else {}
+    if kind == "offline":
+        return InputError(text, hint=hint)
+    if kind in _RESUMABLE:
+        return DestinationUnavailableError(text, hint=hint)
+    return (SourceError if is_read else DestinationError)(text, hint=hint, **facts)

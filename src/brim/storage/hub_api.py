@@ -1,6 +1,6 @@
 """Requests to the Hub and to plain web servers: redirects, the token, rate limits, pages.
 
-The Hub sends whoever asks for a large file on to its storage. The token goes to the Hub's own address and nowhere else,
+The Hub redirects requests for large files to its storage. The token goes to the Hub's own address and nowhere else,
 wherever a redirect leads.
 """
 
@@ -12,18 +12,22 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+from huggingface_hub import constants
+from huggingface_hub.utils import build_hf_headers, get_session
+
+from brim.errors import InputError
 from brim.state.retry import RATE_LIMITED, asked_s, capped_wait, interruptible, pause
+from brim.storage.hub_private import hub_token
 from brim.storage.storage_error import StorageError, classify
 
 _HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")
+_REDIRECTS = (301, 302, 303, 307, 308)
 _HOPS = 5
 _TIMEOUT_S = 60.0
-_LOGGER = logging.getLogger("huggingface_hub")  # prints warnings, or leads them to the notes of a job
+_LOGGER = logging.getLogger("huggingface_hub")  # prints warnings, or sends them to the notes of a job
 
 
 def hub_endpoint() -> str:
-    from huggingface_hub import constants
-
     return str(constants.ENDPOINT).rstrip("/")
 
 
@@ -32,14 +36,11 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port
 
 
-def hub_headers(url: str) -> dict[str, str]:
-    """The token, for the Hub itself."""
+def hub_headers(url: str, token: str | None = None) -> dict[str, str]:
+    """Return the headers with the token, for the Hub itself; none for another host."""
     if _origin(url) != _origin(hub_endpoint()):
         return {}
-    from huggingface_hub import get_token
-    from huggingface_hub.utils import build_hf_headers
-
-    return dict(build_hf_headers(token=get_token() or False, library_name="brim"))
+    return dict(build_hf_headers(token=hub_token(token) or False, library_name="brim"))
 
 
 @contextmanager
@@ -54,49 +55,58 @@ def web_errors(url: str) -> Iterator[None]:
         name, text = type(error).__name__, str(error)
         if name == "OfflineModeIsEnabled":
             raise StorageError("offline") from None
+        if name == "UnsupportedProtocol":
+            raise InputError(f"HF_ENDPOINT is not the address of a Hub: {text}") from None
         cause = name if "://" in text or not text else text
         raise StorageError("no_connection", detail=f"{urlsplit(url).netloc} {cause}", is_transient=True) from None
 
 
-def ask(method: str, url: str, headers: dict[str, str], body: bytes | None = None, *, streams: bool = False) -> Any:
-    """An answer that is no redirect, the address that gave it, and the hash that a bucket told on the way there.
+def ask(
+    method: str,
+    url: str,
+    headers: dict[str, str] | None = None,
+    body: bytes | None = None,
+    *,
+    token: str | None = None,
+    is_streamed: bool = False,
+) -> tuple[Any, str, str]:
+    """Follow redirects; return the answer, its address, and the Xet hash that the Hub sent before.
 
-    With `streams` its body is not read yet, unless it is a refusal; close it.
+    If it is streamed, its body is not read yet, unless it is a refusal; close it.
     """
-    from huggingface_hub.utils import get_session
 
     def send() -> Any:
         session = get_session()
-        sent = {**hub_headers(url), **headers}
+        sent = {**hub_headers(url, token), **(headers or {})}
         request = session.build_request(method, url, headers=sent, content=body, timeout=_TIMEOUT_S)
         answer = session.send(request, stream=True, follow_redirects=False)
-        if not streams or answer.status_code >= 300:
+        if not is_streamed or answer.status_code >= 300:
             try:
                 answer.read()
             finally:
                 answer.close()
         return answer
 
-    told: str | None = None
+    xet_hash = ""
     for _ in range(_HOPS):
         with web_errors(url):
             answer = interruptible(send)
         if answer.status_code == RATE_LIMITED and (wait_s := asked_s(answer.status_code, answer.headers)):
-            wait_s, said = capped_wait(wait_s)
-            _LOGGER.warning("%s answered 429; waiting %s", urlsplit(url).hostname, said)
+            wait_s, shown = capped_wait(wait_s)
+            _LOGGER.warning("%s answered 429; waiting %s", urlsplit(url).hostname, shown)
             pause(wait_s)
             continue
         if _origin(url) == _origin(hub_endpoint()):
-            told = answer.headers.get("X-Xet-Hash") or told
-        if answer.status_code not in (301, 302, 303, 307, 308) or "Location" not in answer.headers:
-            return answer, url, told
-        to = urljoin(url, answer.headers["Location"])
-        if not to.startswith(("https://", "http://")) or (url.startswith("https://") and to.startswith("http://")):
+            xet_hash = answer.headers.get("X-Xet-Hash") or xet_hash
+        if answer.status_code not in _REDIRECTS or "Location" not in answer.headers:
+            return answer, url, xet_hash
+        target = urljoin(url, answer.headers["Location"])
+        if not target.startswith(("https://", "http://")) or (url.startswith("https://") and target[:5] == "http:"):
             raise StorageError("denied", 403)  # it leads to an address that is not safe
-        url = to
+        url = target
     if answer.status_code == RATE_LIMITED:
         raise classify(RATE_LIMITED)
-    raise StorageError("denied", 403)  # it leads from one address to another without end
+    raise StorageError("denied", 403)  # a loop of redirects
 
 
 def checked(answer: Any) -> Any:
@@ -108,17 +118,26 @@ def checked(answer: Any) -> Any:
 
 @contextmanager
 def readable_answer() -> Iterator[None]:
-    """Raise errors in reading JSON as StorageError: something else than the Hub answers in its stead."""
+    """Raise errors in reading JSON as StorageError: another server than the Hub answers in its place."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise StorageError("transient", detail="no store") from error
 
 
-def next_page(answer: Any) -> str | None:
-    """Where a listing goes on; None at its end. A mirror of the Hub may name the Hub, and is asked itself."""
-    url: str | None = answer.links.get("next", {}).get("url")
-    if url is None or _origin(url) == _origin(hub_endpoint()):
-        return url
-    parts = urlsplit(url)
-    return f"{hub_endpoint()}{parts.path}?{parts.query}"
+def read_pages(url: str, token: str | None = None, missing_code: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the entries of a listing. A mirror of the Hub may name the Hub as the next page, and is asked itself.
+
+    A listing that is missing with this code is empty.
+    """
+    next_url: str | None = url
+    while next_url:
+        answer, _, _ = ask("GET", next_url, token=token)
+        if missing_code and answer.status_code == 404 and answer.headers.get("X-Error-Code") == missing_code:
+            return
+        with readable_answer():
+            yield from checked(answer).json()
+            next_url = answer.links.get("next", {}).get("url")
+        if next_url is not None and _origin(next_url) != _origin(hub_endpoint()):
+            parts = urlsplit(next_url)
+            next_url = f"{hub_endpoint()}{parts.path}?{parts.query}"

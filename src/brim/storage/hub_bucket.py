@@ -1,7 +1,7 @@
-"""Buckets of the Hub: bytes by Xet, then one request that gives them a name, takes names away, or copies.
+"""Buckets of the Hub: bytes by Xet, then one request that names, deletes or copies them.
 
-The Hub names content by its hash, so a copy or a move inside of a bucket costs no bytes. It knows no condition ("only
-if nothing is there").
+The Hub identifies content by its hash, so a copy or a move inside of a bucket costs no bytes. It has no conditional
+writes.
 """
 
 from __future__ import annotations
@@ -9,25 +9,29 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from brim.extras import missing
+from brim.storage.bucket_storage import BucketStorage
 from brim.storage.http_files import HttpStorage
-from brim.storage.hub_api import ask, checked, hub_endpoint, hub_headers, next_page, readable_answer
-from brim.storage.storage import ObjectStat
+from brim.storage.hub_api import ask, checked, hub_endpoint, hub_headers, read_pages, readable_answer
+from brim.storage.storage import ANY_VERSION, FileInfo
 from brim.storage.storage_error import StorageError, classify
 from brim.storage.upload_content import Buffers, UploadContent
-from brim.storage.xet import NoXet, XetFailed, XetLine, XetToken, token_of
+from brim.storage.xet import XetError, XetToken, XetUnavailableError, XetUploader, token_of
 
-_OPERATIONS = _PATHS = 1000  # that one request may hold, and that may be asked about at once
+_BATCH = 1000  # operations of one request, and names that are asked about at once: the Hub counts requests
 _MOST_CODE = 60
-_LINES: dict[tuple[str, ...], XetLine] = {}
+_UPLOADERS: dict[tuple[str, ...], XetUploader] = {}
 _LOCK = threading.Lock()
 
 
 class _Bytes:
+    path: Path | None = None
+
     def __init__(self, data: bytes | memoryview) -> None:
         self._data, self.size = memoryview(data), len(data)
 
@@ -44,69 +48,57 @@ class _Bytes:
             yield self._data[start:stop]
 
 
-class HubBucket(HttpStorage):
-    """A place in a bucket of the Hub. Its ETags are the hashes by which Xet knows content."""
+class HubBucketStorage(BucketStorage, HttpStorage):
+    """A prefix in a bucket of the Hub. Its ETags are the hashes by which Xet identifies content."""
 
-    heads_at_once = _PATHS  # the Hub counts requests
-    version_is_told = True
+    can_list = is_redirect_versioned = True
 
-    def url(self, key: str, etag: str | None) -> str:
-        return f"{hub_endpoint()}/{self.location.bucket}/resolve/{quote(key, safe='')}"
+    def _url(self, name: str, version: str | None) -> str:
+        return f"{hub_endpoint()}/{self.location.container}/resolve/{quote(self.location.key(name), safe='')}"
 
-    def version_of(self, answer: Any, etag: str | None, told: str | None) -> str | None:
-        return told
+    def _version(self, answer: Any, requested: str | None, xet_hash: str) -> str | None:
+        return xet_hash or None
 
-    def _request(
+    def _request_api(
         self,
         method: str,
-        what: str,
+        path: str,
         body: bytes | None = None,
         *,
         kind: str = "application/json",
-        also: tuple[int, ...] = (),
+        accepted: tuple[int, ...] = (),
     ) -> Any:
-        """Return what the Hub answers about the bucket; `also` are refusals that the caller reads."""
-        url = f"{hub_endpoint()}/api/{self.location.bucket}{what}"
-        answer, _, _ = ask(method, url, {} if body is None else {"UploadContent-Type": kind}, body)
-        found = answer if answer.status_code in also else checked(answer)
+        """Return what the Hub answers about the bucket; `accepted` are refusals that the caller reads."""
+        url = f"{hub_endpoint()}/api/{self.location.container}{path}"
+        answer, _, _ = ask(method, url, {} if body is None else {"Content-Type": kind}, body, token=self._token)
+        answer = answer if answer.status_code in accepted else checked(answer)
         with readable_answer():
-            return found.json() if found.content else {}
+            return answer.json() if answer.content else {}
 
-    def heads(self, keys: Sequence[str]) -> dict[str, ObjectStat]:
-        found = {}
-        for start in range(0, len(keys), _PATHS):
-            body = json.dumps({"paths": list(keys[start : start + _PATHS])}).encode()
-            with readable_answer():
-                for entry in self._request("POST", "/paths-info", body):
-                    if entry.get("type") == "file":
-                        found[str(entry["path"])] = ObjectStat(int(entry["size"]), str(entry["xetHash"]))
-        return found
+    def stat(self, names: Iterable[str]) -> Iterator[FileInfo | None]:
+        keys = [self.location.key(name) for name in names]
+        for start in range(0, len(keys), _BATCH):
+            batch = keys[start : start + _BATCH]
+            body = json.dumps({"paths": batch}).encode()
+            try:
+                entries = self.tries().call(lambda body=body: self._request_api("POST", "/paths-info", body))  # type: ignore[misc]
+            except StorageError as error:
+                if not error.is_missing:
+                    raise
+                entries = []
+            infos = dict(_files(entries))
+            yield from (infos.get(key) for key in batch)
 
-    def head(self, key: str) -> ObjectStat | None:
-        return self.heads([key]).get(key)
-
-    def list(self, page_done: Callable[[], None]) -> Iterator[tuple[str, ObjectStat]]:
-        yield from list(self._tree())
-
-    def _tree(self) -> Iterator[tuple[str, ObjectStat]]:
-        """The Hub goes by the first letters."""
-        prefix = self.location.prefix
+    def _list(self, prefix: str, page_done: Callable[[], None]) -> Iterator[tuple[str, FileInfo]]:
+        """The Hub matches the first letters of names, not folders."""
         below = f"/{quote(prefix, safe='')}" if prefix else ""
-        url: str | None = f"{hub_endpoint()}/api/{self.location.bucket}/tree{below}?recursive=true"
-        while url:
-            answer, _, _ = ask("GET", url, {})
-            if answer.status_code == 404 and answer.headers.get("X-Error-Code") == "EntryNotFound":
-                return
-            with readable_answer():
-                for entry in checked(answer).json():
-                    path = str(entry["path"])
-                    if entry.get("type") == "file" and (not prefix or f"{path}/".startswith(f"{prefix}/")):
-                        yield path, ObjectStat(int(entry["size"]), str(entry["xetHash"]))
-            url = next_page(answer)
+        url = f"{hub_endpoint()}/api/{self.location.container}/tree{below}?recursive=true"
+        entries = list(_files(read_pages(url, self._token, "EntryNotFound")))
+        yield from (entry for entry in entries if not prefix or f"{entry[0]}/".startswith(f"{prefix}/"))
 
     def exists(self) -> bool:
         try:
-            self._request("GET", "")
+            self._request_api("GET", "")
         except StorageError as error:
             if not error.is_missing:
                 raise
@@ -118,65 +110,75 @@ class HubBucket(HttpStorage):
         if self.exists():
             return False
         try:
-            self._request("POST", "", json.dumps({"visibility": "private"}).encode())
+            self._request_api("POST", "", json.dumps({"visibility": "private"}).encode())
         except StorageError as error:
-            if error.status != 409:  # somebody was faster
+            if error.status != 409:  # another client was faster
                 raise
         return True
 
-    def put(
-        self, key: str, content: UploadContent, in_flight: int, takes_parts: bool, advance: Callable[[int], None]
-    ) -> tuple[str, str]:
+    def _upload(self, name: str, content: UploadContent, advance: Callable[[int], None]) -> tuple[str, str]:
         try:
-            done = self._line().send(key, content, None, lambda sent, _: advance(sent))
-        except XetFailed as error:
+            sent = self._uploader().send(name, content, None, lambda size, _: advance(size))
+        except XetError as error:
             raise classify(error.status) from None
-        self._rename([{"type": "addFile", "path": key, "xetHash": done.hash, "mtime": int(time.time() * 1000)}])
-        return done.hash, done.sha256
+        self._batch([{"type": "addFile", "path": self.location.key(name), "xetHash": sent.hash, "mtime": _now_ms()}])
+        return sent.hash, sent.sha256
 
-    def put_bytes(self, key: str, data: bytes | memoryview) -> str:
-        return self.put(key, _Bytes(data), 1, True, lambda size: None)[0]
+    def put_bytes(self, name: str, data: bytes | memoryview, expected: FileInfo | None = ANY_VERSION) -> FileInfo:
+        if expected is not ANY_VERSION:
+            raise StorageError("unsupported", 501)
+        return FileInfo(len(data), self._upload(name, _Bytes(data), lambda size: None)[0])
 
-    def delete(self, keys: Sequence[str]) -> None:
-        """What is missing is no operation: the Hub would say that it failed."""
-        found = self.heads(keys)
-        self._rename([{"type": "deleteFile", "path": key} for key in keys if key in found])
+    def delete(self, names: Sequence[str]) -> None:
+        """A missing file gets no operation: the Hub would report it as failed."""
+        existing = [name for name, info in zip(names, self.stat(names), strict=True) if info is not None]
+        self._batch([{"type": "deleteFile", "path": self.location.key(name)} for name in existing])
 
-    def copy(self, source: str, target: str) -> None:
-        found = self.head(source)
-        if found is None:
+    def _copy(self, source: str, target: str) -> None:
+        info = next(iter(self.stat([source])))
+        if info is None:
             raise StorageError("missing", 404)
-        origin = {"sourceRepoType": "bucket", "sourceRepoId": self.location.bucket.removeprefix("buckets/")}
-        operation = {"type": "copyFile", "path": target, "xetHash": found.etag, "mtime": int(time.time() * 1000)}
-        self._rename([{**operation, **origin}])
+        operation = {"type": "copyFile", "path": self.location.key(target), "xetHash": info.etag, "mtime": _now_ms()}
+        repo = self.location.container.removeprefix("buckets/")
+        self._batch([{**operation, "sourceRepoType": "bucket", "sourceRepoId": repo}])
 
-    def _rename(self, operations: Sequence[dict[str, object]]) -> None:
-        for start in range(0, len(operations), _OPERATIONS):
-            lines = [json.dumps(operation) for operation in operations[start : start + _OPERATIONS]]
-            body = "".join(f"{line}\n" for line in lines).encode()
-            answer = self._request("POST", "/batch", body, kind="application/x-ndjson", also=(422,))
+    def _batch(self, operations: Sequence[dict[str, object]]) -> None:
+        for start in range(0, len(operations), _BATCH):
+            body = "".join(f"{json.dumps(operation)}\n" for operation in operations[start : start + _BATCH]).encode()
+            answer = self._request_api("POST", "/batch", body, kind="application/x-ndjson", accepted=(422,))
             failed = answer.get("failed") or [] if isinstance(answer, dict) else []
             if failed:
                 code = f"{failed[0].get('error') or 'failed'}: {failed[0].get('path')}"
                 raise classify(422, code if len(code) <= _MOST_CODE else "")
 
-    def _line(self) -> XetLine:
+    def _uploader(self) -> XetUploader:
         endpoint = hub_endpoint()
-        key = (endpoint, hub_headers(endpoint).get("authorization", ""), self.location.bucket)
+        key = (endpoint, hub_headers(endpoint, self._token).get("authorization", ""), self.location.container)
         with _LOCK:
-            if key not in _LINES:
+            if key not in _UPLOADERS:
                 try:
-                    _LINES[key] = XetLine(self._token)
-                except NoXet as error:
+                    _UPLOADERS[key] = XetUploader(self._xet_token)
+                except XetUnavailableError as error:
                     raise missing(
                         "hf-xet>=1.5", f"Buckets of the Hub take objects by Xet alone, and {error}."
                     ) from error
-            return _LINES[key]
+            return _UPLOADERS[key]
 
-    def _token(self) -> XetToken:
-        url = f"{hub_endpoint()}/api/{self.location.bucket}/xet-write-token"
-        answer = self._request("GET", "/xet-write-token")
+    def _xet_token(self) -> XetToken:
+        answer = self._request_api("GET", "/xet-write-token")
+        url = f"{hub_endpoint()}/api/{self.location.container}/xet-write-token"
         try:
-            return token_of(answer, url, hub_headers(url))
+            return token_of(answer, url, hub_headers(url, self._token))
         except ValueError as error:
             raise StorageError("transient", detail="no store") from error
+
+
+def _files(entries: Iterable[dict[str, Any]]) -> Iterator[tuple[str, FileInfo]]:
+    with readable_answer():
+        for entry in entries:
+            if entry.get("type") == "file":
+                yield str(entry["path"]), FileInfo(int(entry["size"]), str(entry["xetHash"]))
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

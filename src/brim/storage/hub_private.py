@@ -1,7 +1,7 @@
-"""The one place that touches what huggingface_hub keeps private; `tests/unit/test_private_names.py` lists the names.
+"""The only module that uses private names of huggingface_hub; `tests/unit/test_private_names.py` lists them.
 
-The library makes a pointer only of what it has read itself. brim has hashed and sent a shard long before
-the commit, often in an earlier run, so it tells the library what it would have found out.
+The library makes a pointer only for a file that it has read. brim has hashed and sent a shard long before
+the commit, often in an earlier run, so it gives the library the size and the hash.
 tests/integration/test_publish.py pins that the Hub gets the right pointer.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
+from brim.errors import DestinationError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -17,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def upload_info(piece: Piece) -> Any:
-    """What the LFS requests say of an object."""
+    """Return an object as LFS requests describe it."""
     from huggingface_hub.lfs import UploadInfo
 
     return UploadInfo(size=piece.size, sample=b"", sha256=bytes.fromhex(piece.sha256))
 
 
 def addition(piece: Piece, content: io.BufferedIOBase | None = None) -> Any:
-    """A shard by its hash: to be sent from `content`, or there already."""
+    """Return a shard by its hash, to be sent from `content` or sent before."""
     from huggingface_hub import CommitOperationAdd
 
     operation = CommitOperationAdd(path_in_repo=piece.name, path_or_fileobj=b"")
@@ -39,7 +41,7 @@ def addition(piece: Piece, content: io.BufferedIOBase | None = None) -> Any:
 
 
 def text(name: str, data: bytes) -> Any:
-    """A small file. As a stream: the library sends large bytes by Xet, also where the server has none."""
+    """Return a small file. It is a stream: the library sends large bytes by Xet, also where the server has none."""
     from huggingface_hub import CommitOperationAdd
 
     return CommitOperationAdd(path_in_repo=name, path_or_fileobj=io.BytesIO(data))
@@ -52,12 +54,25 @@ def deletion(name: str) -> Any:
 
 
 def is_sent(operation: Any) -> bool:
-    """Whether a commit's operation points to an object that must be there already."""
+    """Return whether an operation of a commit points to an object that was sent before."""
     return bool(getattr(operation, "_is_uploaded", False))
 
 
+def hub_token(token: str | None) -> str | None:
+    """Return a token, else that of the environment or of the login; DestinationError if it cannot be one."""
+    from huggingface_hub import get_token
+
+    token = token or get_token()
+    if token and not token.isascii():
+        raise DestinationError(
+            "What is set as the token for the Hub is none: it holds characters that no token has.",
+            hint="Log in with `hf auth login`, or set HF_TOKEN to a valid token.",
+        )
+    return token
+
+
 def client_factory() -> Callable[[], Any]:
-    """What makes the library's clients now: it can be set, and not asked for."""
+    """Return the function that makes the library's clients: it can be set, and not read."""
     from huggingface_hub.utils import _http
 
     factory: Callable[[], Any] = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)

@@ -1,26 +1,35 @@
-"""What every location with bytes can do: list, stat, fetch; some also put, copy and delete.
+"""The operations of every location with bytes: list, stat and fetch files; some also put, move and delete them.
 
-`open_storage` is the one door, and imports the backend. Methods fail with StorageError, make a request once (what a
-library retries by itself apart) and take keys: names from the top of the container, not below the location.
+`open_storage` imports the backend; no other module does. Names are relative to the location. Methods fail with
+StorageError, except `put` and `check_access`: these are whole uploads, and fail with an error for users.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from brim.errors import InputError
+from brim.extras import missing
 from brim.records import dataclass
+from brim.state.retry import Retry, wait_for
 from brim.storage.location import Location
 from brim.storage.storage_error import StorageError
 
 if TYPE_CHECKING:
-    from brim.storage.upload_content import UploadContent
+    from brim.storage.upload_content import UploadContent, UploadWatcher
 
+T = TypeVar("T")
 PART_BYTES = 8 << 20
 _MOST_PARTS = 10_000
-PROBE = b"brim"  # what objects hold that only try something
-DATED = "modified "  # what stands before a date that takes the place of an ETag: some stores give none
+_PATIENCE_S = 180.0  # for all tries of one request; obstore signs it once
+UNDATED = "modified "  # precedes a date that replaces an ETag: some stores give none
+TO_END = 1 << 62
+Answers = list[Any]  # per range its bytes, or the exception
 
 
 def part_bytes(size: int) -> int:
@@ -29,108 +38,192 @@ def part_bytes(size: int) -> int:
     return max(PART_BYTES, -(-least // (1 << 20)) << 20)
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectStat:
-    """What is known of an object, with the names that `os.stat_result` has, so that both can be used alike.
+def patience_s(most_s: float = _PATIENCE_S, default_s: float | None = None) -> float:
+    """Return for how long a request that fails is tried again: BRIM_STALL_SECONDS, or the default."""
+    text = os.environ.get("BRIM_STALL_SECONDS")
+    try:
+        seconds = float(text) if text else default_s or most_s
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise InputError(f"BRIM_STALL_SECONDS is a number of seconds above zero, not {text!r}.")
+    return min(seconds, most_s)
 
-    The ETag takes the place of the date: it changes when the content does, and a copy has the same.
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same request may succeed later."""
+    return isinstance(error, StorageError) and error.is_transient
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file as a location lists it, with the names of `os.stat_result`, so that both can be used alike.
+
+    The ETag names exactly these bytes: of a repository it is the commit, of a folder date, inode and size.
     """
 
     st_size: int
-    etag: str
+    etag: str = ""
+    sha256: str = ""
+    blob: str = ""  # git's hash of a file in a repository
+    condition: tuple[str, str] = ("", "")  # ETag and generation as the store wrote them: it compares these
     st_ino: int = 0
-    sha256: str = ""  # where the store tells it
 
     @property
     def st_mtime_ns(self) -> int:
-        return int.from_bytes(hashlib.sha256(self.etag.encode()).digest()[:7])
+        """Return a number that replaces the date: it changes with the content, and is the same for a copy."""
+        return int.from_bytes(hashlib.sha256(self.etag.encode()).digest()[:7]) if self.etag else 0
+
+
+ANY_VERSION = FileInfo(-1)
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """What tells an object from all that had or will have its key. Some stores go by one, some by the other."""
+class PutResult:
+    """The hash of a file that was put, and whether its bytes had to be sent. No ETag: it does not identify content."""
 
-    e_tag: str | None
-    version: str | None
+    sha256: str
+    sent: bool = True
+    etag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """A range of a file; `stop` is TO_END for all of a file whose size is not known.
+
+    Without a version, any is taken. An empty range with a version checks that the file is still empty.
+    """
+
+    name: str
+    start: int
+    stop: int
+    version: str | None = None
 
 
 class Storage:
-    """A location. What a backend cannot do is a StorageError of the kind "unsupported"."""
+    """A location. What a backend cannot do is a StorageError of the kind "unsupported". It can be pickled."""
 
-    def __init__(self, location: Location) -> None:
-        self.location = location
+    is_remote = can_list = True
+    explains_errors = True  # whether readers raise errors for users; else StorageError, which the caller explains
+    waits_s: tuple[float, ...] = (0.2, 1.0, 3.0)  # between the tries of a request
 
-    def list(self, page_done: Callable[[], None]) -> Iterator[tuple[str, ObjectStat]]:
-        """Yield (key, stat) of every object below the location, in any order. `page_done` is called between pages."""
+    def __init__(self, location: Location, token: str | None = None, parts_in_flight: int = 2) -> None:
+        self.location, self._token, self._parts_in_flight = location, token, parts_in_flight
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_storage, (self.location, self._token, self._parts_in_flight)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.location})"  # and never the token
+
+    def tries(self) -> Retry:
+        """Return the tries of one request. If obstore has retried it until its own limit, there are no more."""
+        return Retry(self.waits_s, is_transient, patience_s=patience_s() / 2)
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, FileInfo]]:
+        """Yield (name, info) of every file below a prefix, in any order, without marks of folders.
+
+        A listing that breaks begins again: then some files come twice, because stores sort in several ways.
+        """
+        retry = self.tries()
+        while True:
+            try:
+                for key, info in self._list(self.location.child(prefix).prefix, retry.begin):
+                    if name := self.location.name_of(key):
+                        yield name, info
+                return
+            except StorageError as error:
+                if not retry.again(error):
+                    raise
+
+    def _list(self, prefix: str, page_done: Callable[[], None]) -> Iterator[tuple[str, FileInfo]]:
+        """Yield (key, info) of every file below a prefix of the container. `page_done` is called between pages."""
         raise StorageError("unsupported")
 
-    def stat(self, keys: Iterable[str]) -> Iterator[ObjectStat | None]:
-        """Yield what is known of each of these objects, in order; None for one that is missing."""
+    def stat(self, names: Iterable[str]) -> Iterator[FileInfo | None]:
+        """Yield the info of each of these files, in order; None for a missing one."""
         raise StorageError("unsupported")
 
-    async def fetch(self, key: str, start: int, stop: int | None, etag: str | None) -> Any:
-        """Return the bytes of a range, or everything without `stop`, of the version that the ETag names.
+    def fetch(self, ranges: Sequence[ByteRange]) -> Future[Answers]:
+        """Start requests for ranges: each answer is bytes or an exception. Cancel the future to drop them.
 
-        A StorageError of the kind "changed" says that there is another version.
+        A StorageError of the kind "changed" means that the file has another version.
         """
         raise StorageError("unsupported")
 
+    def read(self, name: str, version: str | None = None) -> bytes | None:
+        """Return all of a small file; None if it is missing."""
+
+        def ask() -> bytes | None:
+            (answer,) = wait_for(self.fetch([ByteRange(name, 0, TO_END, version)]))
+            if isinstance(answer, StorageError) and answer.is_missing:
+                return None
+            if isinstance(answer, BaseException):
+                raise answer
+            return bytes(answer)
+
+        return self.tries().call(ask)
+
+    def pinned_revision(self) -> str | None:
+        """Return the commit at which files are read, if the location has commits."""
+        return None
+
     def exists(self) -> bool:
-        """Return whether the container is there, as far as it matters before anything is read from it."""
+        """Return whether the container exists, as far as it matters before anything is read from it."""
         return True
 
     def create(self) -> bool:
-        """Create the container if brim may do that here; return whether it was created."""
+        """Create the container if brim may do that; return whether it was created."""
         return False
 
-    def put(
-        self, key: str, content: UploadContent, in_flight: int, takes_parts: bool, advance: Callable[[int], None]
-    ) -> tuple[str, str]:
-        """Send an object, and return its ETag and its SHA-256. It appears complete, or not at all."""
+    def put(self, name: str, content: UploadContent, sha256: str | None, watcher: UploadWatcher) -> PutResult:
+        """Upload a file, which appears complete or not at all. The watcher may raise to drop it."""
         raise StorageError("unsupported")
 
-    def put_bytes(self, key: str, data: bytes | memoryview) -> str:
-        """Send a small object in one request, and return its ETag."""
+    def put_bytes(self, name: str, data: bytes | memoryview, expected: FileInfo | None = ANY_VERSION) -> FileInfo:
+        """Write a small file: over any version, over the expected one alone, or only as a new file (None)."""
         raise StorageError("unsupported")
 
-    def put_instead(self, key: str, data: bytes, expected: Version | None) -> Version:
-        """Send a small object only over this version, or only if nothing is there (None)."""
-        raise StorageError("unsupported", 501)
-
-    def version(self, key: str) -> Version | None:
-        found = next(iter(self.stat([key])))
-        return None if found is None else Version(found.etag, None)
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; missing ones are fine."""
+    def move(self, source: str, target: str) -> FileInfo:
         raise StorageError("unsupported")
 
-    def copy(self, source: str, target: str) -> None:
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove files; missing ones are fine."""
         raise StorageError("unsupported")
 
-    def gives_ranges(self, key: str) -> bool:
-        """Return whether a range of the object at `key`, which holds PROBE, can be asked for."""
-        return True
+    def abort_uploads(self, prefix: str, is_own: Callable[[str], bool]) -> int:
+        """Abort uploads that a killed run began below a prefix, if `is_own` of the name; return how many there were.
 
-    def takes_parts(self, key: str) -> bool:
-        """Return whether an object may come in several parts. An object at `key` is overwritten."""
-        return True
+        A StorageError of the kind "unsupported" says in `detail` why they cannot be found.
+        """
+        return 0
+
+    def drop_upload(self, name: str) -> None:
+        """Abort unfinished uploads under a name."""
+
+    def check_access(self) -> None:
+        """Check that this machine may write here."""
+        raise StorageError("unsupported")
+
+    def free_bytes(self) -> int | None:
+        """Return how much fits, or None where it cannot be known."""
+        return None
 
 
-def open_storage(location: Location) -> Storage:
-    """Return the storage of a location that is not on this machine."""
-    if location.scheme in ("http", "https"):
-        from brim.storage.http_files import HttpStorage
-
-        return HttpStorage(location)
-    if location.on_hub:
-        from brim.storage.hub_bucket import HubBucket
-
-        return HubBucket(location)
-    if location.scheme == "hf":
-        from brim.storage.http_files import HubRepository
-
-        return HubRepository(location)
-    from brim.storage.objects import ObjectStorage
-
-    return ObjectStorage(location)
+def open_storage(location: Location, token: str | None = None, parts_in_flight: int = 2) -> Storage:
+    """Return the storage of a location. The token is for the Hub alone."""
+    backend: type[Storage]
+    if location.is_local:
+        from brim.storage.local import LocalStorage as backend
+    elif location.is_hub_bucket:
+        from brim.storage.hub_bucket import HubBucketStorage as backend
+    elif location.is_repository:
+        from brim.storage.hub_repository import HubRepository as backend
+    elif location.is_bucket:
+        try:
+            from brim.storage.objects import ObjectStorage as backend
+        except ImportError as error:
+            raise missing("s3", f"{location.scheme}:// needs obstore.") from error
+    else:
+        from brim.storage.http_files import HttpStorage as backend
+    return backend(location, token, parts_in_flight)

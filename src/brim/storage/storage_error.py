@@ -1,7 +1,7 @@
 """The only exception of a storage: what a failed request means, whatever library made it.
 
 Each backend translates the errors of its library in one function; `classify` holds what a status and a code mean, for
-all of them. `explain_error` makes an error for people of it.
+all of them. `explain_error` makes an error for users of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from brim.state.retry import may_pass
 
 Kind = Literal[
     "missing",
-    "changed",  # a condition did not hold: something else is under this name
+    "changed",  # a condition did not hold: another version is under this name
     "no_container",  # no such bucket or repository
     "no_revision",
     "no_credentials",
@@ -23,21 +23,39 @@ Kind = Literal[
     "upload_gone",
     "certificate",
     "no_ranges",  # all of a file was sent instead of a range
-    "unsupported",
+    "unsupported",  # `detail` may name the missing ability
     "offline",  # huggingface_hub is in offline mode
     "no_connection",  # `detail` is the host, a blank and the cause
     "transient",
     "refused",
 ]
 _NO_CONTAINER = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
-_HUB_CODES: dict[str, Kind] = {"RepoNotFound": "no_container", "RevisionNotFound": "no_revision"}
-_BAD_CREDENTIALS = {
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "ExpiredToken",
-    "InvalidToken",
-    "AuthenticationFailed",
-    "InvalidAuthenticationInfo",
+_CODES: dict[str, Kind] = {
+    "RepoNotFound": "no_container",
+    "RevisionNotFound": "no_revision",
+    "PermanentRedirect": "other_region",
+    "AuthorizationHeaderMalformed": "other_region",
+    "NoSuchUpload": "upload_gone",
+    **dict.fromkeys(_NO_CONTAINER, "no_container"),
+    **dict.fromkeys(
+        (
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
+            "ExpiredToken",
+            "InvalidToken",
+            "AuthenticationFailed",
+            "InvalidAuthenticationInfo",
+        ),
+        "bad_credentials",
+    ),
+}
+_STATUSES: dict[int | None, Kind] = {
+    301: "other_region",
+    307: "other_region",
+    401: "denied",
+    403: "denied",
+    404: "missing",
+    410: "missing",
 }
 _MISSING = (404, 410)
 _UNSUPPORTED = 501
@@ -70,33 +88,15 @@ class StorageError(Exception):
         return self.status in _MISSING and self.kind in ("missing", "no_container", "no_revision", "upload_gone")
 
     @property
-    def is_changed(self) -> bool:
-        return self.kind == "changed"
-
-    @property
     def is_unsupported(self) -> bool:
         return self.kind == "unsupported" or self.status == _UNSUPPORTED
 
 
 def classify(status: int | None, code: str = "", text: str = "", detail: str = "") -> StorageError:
     """Return the error that a status and a code stand for. `text` is searched for names of errors without a code."""
-    missing = status in _MISSING
-    transient = not missing and may_pass(status, code)
-    kind: Kind
-    if code in _HUB_CODES:
-        kind = _HUB_CODES[code]
-    elif code in _NO_CONTAINER or (missing and any(name in text for name in _NO_CONTAINER)):
+    is_missing = status in _MISSING
+    is_transient = not is_missing and may_pass(status, code)
+    kind: Kind = _CODES.get(code) or _STATUSES.get(status) or ("transient" if is_transient else "refused")
+    if is_missing and any(name in text for name in _NO_CONTAINER):
         kind = "no_container"
-    elif code in _BAD_CREDENTIALS:
-        kind = "bad_credentials"
-    elif status in (401, 403):
-        kind = "denied"
-    elif code in ("PermanentRedirect", "AuthorizationHeaderMalformed") or status in (301, 307):
-        kind = "other_region"
-    elif code == "NoSuchUpload":
-        kind = "upload_gone"
-    elif missing:
-        kind = "missing"
-    else:
-        kind = "transient" if transient else "refused"
-    return StorageError(kind, status, code, detail, is_transient=transient)
+    return StorageError(kind, status, code, detail, is_transient=is_transient)

@@ -1,4 +1,4 @@
-"""Bytes on their way to a storage, and the memory they lie in meanwhile."""
+"""Bytes that are uploaded: their source, their watcher, and the memory that holds them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import mmap
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 
 class Buffers:
-    """Gives out buffers of one size. One comes back by itself when the last view of it is gone."""
+    """Give out buffers of one size. A buffer returns when the last view of it is gone."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -24,7 +25,7 @@ class Buffers:
             memory = self._free.pop() if self._free else None
         if memory is None:
             memory = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # The array stands for all views of the memory: when it goes, nobody has one.
+        # The array represents all views of the memory: it is collected after the last of them.
         array = np.frombuffer(memory, np.uint8)
         weakref.finalize(array, self._free.append, memory).atexit = False
         return memoryview(array)  # type: ignore[arg-type]
@@ -35,6 +36,10 @@ class UploadContent(Protocol):
 
     size: int
 
+    @property
+    def path(self) -> Path | None:
+        """Return the finished local file that holds these bytes, if there is one: it is linked, not copied."""
+
     def chunks(
         self,
         start: int = 0,
@@ -44,3 +49,17 @@ class UploadContent(Protocol):
         keep: Buffers | None = None,
         as_they_come: bool = False,
     ) -> Iterator[memoryview]: ...
+
+
+class UploadWatcher(Protocol):
+    """Counts the bytes of an upload, and may raise to drop it."""
+
+    def hashed(self, size: int) -> None: ...
+    def sent(self, size: int) -> None: ...
+
+
+class SilentWatcher:
+    """Ignores the bytes of an upload."""
+
+    def hashed(self, size: int) -> None: ...
+    def sent(self, size: int) -> None: ...

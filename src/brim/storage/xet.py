@@ -1,11 +1,11 @@
-"""Bytes to Xet, the Hub's own storage: cut into chunks there, of which only those go that it does not have.
+"""Upload bytes by Xet, the Hub's own storage: it cuts files into chunks and receives only those that it does not have.
 
 hf_xet collects chunks into blocks of 64 MB, whose size cannot be set, and holds one twice while it sends it: 150 MB for
 one file at a time. It ends a block earlier only where a commit ends. So, unless there is memory to spare, a large file
-is sent twice: first in pieces, each a commit of its own, then whole. The second time every chunk is known already, and
-nothing goes but the list of them. The pieces overlap a little, because chunks are cut by content: a piece finds back to
-the cuts of the whole after its first ones. It costs as much computing again, and 2 % more bytes. Two files go at a
-time, so that one is cut into chunks while another is on the line.
+is sent twice: first in segments, each with its own commit, then as one. The second time every chunk is known already,
+and only the list of them is sent. The segments overlap a little, because chunks are cut by content: after its first
+ones, a segment has the same cuts as the file. It costs as much computing again, and 2 % more bytes. Two files are sent
+at a time, so that one is cut into chunks while another is sent.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from brim.records import dataclass
 from brim.state.retry import interruptible
 from brim.storage.upload_content import UploadContent
 
-# Measured with hf-xet 1.8 (benchmarks/publish.py): what a session takes, and what a file on its way adds.
+# Measured with hf-xet 1.8 (benchmarks/publish.py): what a session takes, and what a file adds while it is sent.
 BASE_BYTES = 15_000_000
-LANE_BYTES = 240_000_000  # in one go
-PIECES_BYTES = 60_000_000  # in pieces, two files at a time
-XET_BYTES = BASE_BYTES + PIECES_BYTES  # the least that it takes
-PIECE_BYTES, PIECE_LANES = 6 << 20, 2
-OVERLAP_BYTES = 1 << 19
-SMALL_BYTES = 1 << 16
+LANE_BYTES = 240_000_000  # of a file that is sent as one
+_SEGMENTS_BYTES = 60_000_000  # of two files that are sent in segments
+XET_BYTES = BASE_BYTES + _SEGMENTS_BYTES  # the least that it takes
+SEGMENT_BYTES, _SEGMENT_LANES = 6 << 20, 2
+_OVERLAP_BYTES = 1 << 19
+_SMALL_BYTES = 1 << 16
 _INGESTION_BYTES = 1 << 20
-_AHEAD_BYTES = 80_000_000  # a block that is on the line, and a part of the next one
-_PATIENCE_S = 5.0
-_RENEW_S = 300.0  # before a token ends
+_AHEAD_BYTES = 80_000_000  # a block that is being sent, and a part of the next one
+_STALLED_S = 5.0
+_RENEW_S = 300.0  # before a token expires
 _STATUS = re.compile(r"\b(?:status|error)\D{0,40}\(?([45]\d\d)\b", re.IGNORECASE)
 
 
-class NoXet(Exception):
-    """There is no Xet here: no library, or no storage of that kind on the server."""
+class XetUnavailableError(Exception):
+    """Xet cannot be used: the library is missing, or the server has no storage of that kind."""
 
 
-class XetFailed(Exception):
-    """The storage refused, with a status, or did not answer. The text is the library's: it may hold addresses."""
+class XetError(Exception):
+    """The storage refused, with a status, or did not answer. The text is the library's: it may contain addresses."""
 
     def __init__(self, text: str, status: int | None) -> None:
         super().__init__(text, status)
@@ -53,21 +53,17 @@ class XetFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class XetToken:
-    """What lets us in for a while. `url` and `headers` are how the library gets the next one, of the Hub."""
+    """Access to the storage for a while. The library gets the next token with `url` and `headers`, from the Hub."""
 
     storage: str
     secret: str = field(repr=False)
-    ends: float
+    expires: float
     url: str
     headers: dict[str, str] = field(repr=False)
 
-    @property
-    def lasts(self) -> bool:
-        return time.time() < self.ends - _RENEW_S
-
 
 def token_of(answer: Any, url: str, headers: dict[str, str]) -> XetToken:
-    """Read the Hub's answer to a request for a token; ValueError if it is none."""
+    """Read the Hub's answer to a request for a token; ValueError for any other answer."""
     if not isinstance(answer, dict) or not {"casUrl", "accessToken", "exp"} <= answer.keys():
         raise ValueError("no token of Xet's storage")
     return XetToken(str(answer["casUrl"]), str(answer["accessToken"]), float(answer["exp"]), url, headers)
@@ -75,63 +71,74 @@ def token_of(answer: Any, url: str, headers: dict[str, str]) -> XetToken:
 
 @dataclass(frozen=True, slots=True)
 class XetFile:
-    """What was sent: how the storage calls it, and its SHA-256."""
+    """A file that was sent: its hash in the storage, and its SHA-256."""
 
     hash: str
     sha256: str
 
 
-class XetLine:
-    """`send` is called by several threads; `lanes` of them at a time, each with commits of its own. None: in pieces."""
+class XetUploader:
+    """Several threads call `send`; `lanes` of them run at a time, each with its own commits. None: in segments."""
 
-    def __init__(self, token: Callable[[], XetToken], lanes: int | None = None) -> None:
-        self._ask, self._in_pieces = token, lanes is None
-        lanes = lanes or PIECE_LANES
-        self._token = token()
-        if self._in_pieces:
+    def __init__(self, get_token: Callable[[], XetToken], lanes: int | None = None) -> None:
+        self._get_token, self._sends_segments = get_token, lanes is None
+        lanes = lanes or _SEGMENT_LANES
+        self._token = get_token()
+        if self._sends_segments:
             keep_heap_small(large_bytes=None)
-        self._session = _session(lanes)
+        try:
+            import hf_xet  # type: ignore[import-untyped]
+
+            config = hf_xet.XetConfig().with_config(
+                {
+                    "client.ac_max_upload_concurrency": lanes,
+                    "client.ac_initial_upload_concurrency": min(2, lanes),
+                    "data.max_concurrent_file_ingestion": lanes,
+                    "data.ingestion_block_size": _INGESTION_BYTES,
+                }
+            )
+            self._session: Any = hf_xet.XetSession(config)
+            self._skipped, self._computed = hf_xet.SKIP_SHA256, hf_xet.COMPUTE_SHA256
+            self._failures = (ConnectionError, TimeoutError, hf_xet.XetAuthenticationError)
+        except (ImportError, AttributeError, TypeError, ValueError, KeyError) as error:
+            raise XetUnavailableError(f"hf_xet cannot be used: {error}") from error
         self._lanes = threading.Semaphore(lanes)
 
-    def send(self, name: str, content: UploadContent, sha256: str | None, told: Callable[[int, int], None]) -> XetFile:
-        """`told` hears how many bytes were sent and how many hashed, and may raise to drop it."""
-        import hf_xet  # type: ignore[import-untyped]
-
-        small = content.size <= SMALL_BYTES  # needs no room, and does not wait behind shards: a sign of life among them
-        with contextlib.nullcontext() if small else self._lanes:
+    def send(
+        self, name: str, content: UploadContent, sha256: str | None, advance: Callable[[int, int], None]
+    ) -> XetFile:
+        """Send a file. `advance` gets how many bytes were sent and how many hashed, and may raise to drop it."""
+        is_small = content.size <= _SMALL_BYTES  # it needs little memory, and does not wait for shards
+        in_segments = self._sends_segments and content.size > SEGMENT_BYTES
+        with contextlib.nullcontext() if is_small else self._lanes:
             try:
-                if self._in_pieces and content.size > PIECE_BYTES:
-                    for start in range(0, content.size, PIECE_BYTES):
-                        first, stop = max(start - OVERLAP_BYTES, 0), min(start + PIECE_BYTES, content.size)
-                        chunks = content.chunks(first, stop)
-                        self._stream(name, chunks, hf_xet.SKIP_SHA256, _sent_beyond(start - first, told))
-                    done = self._stream(
-                        name, content.chunks(), sha256 or hf_xet.COMPUTE_SHA256, lambda size: told(0, size)
-                    )
-                else:
-                    done = self._stream(
-                        name, content.chunks(), sha256 or hf_xet.COMPUTE_SHA256, lambda size: told(size, size)
-                    )
-            except (ConnectionError, TimeoutError, hf_xet.XetAuthenticationError) as error:
-                # What the library makes of every answer that it does not try again.
+                for start in range(0, content.size, SEGMENT_BYTES) if in_segments else ():
+                    first, stop = max(start - _OVERLAP_BYTES, 0), min(start + SEGMENT_BYTES, content.size)
+                    self._stream(name, content.chunks(first, stop), self._skipped, _after(start - first, advance))
+                done = self._stream(
+                    name,
+                    content.chunks(),
+                    sha256 or self._computed,
+                    lambda size: advance(0 if in_segments else size, size),
+                )
+            except self._failures as error:  # raised for every answer that the library does not retry
                 status = _STATUS.search(str(error))
-                raise XetFailed(str(error), int(status[1]) if status else None) from error
+                raise XetError(str(error), int(status[1]) if status else None) from error
             finally:
                 give_back_heap()
         return XetFile(str(done.hash), sha256 or str(done.sha256))
 
-    def _stream(self, name: str, chunks: Iterator[memoryview], sha256: Any, told: Callable[[int], None]) -> Any:
-        if not self._token.lasts:
-            self._token = self._ask()
+    def _stream(self, name: str, chunks: Iterator[memoryview], sha256: Any, advance: Callable[[int], None]) -> Any:
+        if time.time() >= self._token.expires - _RENEW_S:
+            self._token = self._get_token()
         token = self._token
-        plain = {key: value for key, value in token.headers.items() if key.lower() != "authorization"}
         commit = self._session.new_upload_commit(
             endpoint=token.storage,
             token=token.secret,
-            token_expiry_unix_secs=int(token.ends),
+            token_expiry_unix_secs=int(token.expires),
             token_refresh_url=token.url,
             token_refresh_headers=token.headers,
-            custom_headers=plain,
+            custom_headers={key: value for key, value in token.headers.items() if key.lower() != "authorization"},
         )
         try:
             stream = commit.start_upload_stream(name=name, sha256=sha256)
@@ -139,58 +146,41 @@ class XetLine:
             for chunk in chunks:
                 interruptible(partial(stream.write, bytes(chunk)))
                 written += len(chunk)
-                told(len(chunk))
-                _wait_for_line(commit, written, told)
+                advance(len(chunk))
+                _wait_for_network(commit, written, advance)
             done = interruptible(stream.finish)
             interruptible(commit.wait_to_finish)
         except BaseException:
-            commit.abort()  # and what it has begun to send
+            commit.abort()  # with the blocks that it is sending
             raise
-        if self._in_pieces:
+        if self._sends_segments:
             give_back_heap()
         return done.xet_info
 
 
-def _sent_beyond(overlap: int, told: Callable[[int, int], None]) -> Callable[[int], None]:
-    """Tells of each byte of a file once."""
-    left = overlap
+def _after(overlap: int, advance: Callable[[int, int], None]) -> Callable[[int], None]:
+    """Return a function that counts each byte of a file once: not those of the overlap."""
+    uncounted = overlap
 
     def sent(size: int) -> None:
-        nonlocal left
-        again = min(left, size)
-        left -= again
-        told(size - again, 0)
+        nonlocal uncounted
+        repeated = min(uncounted, size)
+        uncounted -= repeated
+        advance(size - repeated, 0)
 
     return sent
 
 
-def _wait_for_line(commit: Any, written: int, told: Callable[[int], None]) -> None:
-    """Do not run ahead of the line: what Xet has read and not sent it keeps in memory.
+def _wait_for_network(commit: Any, written: int, advance: Callable[[int], None]) -> None:
+    """Do not run ahead of the network: Xet keeps unsent bytes in memory.
 
-    What it does not count as sent for long is not on the line (the block that it fills), so the wait ends.
+    The block that it fills is not counted as sent for long, so the wait ends.
     """
     sent, since = -1, time.monotonic()
     while written - (now := int(commit.progress().total_bytes_completed)) > _AHEAD_BYTES:
         if now != sent:
             sent, since = now, time.monotonic()
-        elif time.monotonic() - since > _PATIENCE_S:
+        elif time.monotonic() - since > _STALLED_S:
             return
-        told(0)
+        advance(0)
         time.sleep(0.005)
-
-
-def _session(lanes: int) -> Any:
-    try:
-        import hf_xet
-
-        config = hf_xet.XetConfig().with_config(
-            {
-                "client.ac_max_upload_concurrency": lanes,
-                "client.ac_initial_upload_concurrency": min(2, lanes),
-                "data.max_concurrent_file_ingestion": lanes,
-                "data.ingestion_block_size": _INGESTION_BYTES,
-            }
-        )
-        return hf_xet.XetSession(config)
-    except (ImportError, AttributeError, TypeError, ValueError, KeyError) as error:
-        raise NoXet(f"hf_xet cannot be used: {error}") from error

@@ -11,7 +11,6 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import field, replace
 from pathlib import Path
@@ -26,25 +25,25 @@ from brim.formats.file_headers import header_kind, probe_gzip, probe_header
 from brim.formats.parquet_columns import ParquetColumns, is_file_type
 from brim.formats.parquet_levels import is_list_type
 from brim.formats.range_readers import Readable
-from brim.memory.limit import effective_limit, usable_cores
+from brim.memory.limit import effective_limit
 from brim.options.build_options import ReadFilesOptions
 from brim.options.check_options import CheckOptions
 from brim.options.groups import CheckFileOptions
 from brim.plans.shard_bytes import hollow_in
-from brim.progress import Progress
+from brim.progress import Advance, Progress
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.features import kind_of_feature
 from brim.sources.open_dataset import is_dataset
 from brim.sources.open_source import aligned_columns, find_recipe, recipe_text
 from brim.sources.recipe import VALUE_TYPES, BidsColumn, Counted, EntityColumn, Recipe, expectation_findings
-from brim.storage.listing import list_objects, read_small
-from brim.storage.location import Access, is_bucket_address, parse_bucket_address
+from brim.storage.listing import list_files, read_file
+from brim.storage.location import Access, is_remote, parse_location
 from brim.verification.check_files import Check, CheckReport, finding_check
 from brim.verification.dataset_info import incomplete, type_words, values_of
 from brim.verification.published import SHARD_NAME, Published, opened, shards_below
+from brim.verification.walk import walk_shards
 
-_REQUESTS = 8  # at a time, to the Hub or a bucket
 # Limits of the Hub's dataset viewer: "Scan size limit exceeded: ..., limit is 300000000 bytes" (TooBigContentError).
 _VIEWER_BYTES, _VIEWER_ROWS, _VIEWER_COLUMNS = 300_000_000, 100, 1_000
 _SHOWN = 100  # findings of one kind that are kept
@@ -83,12 +82,12 @@ def is_published(source: str | os.PathLike[str], access: Access, recipe: str | o
     text = os.fspath(source)
     if recipe == "files":
         return False
-    if text.startswith("hf://") and not is_bucket_address(text):
-        return True
-    if is_bucket_address(text):
-        address = parse_bucket_address(text, access)
-        return read_small(address, CARD) is not None and any(
-            name.endswith(".parquet") or name.startswith("data/") for name, _ in list_objects(address)
+    if is_remote(text):
+        location = parse_location(text, access)
+        if location.is_repository:
+            return True
+        return read_file(location, CARD) is not None and any(
+            name.endswith(".parquet") or name.startswith("data/") for name, _ in list_files(location)
         )
     folder = Path(text)
     if not folder.is_dir() or (folder / "dataset_description.json").exists():
@@ -125,16 +124,14 @@ class _DatasetCheck:
         self.published, self.recipe, self.progress = published, recipe, progress
         self.names = sorted(published.sizes)
         self.parquet = [name for name in self.names if name.endswith(".parquet")]
-        self.threads = _REQUESTS if published.remote else usable_cores()
         self.looks: dict[str, _Look] = {}
 
     def checks(self, tolerance: float | None) -> list[Check]:
         self.progress.start("check", 0, len(self.parquet), effective_limit().bytes)
         try:
-            with ThreadPoolExecutor(self.threads) as pool:
-                for name, look in zip(self.parquet, pool.map(self._look, self.parquet), strict=True):
-                    self.looks[name] = look
-                    self.progress.shard(name, 0, "", "looked at")
+            for name, look in walk_shards(self.parquet, self._look, is_remote=self.published.remote):
+                self.looks[name] = look
+                self.progress.shard(name, 0, "", "inspected")
         finally:
             self.progress.finish()
         checks = [self._shards(), self._readable()]
@@ -151,7 +148,7 @@ class _DatasetCheck:
                 checks.append(Check("required files", True, 0, detail=detail, skipped=True))
         return checks
 
-    def _look(self, name: str) -> _Look:
+    def _look(self, name: str, advance: Advance) -> _Look:
         look = _Look()
         try:
             with closing(self.published.open(name)) as shard, ParquetColumns(shard) as columns:
@@ -191,7 +188,7 @@ class _DatasetCheck:
         if self.recipe is not None:
             return self.recipe.aligned_columns()
         pairs: dict[str, str] = {}
-        for job in self.published.told.jobs:
+        for job in self.published.record.jobs:
             if "recipe" in job.facts:
                 pairs |= aligned_columns(job.facts["recipe"].get("recipe_text"), columns.schema.names)
         names = columns.schema.names
@@ -199,7 +196,7 @@ class _DatasetCheck:
 
     def _shards(self) -> Check:
         problems = list(incomplete(self.published))
-        known = self.published.told.jobs or any(SHARD_NAME.fullmatch(name) for name in self.names)
+        known = self.published.record.jobs or any(SHARD_NAME.fullmatch(name) for name in self.names)
         detail = "" if known else "not looked at: nobody wrote down how many there should be"
         return Check(
             "shards are all there", not problems, len(self.names), detail="; ".join(problems[:3]) or detail,
@@ -283,7 +280,7 @@ class _DatasetCheck:
         crooked = [f"{name}, {line}" for name, look in self._good.items() for line in look.crooked]
         types = next(iter(self._good.values()), _Look()).types
         pairs = self.recipe.aligned_columns() if self.recipe is not None else {}
-        known = bool(self.published.told.jobs) or self.recipe is not None
+        known = bool(self.published.record.jobs) or self.recipe is not None
         detail = "; ".join(crooked[:3]) or ", ".join(f"{n} aligned with {of}" for n, of in pairs.items() if n in types)
         if not known:
             detail = "not looked at: no recipe says which lists belong together; --recipe NAME does"

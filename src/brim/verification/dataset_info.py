@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import field
 from typing import Any
@@ -34,10 +33,10 @@ from brim.sizes import format_size, plural
 from brim.sources.features import fits_type, kind_of_feature
 from brim.storage.location import Access
 from brim.verification.published import SHARD_NAME, Published, missing_numbers, opened
+from brim.verification.walk import walk_shards
 from brim.wording import Described
 
 _SHOWN_CLASSES = 10
-_REQUESTS = 8  # at a time
 _CARD_FIELDS = ("pretty_name", "license", "license_name", "language", "task_categories", "tags")
 _MOST_VALUE_BYTES = 64_000_000  # of media in an encoded column, which has to be read to be shown
 
@@ -153,12 +152,11 @@ def _summed(address: str, published: Published) -> DatasetInfo:
     names = sorted(published.sizes)
     found = DatasetInfo(address, shards=len(names), bytes=sum(published.sizes.values()))
     looks: dict[str, _Shard] = {}
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        for name, look in zip(names, pool.map(lambda name: _look(published, name), names), strict=True):
-            if isinstance(look, str):
-                found.problems.append(f"{name}: {look}")
-            else:
-                looks[name] = look
+    for name, look in walk_shards(names, lambda name, _: _look(published, name), is_remote=published.remote):
+        if isinstance(look, str):
+            found.problems.append(f"{name}: {look}")
+        else:
+            looks[name] = look
     if names:
         sizes = sorted(published.sizes.values())
         found.shard_bytes = (sizes[0], int(np.median(sizes)), sizes[-1])
@@ -173,10 +171,10 @@ def _summed(address: str, published: Published) -> DatasetInfo:
             total[name] = total.get(name, 0) + size
             types.setdefault(name, look.types[name])
     found.columns = [ColumnInfo(name, *types[name], size, classes.get(name, ())) for name, size in total.items()]
-    built = {f"brim {job.versions.get('brim', '?')}" for job in published.told.jobs}
+    built = {f"brim {job.versions.get('brim', '?')}" for job in published.record.jobs}
     found.writers = sorted(built | {look.writer for look in looks.values() if look.writer and not built})
     found.problems += list(incomplete(published))
-    known = bool(published.told.jobs) or any(SHARD_NAME.fullmatch(name) for name in names)
+    known = bool(published.record.jobs) or any(SHARD_NAME.fullmatch(name) for name in names)
     found.whole = False if found.problems else True if known else None
     try:
         text = published.card()
@@ -237,7 +235,7 @@ def _splits(published: Published, looks: dict[str, _Shard]) -> list[SplitInfo]:
 
 def incomplete(published: Published) -> Iterator[str]:
     """What should be there and is not, by the receipts or, where there are none, by the names."""
-    told = published.told
+    told = published.record
     for subset in published.subsets:
         if subset.state == "unfinished":
             yield f"{subset.name}: {subset.words}"

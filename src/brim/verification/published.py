@@ -1,20 +1,20 @@
-"""A dataset that was built, as verify and unpack see it: its shards, what their receipts say, its card, its subsets.
+"""A published dataset, as verify and unpack see it: its shards, their receipts, its card, its subsets.
 
-Which shards a config or split has, and whether they are all of them, is known from the manifests, else from the card,
-else from the names of the shards. What verify, check, info and unpack look at is chosen here (`--from-config`,
-`--from-split`).
+The shards of a config or split, and whether they are complete, follow from the manifests, else from the card, else from
+the names of the shards. `--from-config` and `--from-split` narrow a dataset for verify, check, info and unpack.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from brim.errors import BrimError, InputError
 from brim.formats.card import BEGIN, CARD, card_folders, read_card
@@ -25,14 +25,12 @@ from brim.progress import Advance
 from brim.records import dataclass
 from brim.state.atomic_files import reading, sha256_of
 from brim.state.ledger import LEDGER, STATE, JobRecord, Ledger, Receipt
-from brim.storage.hub_client import HubClient, RangeFile, Snapshot, StreamFile
+from brim.storage.destination import MANIFESTS, parse_destination, state_folder
 from brim.storage.hub_session import Note, explained, hub_session
-from brim.storage.listing import list_objects, read_small
-from brim.storage.location import Access, HubAddress, Location
-from brim.storage.reading import ObjectFile, ObjectStream
-from brim.storage.storage import ObjectStat
-from brim.stores.destination import parse_destination, state_folder
-from brim.stores.hub_store import MANIFESTS
+from brim.storage.listing import list_files, read_file
+from brim.storage.location import Access, Location, folder_location
+from brim.storage.reading import ForwardFile, RandomFile, RemoteFile
+from brim.storage.storage import FileInfo, Storage, open_storage
 
 SHARD_NAME = re.compile(
     r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar|arrow)"
@@ -43,12 +41,12 @@ Key = tuple[str, str]  # config and split
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """A split of a config. `wanted` is how many shards it should have, as far as anybody knows."""
+    """A split of a config. `expected` is how many shards it should have, as far as it is known."""
 
     config: str
     split: str
     names: tuple[str, ...]
-    wanted: int | None
+    expected: int | None
     state: State
 
     @property
@@ -57,12 +55,12 @@ class Subset:
 
     @property
     def words(self) -> str:
-        """What is to be said of it."""
+        """Return its state for users."""
         if self.state == "unfinished":
-            of = f" of {self.wanted:,}" if self.wanted else ""
-            return f"unfinished: {len(self.names):,}{of} shards; run the same build to finish"
+            expected = f" of {self.expected:,}" if self.expected else ""
+            return f"unfinished: {len(self.names):,}{expected} shards; run the same build to finish"
         if self.state == "incomplete":
-            return f"incomplete: {len(self.names):,} of {self.wanted or 0:,} shards"
+            return f"incomplete: {len(self.names):,} of {self.expected or 0:,} shards"
         return self.state
 
 
@@ -73,37 +71,35 @@ def find_subsets(
     fields: dict[str, Any],
     unfinished: bool,
 ) -> list[Subset]:
-    """Every config and split that a manifest (`listed`: the shards that it names), the card or a shard's name tells of.
+    """Return every config and split that a manifest (`listed`: its shards), the card or a shard's name mentions.
 
-    `unfinished`: the ledger that is there says so, of all of it.
+    `unfinished`: all of it, by the local ledger.
     """
-    found: dict[Key, list[str]] = {key: list(names) for key, names in listed.items()}
+    shards: dict[Key, list[str]] = {key: list(names) for key, names in listed.items()}
     claimed = set(receipts)
-    open_keys: set[tuple[str, str | None]] = set()
+    unfinished_keys: set[tuple[str, str | None]] = set()
     for entry in card_entries(fields):
         config = str(entry["config_name"])
         patterns = patterns_of(entry)
-        waiting = [split for split, path in patterns if path == UNFINISHED]
-        if waiting:
-            open_keys |= {(config, None if len(waiting) == len(patterns) else split) for split in waiting}
+        splits = [split for split, path in patterns if path == UNFINISHED]
+        if splits:
+            unfinished_keys |= {(config, None if len(splits) == len(patterns) else split) for split in splits}
         for split, pattern in patterns:
             fitting = [name for name in sizes if pattern != UNFINISHED and fits(name, pattern)]
-            of_others = claimed - set(found.get((config, split), ()))
-            fitting = [name for name in fitting if name not in of_others or name not in receipts]
-            if fitting or (split, config) not in found:
-                of = found.setdefault((config, split), [])
-                of += [name for name in fitting if name not in of]
+            foreign = claimed - set(shards.get((config, split), ()))
+            fitting = [name for name in fitting if name not in foreign or name not in receipts]
+            if fitting or (split, config) not in shards:
+                names = shards.setdefault((config, split), [])
+                names += [name for name in fitting if name not in names]
                 claimed |= set(fitting)
     for name in sizes:
         if name not in claimed:
-            found.setdefault(_by_name(name), []).append(name)
-    return [s for key, names in found.items() if (s := _subset(key, names, sizes, receipts, open_keys, unfinished))]
-
-
-def _by_name(name: str) -> Key:
-    match = SHARD_NAME.fullmatch(name)
-    folder = match["folder"] if match else name.rpartition("/")[0]
-    return ("default" if folder in ("data", "") else folder, match["split"] if match else "train")
+            match = SHARD_NAME.fullmatch(name)
+            folder = match["folder"] if match else name.rpartition("/")[0]
+            key = ("default" if folder in ("data", "") else folder, match["split"] if match else "train")
+            shards.setdefault(key, []).append(name)
+    subsets = (_subset(key, names, sizes, receipts, unfinished_keys, unfinished) for key, names in shards.items())
+    return [subset for subset in subsets if subset is not None]
 
 
 def _subset(
@@ -111,53 +107,55 @@ def _subset(
     names: list[str],
     sizes: Mapping[str, int],
     receipts: Mapping[str, Receipt],
-    open_keys: set[tuple[str, str | None]],
+    unfinished_keys: set[tuple[str, str | None]],
     unfinished: bool,
 ) -> Subset | None:
-    here = sorted(name for name in names if name in sizes)
-    told = [name for name in names if name in receipts]
-    if unfinished or (key[0], None) in open_keys or key in open_keys:
-        # Those of an earlier version may still be there, under names that its manifest knows.
-        fresh = here if unfinished else [name for name in here if name not in receipts] or here
+    existing = sorted(name for name in names if name in sizes)
+    recorded = [name for name in names if name in receipts]
+    if unfinished or (key[0], None) in unfinished_keys or key in unfinished_keys:
+        # Those of an earlier version may still exist, under names that its manifest knows.
+        fresh = existing if unfinished else [name for name in existing if name not in receipts] or existing
         counts = {int(match["count"]) for name in fresh if (match := SHARD_NAME.fullmatch(name))}
-        if not fresh and not told and any(config == key[0] and split is None for config, split in open_keys):
+        if not fresh and not recorded and any(config == key[0] and split is None for config, split in unfinished_keys):
             return Subset(*key, (), None, "unfinished")
-        wanted = max(counts, default=0) or None
-        fresh = fresh if unfinished else [n for n in fresh if f"-of-{wanted or 0:05d}" in n] or fresh
-        return Subset(*key, tuple(fresh), wanted, "unfinished")
-    if told:
-        whole = all(sizes.get(name) == receipts[name].size for name in told)
-        return Subset(*key, tuple(here), len(told), "whole" if whole else "incomplete")
-    if not here:
+        expected = max(counts, default=0) or None
+        fresh = fresh if unfinished else [n for n in fresh if f"-of-{expected or 0:05d}" in n] or fresh
+        return Subset(*key, tuple(fresh), expected, "unfinished")
+    if recorded:
+        is_complete = all(sizes.get(name) == receipts[name].size for name in recorded)
+        return Subset(*key, tuple(existing), len(recorded), "whole" if is_complete else "incomplete")
+    if not existing:
         return None
-    missing = list(missing_numbers(here))
-    return Subset(*key, tuple(here), len(here) + len(missing), "incomplete" if missing else "not brim's")
+    missing = list(missing_numbers(existing))
+    return Subset(*key, tuple(existing), len(existing) + len(missing), "incomplete" if missing else "not brim's")
 
 
 def missing_numbers(names: Sequence[str]) -> Iterator[tuple[str, str, int, int, str]]:
-    """(folder, split, number, count, extension) of shards that names tell of and that are not there. Where rows were
-    appended the numbers go on, and the largest count is that of all."""
-    seen: dict[tuple[str, str, str], tuple[set[int], int]] = {}
+    """Yield (folder, split, number, count, extension) of shards that names imply and that do not exist.
+
+    Numbers of appended rows continue, and the largest count is that of all.
+    """
+    kinds: dict[tuple[str, str, str], tuple[set[int], int]] = {}
     for name in names:
         if match := SHARD_NAME.fullmatch(name):
             kind = (match["folder"], match["split"], f".{name.rpartition('.')[2]}")
-            numbers, count = seen.get(kind, (set(), 0))
-            seen[kind] = (numbers | {int(match["number"])}, max(count, int(match["count"])))
-    for (folder, split, extension), (numbers, count) in seen.items():
+            numbers, count = kinds.get(kind, (set(), 0))
+            kinds[kind] = (numbers | {int(match["number"])}, max(count, int(match["count"])))
+    for (folder, split, extension), (numbers, count) in kinds.items():
         for number in sorted(set(range(count)) - numbers):
             yield folder, split, number, count, extension
 
 
-def chosen_subsets(subsets: Sequence[Subset], config: str | None, split: str | None, address: str) -> list[Subset]:
-    """Those that were asked for; InputError if there is none."""
+def find_chosen(subsets: Sequence[Subset], config: str | None, split: str | None, address: str) -> list[Subset]:
+    """Return the subsets of a config and split; InputError for unknown names."""
     configs = list(dict.fromkeys(subset.config for subset in subsets))
     if config is not None and config not in configs:
         raise InputError(f"{address!r} has no config {config!r}.", hint=f"It has: {', '.join(configs) or 'none'}.")
-    found = [subset for subset in subsets if config in (None, subset.config)]
-    splits = list(dict.fromkeys(subset.split for subset in found))
+    of_config = [subset for subset in subsets if config in (None, subset.config)]
+    splits = list(dict.fromkeys(subset.split for subset in of_config))
     if split is not None and split not in splits:
         raise InputError(f"{address!r} has no split {split!r}.", hint=f"It has: {', '.join(splits) or 'none'}.")
-    return [subset for subset in found if split in (None, subset.split)]
+    return [subset for subset in of_config if split in (None, subset.split)]
 
 
 _SHARDS = (".parquet", ".tar", ".arrow", ".bin", ".npy", ".safetensors")
@@ -165,9 +163,9 @@ _SHARDS = (".parquet", ".tar", ".arrow", ".bin", ".npy", ".safetensors")
 
 @dataclass(frozen=True, slots=True)
 class DatasetRecord:
-    """What receipts say. `job` is None without any, or where several builds share the destination.
+    """Receipts and jobs of a dataset. `job` is None without any, or where several builds share the destination.
 
-    `listed` are the shards that the manifest of each config and split names; `damaged` says what is wrong with one.
+    `listed` are the shards that the manifest of each config and split names; `damaged` are faults of manifests.
     """
 
     receipts: Mapping[str, Receipt]
@@ -186,277 +184,227 @@ class DatasetRecord:
 
 
 def is_computed(job: JobRecord) -> bool:
-    """Whether a job computed its rows (map, tokenize, embed); others hold the files of their source."""
+    """Return whether a job computed its rows (map, tokenize, embed); others hold the files of their source."""
     return "recipe" not in job.facts
 
 
 def is_foreign(job: JobRecord) -> bool:
-    """Whether a record stands for shards that brim found, and did not write."""
+    """Return whether a record is of shards that brim found, and did not write."""
     return bool(job.facts.get("foreign"))
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedPart:
-    """What one source gave: its job, and its shards by split, in order."""
+    """The shards of one source: its job, and its shards by split, in order."""
 
     job: JobRecord
     names: Mapping[str, Sequence[str]]
 
 
-def parts_of(told: DatasetRecord) -> list[PublishedPart]:
-    """The parts of a dataset, each published from a source of its own: configs, splits, rows that were appended."""
-    found: dict[str, tuple[JobRecord, dict[str, list[str]]]] = {}
-    for job in told.jobs:
-        mine: dict[str, list[str]] = {}
-        for (_, split), names in told.listed.items():
-            own = [name for name in names if len(told.jobs) == 1 or told.receipts[name].job == job.fingerprint[:16]]
-            mine.setdefault(split, []).extend(sorted(own) if own else [])
-        parts = job.facts.get("parts")
-        if not parts:
-            found[job.fingerprint] = (job, {split: names for split, names in mine.items() if names})
+def parts_of(record: DatasetRecord) -> list[PublishedPart]:
+    """Return the parts of a dataset, each published from its own source: configs, splits, appended rows."""
+    parts: dict[str, tuple[JobRecord, dict[str, list[str]]]] = {}
+    for job in record.jobs:
+        own: dict[str, list[str]] = {}
+        for (_, split), names in record.listed.items():
+            is_only = len(record.jobs) == 1
+            mine = [name for name in names if is_only or record.receipts[name].job == job.fingerprint[:16]]
+            own.setdefault(split, []).extend(sorted(mine))
+        recorded = job.facts.get("parts")
+        if not recorded:
+            parts[job.fingerprint] = (job, {split: names for split, names in own.items() if names})
             continue
-        at = dict.fromkeys(mine, 0)
-        for part in parts:
-            of = JobRecord(part["fingerprint"], dict(part["facts"]), dict(part["versions"]), tuple(part["left_out"]))
-            _, known = found.setdefault(of.fingerprint, (of, {}))
+        starts = dict.fromkeys(own, 0)
+        for part in recorded:
+            source = JobRecord(
+                part["fingerprint"], dict(part["facts"]), dict(part["versions"]), tuple(part["left_out"])
+            )
+            _, shards = parts.setdefault(source.fingerprint, (source, {}))
             for split, count in part["shards"].items():
-                start = at.get(split, 0)
-                known.setdefault(split, []).extend(mine.get(split, [])[start : start + count])
-                at[split] = start + count
-    return [PublishedPart(job, names) for job, names in found.values()]
+                start = starts.get(split, 0)
+                shards.setdefault(split, []).extend(own.get(split, [])[start : start + count])
+                starts[split] = start + count
+    return [PublishedPart(job, names) for job, names in parts.values()]
 
 
-class Published(Protocol):
-    """`sha256` without a full read (`deep`) is what the destination says of itself, where it says anything; `listed` is
-    what it says without being asked to read: SHA-256 and ETag, empty where it says nothing.
+class Published:
+    """A dataset to read: its shards, their receipts, its card, its subsets.
 
-    `renames`: shards get other names without being moved.
+    `renames`: shards get other names without being moved. `names` are all files; None: they were not listed.
     """
 
-    remote: bool
-    renames: bool
-    told: DatasetRecord
-    sizes: Mapping[str, int]
-    subsets: Sequence[Subset]
-
-    @property
-    def names(self) -> Collection[str] | None:
-        """All files that are there, whatever they are; None: they were not listed."""
-
-    @property
-    def unproved(self) -> Sequence[str]: ...
-    def card(self) -> str | None: ...
-    def open(self, name: str) -> Readable: ...
-    def stream(self, name: str) -> Readable: ...
-    def sha256(self, name: str, deep: bool, advance: Advance) -> str | None: ...
-    def listed(self, name: str) -> tuple[str, str]: ...
-
-
-class PublishedFolder:
-    """A folder that was built."""
-
-    remote = renames = False
+    address: str
     unproved: Sequence[str] = ()
 
-    def __init__(self, folder: Path, state: str | os.PathLike[str] | None) -> None:
-        if not folder.is_dir():
-            raise InputError(f"The folder {str(folder)!r} does not exist.", hint="Use a folder that brim built.")
-        self._folder = folder
-        others = [] if (folder / "data").is_dir() else shards_below(folder)
-        if not (folder / "data").is_dir() and not others:
-            raise InputError(
-                f"{str(folder)!r} has no dataset: the folder data/ is missing.", hint="Use a folder that brim built."
-            )
-        ledger = Ledger(state_folder(folder, state))
-        self.told = told_by(ledger)
-        if (fault := self._lost_ledger(ledger)) is not None:
-            self.told = replace(self.told, damaged=(*self.told.damaged, fault))
-        with reading(str(folder / "data")):
-            listed = [] if others else os.listdir(folder / "data")
-        names = others or sorted(f"data/{name}" for name in listed if not name.startswith("."))
-        here = {name: folder / name for name in names}
-        self.sizes: Mapping[str, int] = {name: p.stat().st_size for name, p in here.items() if p.is_file()}
-        self.subsets: Sequence[Subset] = _subsets(self)
-
-    def _lost_ledger(self, ledger: Ledger) -> str | None:
-        """What is wrong with a ledger that names no job, beside a card that says that a build has ended."""
-        try:
-            card = (self._folder / CARD).read_bytes()
-            size = ledger.path.stat().st_size
-        except OSError:
-            return None
-        if ledger.job is not None or BEGIN.encode() not in card or UNFINISHED.encode() in card:
-            return None
-        return f"{STATE}/{LEDGER}: {'is empty' if not size else 'none of its lines can be read'}"
+    def __init__(
+        self,
+        storage: Storage,
+        infos: Mapping[str, FileInfo],
+        record: DatasetRecord,
+        read_card: Callable[[], bytes | None],
+        shards: Iterable[str],
+    ) -> None:
+        self._storage, self._infos, self._read_card, self.record = storage, infos, read_card, record
+        self.remote, self.renames = storage.is_remote, storage.pinned_revision() is not None
+        self.address = str(storage.location)
+        self.sizes: Mapping[str, int] = {name: infos[name].st_size for name in shards}
+        is_locked = record.unfinished and not self.remote
+        self.subsets: Sequence[Subset] = find_subsets(
+            self.sizes, record.receipts, record.listed, _fields(read_card), is_locked
+        )
 
     @cached_property
-    def names(self) -> Collection[str]:
-        return files_below(self._folder)
+    def names(self) -> Collection[str] | None:
+        if not self.remote:
+            return files_below(self._storage.location.path)
+        return self._infos.keys() if self.renames else None
 
     def card(self) -> str | None:
-        if not (self._folder / CARD).exists():
-            return None
-        with reading(CARD):
-            return (self._folder / CARD).read_bytes().decode()
+        card = self._read_card()
+        return None if card is None else card.decode()
+
+    def _file(self, name: str) -> RemoteFile:
+        info = self._infos[name]
+        return RemoteFile(self._storage.location, name, info.st_size, info.etag)
 
     def open(self, name: str) -> Readable:
-        return LocalFile(self._folder / name)
+        if not self.remote:
+            return LocalFile(self._storage.location.path / name)
+        return RandomFile(self._file(name), storage=self._storage)
 
-    stream = open
+    def stream(self, name: str) -> Readable:
+        if not self.remote:
+            return self.open(name)
+        return ForwardFile(self._file(name), storage=self._storage, is_hashed=True)
 
     def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
-        with reading(name):
-            return sha256_of(self._folder / name, advance)
+        """Return the hash of a shard: read, or without `deep` as a remote location states it; None if it does not.
+
+        A repository lists it. In a bucket, an ETag is that of the content whose SHA-256 was noted.
+        """
+        if not self.remote:
+            with reading(name):
+                return sha256_of(self._storage.location.path / name, advance)
+        if deep:
+            with closing(ForwardFile(self._file(name), storage=self._storage, is_hashed=True)) as stream:
+                return stream.sha256(advance)
+        info, receipt = self._infos[name], self.record.receipts.get(name)
+        if self.renames:
+            return info.sha256 or None
+        return receipt.sha256 if receipt and receipt.etag in ("", info.etag) else None
 
     def listed(self, name: str) -> tuple[str, str]:
-        return "", ""
+        """Return SHA-256 and ETag as the location lists them; empty where it does not."""
+        info = self._infos[name]
+        return info.sha256, "" if self.renames else info.etag
+
+
+def _open_folder(folder: Path, state: str | os.PathLike[str] | None) -> Published:
+    if not folder.is_dir():
+        raise InputError(f"The folder {str(folder)!r} does not exist.", hint="Use a folder that brim built.")
+    data = folder / "data"
+    foreign = [] if data.is_dir() else shards_below(folder)
+    if not data.is_dir() and not foreign:
+        raise InputError(
+            f"{str(folder)!r} has no dataset: the folder data/ is missing.", hint="Use a folder that brim built."
+        )
+    location = folder_location(folder)
+    ledger = Ledger(state_folder(location, state))
+    record = record_of(ledger)
+
+    def card() -> bytes | None:
+        if not (folder / CARD).exists():
+            return None
+        with reading(CARD):
+            return (folder / CARD).read_bytes()
+
+    with suppress(BrimError, OSError):  # a ledger without a job, next to the card of a finished build
+        text, size = card() or b"", ledger.path.stat().st_size
+        if ledger.job is None and BEGIN.encode() in text and UNFINISHED.encode() not in text:
+            fault = "none of its lines can be read" if size else "is empty"
+            record = replace(record, damaged=(*record.damaged, f"{STATE}/{LEDGER}: {fault}"))
+    with reading(str(data)):
+        listed = [] if foreign else os.listdir(data)
+    names = foreign or sorted(f"data/{name}" for name in listed if not name.startswith("."))
+    infos = {name: FileInfo((folder / name).stat().st_size) for name in names if (folder / name).is_file()}
+    return Published(open_storage(location), infos, record, card, infos)
+
+
+def _open_repository(location: Location, token: str | None) -> Published:
+    """Open a repository at one commit. Nothing of it is kept on disk."""
+    storage = open_storage(location, token)
+    storage.explains_errors = False  # the caller does, by what the Hub answers to a token
+    infos = dict(storage.list())
+    storage.location = replace(location, revision=storage.pinned_revision() or location.revision)
+    card = functools.cache(lambda: storage.read(CARD) if CARD in infos else None)
+    record = read_manifests([name for name in infos if name.startswith(f"{MANIFESTS}/")], storage.read)
+    entries = card_entries(_fields(card))
+    is_begun = any(map(is_unfinished, entries))
+    folders = {"data", *(name.rpartition("/")[0] for name in record.receipts), *card_folders(_fields(card))}
+    folders |= {str(entry["config_name"]) for entry in entries if is_unfinished(entry)}
+    shards = [name for name in sorted(infos) if name.endswith(_SHARDS)]
+    # If a card names no folders, `load_dataset` takes files of all folders.
+    shards = [name for name in shards if name.rpartition("/")[0] in folders] or shards
+    if not shards and not record.receipts and not is_begun:
+        raise InputError(f"{location} has no dataset that brim can read: it has no Parquet or tar files.")
+    return Published(storage, infos, replace(record, unfinished=is_begun), card, shards)
+
+
+def _open_bucket(location: Location, state: str | os.PathLike[str] | None) -> Published:
+    """Open a prefix in a bucket. The manifest notes the ETag of every shard."""
+    infos = {name: info for folder in ("data", MANIFESTS) for name, info in list_files(location, folder)}
+    card = read_file(location, CARD)
+    manifests = [name for name in infos if name.startswith(f"{MANIFESTS}/")]
+    record = read_manifests(manifests, functools.partial(read_file, location))
+    if not record.jobs:  # the ledger of an unfinished build is on the machine that builds
+        record = record_of(Ledger(state_folder(location, state, "default/*")))
+    record = replace(record, unfinished=UNFINISHED.encode() in (card or b""))  # other machines have the card only
+    shards = sorted(name for name in infos if name.startswith("data/"))
+    if not shards and not record.receipts:  # not built by brim: Parquet files, wherever they are
+        infos |= {name: info for name, info in list_files(location) if name.endswith(".parquet")}
+        shards = sorted(name for name in infos if name.endswith(".parquet"))
+    # A dataset without rows has a card and nothing else.
+    if not shards and not record.receipts and BEGIN.encode() not in (card or b""):
+        raise InputError(f"{location} has no dataset: data/ is empty.", hint="Use an address that brim built.")
+    published = Published(open_storage(location), infos, record, lambda: card, shards)
+    noted = all(receipt.etag for receipt in record.receipts.values())
+    proof = "sizes and ETags are those" if noted else "this store's ETags do not tell content, and sizes are those"
+    published.unproved = (f"content: not read back; {proof} noted when it was sent (--deep reads everything)",)
+    return published
 
 
 def _raise(error: OSError) -> None:
-    """Let a folder that cannot be listed be an error: os.walk would leave it out."""
+    """Raise the error for a folder that cannot be listed: os.walk would leave it out."""
     raise error
 
 
 def files_below(folder: Path) -> list[str]:
-    """The files anywhere below a folder, without those in hidden folders."""
-    found = []
+    """Return the files anywhere below a folder, without those in hidden folders."""
+    files = []
     with reading(str(folder)):
         for top, folders, names in os.walk(folder, onerror=_raise):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            found += [os.path.relpath(os.path.join(top, name), folder) for name in names]
-    return sorted(found)
+            files += [os.path.relpath(os.path.join(top, name), folder) for name in names]
+    return sorted(files)
 
 
 def shards_below(folder: Path) -> list[str]:
-    """The Parquet files anywhere below a folder that brim did not build, as `load_dataset` finds them."""
+    """Return the Parquet files anywhere below a folder that brim did not build, as `load_dataset` finds them."""
     return [name for name in files_below(folder) if name.endswith(".parquet")]
 
 
-class PublishedRepository:
-    """A repository on the Hub at one commit. Nothing of it is kept on disk."""
-
-    remote = renames = True
-    unproved: Sequence[str] = ()
-
-    def __init__(self, client: HubClient, snapshot: Snapshot) -> None:
-        self._client, self._at = client, snapshot
-        self.address = str(replace(client.address, revision=snapshot.commit))  # of what was read, whatever comes later
-        self.names: Collection[str] | None = snapshot.tree.keys()
-        self._card: list[bytes | None] = []
-        manifests = [name for name in snapshot.tree if name.startswith(f"{MANIFESTS}/")]
-        self.told = read_manifests(manifests, lambda name: client.read(name, snapshot))
-        folders = {"data", *(name.rpartition("/")[0] for name in self.told.receipts)}
-        fields = _fields(self)
-        folders |= card_folders(fields)
-        begun = any(map(is_unfinished, card_entries(fields)))
-        folders |= {str(entry["config_name"]) for entry in card_entries(fields) if is_unfinished(entry)}
-        self.told = replace(self.told, unfinished=begun)
-        there = {name: file.size for name, file in sorted(snapshot.tree.items()) if name.endswith(_SHARDS)}
-        named = {name: size for name, size in there.items() if name.rpartition("/")[0] in folders}
-        # Where no card says where its files are, `load_dataset` takes them wherever they are.
-        self.sizes: Mapping[str, int] = named or there
-        if not self.sizes and not self.told.receipts and not begun:
-            raise InputError(f"{client.address} has no dataset that brim can read: it has no Parquet or tar files.")
-        self.subsets: Sequence[Subset] = _subsets(self)
-
-    def card(self) -> str | None:
-        if not self._card:
-            self._card.append(self._client.read(CARD, self._at))
-        return None if self._card[0] is None else self._card[0].decode()
-
-    def open(self, name: str) -> Readable:
-        return RangeFile(self._client, self._at, name)
-
-    def stream(self, name: str) -> StreamFile:
-        return StreamFile(self._client, self._at, name)
-
-    def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
-        """As the Hub lists it; a small file that is no LFS object has none."""
-        if not deep:
-            return self._at.tree[name].sha256
-        return hash_stream(self.stream(name), advance)
-
-    def listed(self, name: str) -> tuple[str, str]:
-        return self._at.tree[name].sha256 or "", ""
-
-
-class PublishedObjects:
-    """A place in a bucket. What is listed there has an ETag, which the manifest notes for every shard."""
-
-    remote, renames = True, False
-    names: Collection[str] | None = None
-
-    def __init__(self, address: Location, state: str | os.PathLike[str] | None) -> None:
-        self._address = address
-        self._there: dict[str, ObjectStat] = {}
-        for folder in ("data", MANIFESTS):
-            for name, stat in list_objects(address.below(folder)):
-                self._there[f"{folder}/{name}"] = stat
-        told = read_manifests([name for name in self._there if name.startswith(f"{MANIFESTS}/")], self._read)
-        if not told.jobs:  # a build that goes on has its ledger on the machine that builds
-            told = told_by(Ledger(state_folder(address, state, "default/*")))
-        self._card = self._read(CARD)
-        card = self._card or b""
-        # On other machines the card tells that it goes on.
-        self.told = replace(told, unfinished=UNFINISHED.encode() in card)
-        self.sizes: Mapping[str, int] = {
-            name: stat.st_size for name, stat in sorted(self._there.items()) if name.startswith("data/")
-        }
-        if not self.sizes and not self.told.receipts:  # not built by brim: Parquet files, wherever they are
-            self._there |= {name: stat for name, stat in list_objects(address) if name.endswith(".parquet")}
-            self.sizes = {name: stat.st_size for name, stat in sorted(self._there.items()) if name.endswith(".parquet")}
-        # A dataset without rows has a card and nothing else.
-        if not self.sizes and not self.told.receipts and BEGIN.encode() not in card:
-            raise InputError(f"{address} has no dataset: data/ is empty.", hint="Use an address that brim built.")
-        self.subsets: Sequence[Subset] = _subsets(self)
-
-    @property
-    def unproved(self) -> Sequence[str]:
-        noted = all(receipt.etag for receipt in self.told.receipts.values())
-        what = "sizes and ETags are those" if noted else "this store's ETags do not tell content, and sizes are those"
-        return (f"content: not read back; {what} noted when it was sent (--deep reads everything)",)
-
-    def _read(self, name: str) -> bytes | None:
-        return read_small(self._address, name)
-
-    def card(self) -> str | None:
-        return None if self._card is None else self._card.decode()
-
-    def open(self, name: str) -> Readable:
-        return ObjectFile(self._address, name, self._there[name].st_size, self._there[name].etag)
-
-    def stream(self, name: str) -> ObjectStream:
-        return ObjectStream(self._address, name, self._there[name].st_size, self._there[name].etag)
-
-    def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
-        """By its ETag, which is that of the content whose SHA-256 was noted; or read."""
-        receipt = self.told.receipts.get(name)
-        if not deep:
-            return receipt.sha256 if receipt and receipt.etag in ("", self._there[name].etag) else None
-        return hash_stream(self.stream(name), advance)
-
-    def listed(self, name: str) -> tuple[str, str]:
-        return "", self._there[name].etag
-
-
-def hash_stream(stream: StreamFile | ObjectStream, advance: Advance) -> str:
-    """Read all of it."""
-    with closing(stream):
-        return stream.sha256(advance)
-
-
-def told_by(ledger: Ledger) -> DatasetRecord:
-    """What a ledger of one build says."""
+def record_of(ledger: Ledger) -> DatasetRecord:
+    """Return the record of one build from its ledger."""
     listed: dict[Key, list[str]] = {}
     for name, receipt in ledger.receipts.items():
         listed.setdefault(("default", receipt.split), []).append(name)
-    begun = ledger.job is not None and not ledger.done
+    is_unfinished = ledger.job is not None and not ledger.done
     damaged = () if (fault := ledger_fault(ledger)) is None else (f"{STATE}/{LEDGER}: {fault}",)
-    return DatasetRecord(ledger.receipts, () if ledger.job is None else (ledger.job,), begun, listed, damaged)
+    return DatasetRecord(ledger.receipts, () if ledger.job is None else (ledger.job,), is_unfinished, listed, damaged)
 
 
 def ledger_fault(ledger: Ledger) -> str | None:
-    """What is wrong with a finished ledger: all of its lines count, that of the job too."""
+    """Return the fault of a finished ledger: all of its lines count, that of the job too."""
     if ledger.broken:
         return f"its line {ledger.broken} is damaged"
     if not ledger.done:
@@ -464,14 +412,14 @@ def ledger_fault(ledger: Ledger) -> str | None:
     if ledger.job is None:
         return "it has lost the line that says what was built"
     facts = ledger.job.facts
-    plain = {name: fact for name, fact in facts.items() if name not in ("cut", "recipe")}
-    if ledger.job.fingerprint not in (digest_json(plain), digest_json(facts)):
+    stable = {name: fact for name, fact in facts.items() if name not in ("cut", "recipe")}
+    if ledger.job.fingerprint not in (digest_json(stable), digest_json(facts)):
         return "what it says was built is not what its fingerprint is of"
     return None
 
 
 def read_manifests(names: Iterable[str], read: Callable[[str], bytes | None]) -> DatasetRecord:
-    """What the published ledgers say, all of them together."""
+    """Return the record of all published ledgers together."""
     receipts: dict[str, Receipt] = {}
     jobs: dict[str, JobRecord] = {}
     listed: dict[Key, list[str]] = {}
@@ -489,41 +437,34 @@ def read_manifests(names: Iterable[str], read: Callable[[str], bytes | None]) ->
     return DatasetRecord(receipts, tuple(jobs.values()), listed=listed, damaged=tuple(damaged))
 
 
-def _fields(published: Published) -> dict[str, Any]:
-    """Of the card; none of a broken one, which is reported as what it is."""
+def _fields(card: Callable[[], bytes | None]) -> dict[str, Any]:
+    """Return the fields of the card; none of a broken one, which `verify` reports."""
     try:
-        return read_card(published.card() or "")
+        return read_card((card() or b"").decode())
     except (BrimError, UnicodeDecodeError):
         return {}
 
 
-def _subsets(published: Published) -> list[Subset]:
-    told = published.told
-    mine = told.unfinished and not published.remote
-    return find_subsets(published.sizes, told.receipts, told.listed, _fields(published), mine)
-
-
 def narrow(published: Published, config: str | None, split: str | None, address: str) -> None:
-    """Only some configs and splits of a dataset are there from here on."""
+    """Reduce a dataset to some configs and splits."""
     if config is None and split is None:
         return
-    chosen = chosen_subsets(published.subsets, config, split, address)
-    keys = {(subset.config, subset.split) for subset in chosen}
-    told = told_of(published.told, keys)
-    mine = {*told.receipts, *(name for subset in chosen for name in subset.names)}
-    unfinished = any(subset.state == "unfinished" for subset in chosen)
-    published.subsets = chosen
-    published.sizes = {name: size for name, size in published.sizes.items() if name in mine}
-    published.told = replace(told, unfinished=unfinished)
+    subsets = find_chosen(published.subsets, config, split, address)
+    record = narrow_record(published.record, {(subset.config, subset.split) for subset in subsets})
+    names = {*record.receipts, *(name for subset in subsets for name in subset.names)}
+    published.subsets = subsets
+    published.sizes = {name: size for name, size in published.sizes.items() if name in names}
+    is_unfinished = any(subset.state == "unfinished" for subset in subsets)
+    published.record = replace(record, unfinished=is_unfinished)
 
 
-def told_of(told: DatasetRecord, keys: Collection[Key]) -> DatasetRecord:
-    """What receipts say of some configs and splits. Others may have splits of the same names."""
-    listed = {key: names for key, names in told.listed.items() if key in keys}
-    receipts = {name: told.receipts[name] for names in listed.values() for name in names if name in told.receipts}
+def narrow_record(record: DatasetRecord, keys: Collection[Key]) -> DatasetRecord:
+    """Return the record of some configs and splits. Others may have splits of the same names."""
+    listed = {key: names for key, names in record.listed.items() if key in keys}
+    receipts = {name: record.receipts[name] for names in listed.values() for name in names if name in record.receipts}
     marks = {receipt.job for receipt in receipts.values()}
-    jobs = tuple(job for job in told.jobs if job.fingerprint[:16] in marks)
-    return replace(told, receipts=receipts, jobs=jobs, listed=listed)
+    jobs = tuple(job for job in record.jobs if job.fingerprint[:16] in marks)
+    return replace(record, receipts=receipts, jobs=jobs, listed=listed)
 
 
 @contextmanager
@@ -536,22 +477,16 @@ def opened(
     split: str | None = None,
     token: str | None = None,
 ) -> Iterator[Published]:
-    """What was built at a destination, to be read: all of it, or one config or split."""
-    where = parse_destination(destination, access)
-    published: Published
+    """Open a dataset to read: all of it, or one config or split."""
+    location = parse_destination(destination, access)
     with ExitStack() as stack:
-        if isinstance(where, Path):
-            published = PublishedFolder(where, state)
-        elif isinstance(where, Location):
-            published = PublishedObjects(where, state)
-        else:
-            stack.enter_context(explained(where.repo, begun=False, reading=True))
+        if location.is_local:
+            published = _open_folder(location.path, state)
+        elif location.is_repository:
+            stack.enter_context(explained(location.repo, begun=False, reading=True))
             stack.enter_context(hub_session(note))
-            published = PublishedRepository(*_found(where, token))
+            published = _open_repository(location, token)
+        else:
+            published = _open_bucket(location, state)
         narrow(published, config, split, os.fspath(destination))
         yield published
-
-
-def _found(address: HubAddress, token: str | None) -> tuple[HubClient, Snapshot]:
-    client = HubClient(address, token)
-    return client, client.snapshot(address.revision)

@@ -24,8 +24,9 @@ from brim.sources.file_table import FileTable
 from brim.state.atomic_files import sha256_of
 from brim.state.ledger import JobRecord, Ledger, Receipt
 from brim.state.lock import locked
-from brim.stores.destination import Destination, make_state, state_folder
-from brim.stores.folder_store import FolderCarrier
+from brim.storage.destination import make_state_folder, state_folder
+from brim.storage.local import LocalStorage
+from brim.storage.location import Location, folder_location
 from brim.verification.published import (
     SHARD_NAME,
     DatasetRecord,
@@ -38,7 +39,7 @@ from brim.verification.published import (
 
 
 def record_damage(
-    where: Destination, state: str | os.PathLike[str] | None, told: DatasetRecord, damaged: Collection[str]
+    where: Location, state: str | os.PathLike[str] | None, told: DatasetRecord, damaged: Collection[str]
 ) -> bool:
     """Record damaged files in the ledger that the next build reads; False if nobody can write there, or a build runs.
 
@@ -47,7 +48,7 @@ def record_damage(
     folders: dict[Path, dict[str, str]] = {}
     for (config, split), names in told.listed.items():
         hashes = {name: told.receipts[name].sha256 for name in names if name in damaged}
-        if not isinstance(where, Path):
+        if not where.is_local:
             for scope in (f"{config}/*", f"{config}/{split}") if hashes else ():
                 folders.setdefault(state_folder(where, state, scope), {}).update(hashes)
         else:
@@ -55,7 +56,7 @@ def record_damage(
             folders.setdefault(state_folder(where, state), {}).update(hashes | others)
     try:
         for folder, hashes in folders.items():
-            make_state(where, folder)
+            make_state_folder(where, folder)
             with locked(folder):
                 ledger = Ledger(folder)
                 ledger.record_damage(hashes)
@@ -90,13 +91,13 @@ def repair_shards(
     `tables` are the source as it was read for each part, by the fingerprint of its job; without a ledger, by "".
     `rows` are those of the shards whose footers can be read.
     """
-    watcher, carrier, written = _Watcher(progress), FolderCarrier(folder), []
+    watcher, storage, written = _Watcher(progress), LocalStorage(folder_location(folder)), []
     damaged = {name for name in damaged if name != CARD}
     with ExitStack() as stack:
         ledger = None
         if told.jobs:
-            stack.enter_context(locked(state_folder(folder, state)))
-            ledger = Ledger(state_folder(folder, state))
+            stack.enter_context(locked(state_folder(folder_location(folder), state)))
+            ledger = Ledger(state_folder(folder_location(folder), state))
             stack.callback(ledger.close)
         found = _from_ledger(told, tables) if told.jobs else _from_names(folder, tables[""], damaged, rows)
         for name, made, receipt in found:
@@ -105,7 +106,7 @@ def repair_shards(
             with made.splice() as splice:
                 if receipt is not None and splice.sha256(watcher.hashed) != receipt.sha256:
                     continue  # the source has changed: the next verification says so
-                carrier.put(name, splice, None, watcher)
+                storage.put(name, splice, None, watcher)
             if ledger is not None and receipt is not None:
                 ledger.add(receipt)
             progress.shard(name, 0, "", "repaired")

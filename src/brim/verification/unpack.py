@@ -25,6 +25,7 @@ from brim.formats.splice import SpliceBuilder
 from brim.memory.limit import effective_limit
 from brim.options.check_options import UnpackOptions
 from brim.plans.shard_bytes import locate
+from brim.plans.source_checks import is_inside, refuse_source
 from brim.progress import Progress
 from brim.records import dataclass
 from brim.safe_names import path_below
@@ -35,8 +36,9 @@ from brim.sources.selection import Selection
 from brim.state.atomic_files import BUFFER_BYTES, failures, write_all
 from brim.state.ledger import STATE, Receipt
 from brim.state.retry import interrupted_by
-from brim.storage.location import Access, is_web_file
-from brim.stores.destination import Destination, lies_in, parse_destination, refuse_nameless, refuse_source
+from brim.storage.destination import check_not_empty, parse_destination
+from brim.storage.location import Access, Location, folder_location, is_remote, split_address
+from brim.storage.storage import open_storage
 from brim.verification.published import Published, Subset, opened
 from brim.wording import Result
 
@@ -273,7 +275,7 @@ def unpack(options: UnpackOptions, progress: Progress) -> UnpackResult:
     """
     destination, out, access = options.destination, options.out, Access(options.endpoint_url, options.anonymous)
     config, split = options.from_config, options.from_split
-    refuse_nameless(os.fspath(out))
+    check_not_empty(os.fspath(out))
     if "://" in os.fspath(out):
         raise InputError(
             f"Files can only be unpacked to a local folder, not to {os.fspath(out)!r}.", hint="Name a local folder."
@@ -284,24 +286,24 @@ def unpack(options: UnpackOptions, progress: Progress) -> UnpackResult:
     where, columns = options.where, list(dict.fromkeys(options.columns))
     if isinstance(destination, Selection | FileTable) or where is not None or columns or _is_file(destination):
         if not isinstance(destination, Selection | FileTable) and "://" not in os.fspath(destination):
-            _refuse_among_shards(Path(destination), target)
+            _refuse_among_shards(folder_location(destination), target)
         rows = open_dataset(destination, config=config, split=split, access=access)
         rows = rows.where(where) if where is not None else rows
         rows = rows.columns(columns) if columns else rows
         return _unpack_chosen(rows, target, progress)
     _refuse_among_shards(parse_destination(destination, access), target)
     with opened(destination, options.state_dir, progress.note, access, config, split) as published:
-        receipts = published.told.receipts
+        receipts = published.record.receipts
         names = sorted(published.sizes)
         begun = next((subset for subset in published.subsets if subset.state == "unfinished"), None)
-        if begun is not None or published.told.unfinished:
+        if begun is not None or published.record.unfinished:
             raise VerificationError(
                 f"{os.fspath(destination)!r} is {'unfinished' if begun is None else begun.words}.",
                 hint="Finish it first, or unpack a complete part of it with --from-config and --from-split.",
             )
         if not names:
             raise InputError(f"{os.fspath(destination)!r} has no shards.")
-        if not receipts and not published.told.computed:  # somebody else wrote it
+        if not receipts and not published.record.computed:  # somebody else wrote it
             rows = open_dataset(destination, config=config, split=split, access=access)
             return _unpack_chosen(rows, target, progress, len(names))
         missing = [name for name in receipts if name not in published.sizes]
@@ -330,15 +332,16 @@ def _is_file(source: str | os.PathLike[str]) -> bool:
     """Whether shards are given one by one, and no folder or repository of them."""
     text = os.fspath(source)
     if "://" in text:
-        return is_web_file(text)
+        return is_remote(text) and not open_storage(split_address(text)).can_list
     return os.path.isfile(text) or (not os.path.exists(text) and is_dataset(text))
 
 
-def _refuse_among_shards(source: Destination, target: Path) -> None:
-    if isinstance(source, Path):
-        refuse_source(target, str(source))
+def _refuse_among_shards(location: Location, target: Path) -> None:
+    if location.is_local:
+        source = location.path
+        refuse_source(folder_location(target), str(source))
         own = (source / STATE).is_dir()  # of brim's, whose shards are in one folder
-        if lies_in(target, source / "data") or (not own and source.is_dir() and lies_in(target, source)):
+        if is_inside(target, source / "data") or (not own and source.is_dir() and is_inside(target, source)):
             raise InputError(f"{str(target)!r} is inside the folder of the shards.", hint="Unpack to another folder.")
 
 
@@ -456,7 +459,7 @@ class _Unpacking:
         self.result.bytes += found.size
 
     def finish(self) -> UnpackResult:
-        computed = self.published.told.computed
+        computed = self.published.record.computed
         if (self.result.unproved or computed) and not self.result.files + self.result.already_there:
             why = "was computed" if computed else "was not built by brim, and its columns are encoded"
             raise InputError(

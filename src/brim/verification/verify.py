@@ -6,7 +6,6 @@ import os
 import shlex
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.errors import BrimError, DestinationError, InputError, SourceChangedError, StoppedError, VerificationError
+from brim.errors import BrimError, DestinationError, InputError, SourceChangedError, VerificationError
 from brim.file_set import Ints
 from brim.formats.card import (
     CARD,
@@ -31,13 +30,13 @@ from brim.formats.card_configs import card_entries, config_faults, fits, names_n
 from brim.formats.parquet_columns import ParquetColumns, features_of_arrow
 from brim.formats.parquet_levels import is_list_type
 from brim.formats.range_readers import Readable
-from brim.memory.limit import effective_limit, usable_cores
+from brim.memory.limit import effective_limit
 from brim.options.check_options import VerifyOptions
 from brim.plans.cut_shards import shard_name
 from brim.plans.known_rows import holds_bytes_of, with_known_classes
 from brim.plans.plan import Plan
 from brim.plans.shard_bytes import count_rows, hollow_in, locate, splice_of
-from brim.progress import Progress
+from brim.progress import Advance, Progress
 from brim.records import dataclass
 from brim.sizes import format_size, plural
 from brim.sources.features import as_yaml
@@ -46,9 +45,8 @@ from brim.sources.open_source import aligned_columns, read_source
 from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord, job_versions
-from brim.state.retry import interrupted_by
-from brim.storage.location import Access, bucket_of, is_bucket_address
-from brim.stores.destination import parse_destination
+from brim.storage.destination import parse_destination
+from brim.storage.location import Access, is_object_address, split_address
 from brim.verification.published import (
     SHARD_NAME,
     Published,
@@ -61,13 +59,12 @@ from brim.verification.published import (
     parts_of,
 )
 from brim.verification.repair import plan_like, record_damage, repair_shards
+from brim.verification.walk import walk_shards
 from brim.wording import Result
 
 _LISTED = (".parquet", ".arrow", ".tar")  # what a card lists under `configs`
 _FOREIGN_FILE = ": is not part of the dataset"
-_REQUESTS = 8  # at a time, to the Hub
 _SHOWN_DIFFERENCES = 10
-_STREAMS = 4  # at a time, from the Hub or a bucket: some 20 MB each
 
 
 @dataclass(repr=False)
@@ -111,7 +108,7 @@ def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
     location = parse_destination(destination, access)
     if options.repair and source is None:
         raise InputError("--repair needs the source.", hint=f"brim verify {address} SOURCE --repair")
-    if options.repair and not isinstance(location, Path):
+    if options.repair and not location.is_local:
         raise InputError(
             "--repair can only be used with a folder.",
             hint="Run `brim verify` without it: then the command that built the dataset writes the damaged shards.",
@@ -123,7 +120,7 @@ def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
             destination, options.state_dir, progress.note, access, options.from_config, options.from_split
         ) as published:
             check = _Verification(published, options.deep, progress, everything=is_everything)
-            if source is not None and published.told.computed:
+            if source is not None and published.record.computed:
                 raise InputError(
                     f"{os.fspath(destination)!r} was computed by map, tokenize or embed, so no source can be compared.",
                     hint="Leave out SOURCE. Run the command that computed it again to see whether anything changed.",
@@ -140,16 +137,16 @@ def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
         return check
 
     check = read_once()
-    if check.damaged - {CARD} and options.repair and not check.another_source and isinstance(location, Path):
+    if check.damaged - {CARD} and options.repair and not check.another_source and location.is_local:
         written = repair_shards(
-            location, options.state_dir, check.told, check.tables, check.damaged, check.rows_of, progress
+            location.path, options.state_dir, check.record, check.tables, check.damaged, check.rows_of, progress
         )
         progress.note(f"repaired {plural(len(written), 'shard')} from the source")
         check = read_once()
         check.result.repaired = len(written)
     if check.result.findings:
         count = len(check.result.findings)
-        recorded = not check.another_source and record_damage(location, options.state_dir, check.told, check.damaged)
+        recorded = not check.another_source and record_damage(location, options.state_dir, check.record, check.damaged)
         other = [check.another_source] if check.another_source else []
         intact = [f"{name}: {words}" for name, words in check.result.subsets.items() if words == "whole"]
         intact = intact if len(check.result.subsets) > 1 else []
@@ -164,17 +161,15 @@ def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
 
 def _in_another_bucket(source: object, destination: str | os.PathLike[str], other_store: bool) -> bool:
     """Whether the source is a public archive, say, that was packaged into another bucket."""
-    text = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
-    if not is_bucket_address(text):
+    text, to = os.fspath(source) if isinstance(source, str | os.PathLike) else "", os.fspath(destination)
+    if not is_object_address(text):
         return False
-    to = os.fspath(destination)
-    same = is_bucket_address(to) and bucket_of(text) == bucket_of(to)
-    return other_store or not same
+    return other_store or not is_object_address(to) or split_address(text).root != split_address(to).root
 
 
 class _Verification:
     def __init__(self, published: Published, deep: bool, progress: Progress, everything: bool = True) -> None:
-        self.published, self.told, self.deep, self.progress = published, published.told, deep, progress
+        self.published, self.record, self.deep, self.progress = published, published.record, deep, progress
         self.result = VerifyResult()
         self.rows_of: dict[str, int] = {}
         self.types_of: dict[str, dict[str, Any]] = {}  # the features that the footer of a shard tells
@@ -184,7 +179,6 @@ class _Verification:
         self.tables: dict[str, FileTable] = {}  # the source as it was read for a job, by its fingerprint
         self._own = 0  # how many findings are of the dataset itself
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
 
     def found(self, what: str, damaged: str = "") -> None:
         """Something is wrong; `damaged` is the file that has to be written again."""
@@ -212,10 +206,10 @@ class _Verification:
             return "Run the command that built it again."
         if all(finding.endswith(_FOREIGN_FILE) for finding in findings):
             return "Move these files away."
-        if not self.told.jobs and self.told.damaged:
+        if not self.record.jobs and self.record.damaged:
             compare = shlex.join(["brim", "verify", destination, given])
             return f"Restore the ledger from a copy; or remove it, and compare with the source: {compare}"
-        if not self.told.jobs and not self.told.unfinished:
+        if not self.record.jobs and not self.record.unfinished:
             if local and self.damaged and any(map(SHARD_NAME.fullmatch, self.published.sizes)):
                 return f"Write the damaged shards again from their source: {repair}"
             if source is not None and not self._own and not self.damaged:
@@ -224,14 +218,14 @@ class _Verification:
                 again = "`brim build SOURCE DEST --fresh` replaces it by what the source holds"
                 return f"It was not built by brim. {again}."
             return "It was not built by brim: write it again with the program that made it."
-        if any("parts" in job.facts for job in self.told.jobs) and self.damaged and local:
+        if any("parts" in job.facts for job in self.record.jobs) and self.damaged and local:
             return f"Write the damaged shards again from the source of their rows: {repair}"
         if self.damaged and not recorded:
-            again = "--fresh builds it anew" if self.told.computed or not local else repair
+            again = "--fresh builds it anew" if self.record.computed or not local else repair
             return f"The damage could not be recorded in the ledger, so that a build would not repair it: {again}"
         if self.damaged:
             what = plural(len(self.damaged), "damaged file")
-            also = "" if self.told.computed or not local else f"; or: {repair}"
+            also = "" if self.record.computed or not local else f"; or: {repair}"
             return f"Run the command that built it again: it writes the {what}{also}"
         return (
             "Run the command that built it again: it writes what is missing. With --update it takes over what has "
@@ -239,53 +233,45 @@ class _Verification:
         )
 
     def shards(self) -> None:
-        here, receipts = self.published.sizes, self.told.receipts
+        here, receipts = self.published.sizes, self.record.receipts
         open_ones = [subset for subset in self.published.subsets if subset.state == "unfinished"]
         begun = {name for subset in open_ones for name in subset.names}
         self.result.subsets = {subset.name: subset.words for subset in self.published.subsets}
         for subset in open_ones:
             self.found(f"{subset.name}: {subset.words}")
-        if self.told.unfinished and not open_ones:
+        if self.record.unfinished and not open_ones:
             self.found("unfinished: 0 shards; run the same build to finish")
-        for fault in self.told.damaged:
+        for fault in self.record.damaged:
             self.found(fault)
         strange = [subset for subset in self.published.subsets if subset.state == "not brim's"]
-        if strange and self.told.jobs:
+        if strange and self.record.jobs:
             named = ", ".join(subset.name for subset in strange)
             self.result.unproved.append(f"{named}: not brim's, so there are no checksums to compare with")
-        elif not self.told.jobs and not open_ones:
+        elif not self.record.jobs and not open_ones:
             self.result.unproved.append("content: there is no ledger, so there are no checksums to compare with")
         foreign = {name for subset in strange for name in subset.names}
         for subset in self.published.subsets:
             if subset.state == "incomplete" and not any(name in receipts for name in subset.names):
                 self._complete_by_name(subset.names)
-        if self.told.jobs:
+        if self.record.jobs:
             for name in sorted(set(here) - set(receipts) - begun - foreign):
                 self.found(f"{name}{_FOREIGN_FILE}")
         else:
             self._odd_names(sorted(set(here) - begun))
-        names = sorted(((set(receipts) if self.told.jobs else set(here)) | foreign) - begun)
+        names = sorted(((set(receipts) if self.record.jobs else set(here)) | foreign) - begun)
         reads = self.deep or not self.published.remote
         self.result.unproved += [] if self.deep else self.published.unproved
         total = sum(here[name] for name in names if name in here) if reads else 0
         self.progress.start("verify", total, len(names), effective_limit().bytes)
-        with ThreadPoolExecutor(self._threads(reads)) as pool:
-            try:
-                for name, result in zip(names, pool.map(self._shard, names), strict=True):
-                    if result is not None:
-                        self.rows_of[name], size = result
-                        self.result.rows += self.rows_of[name]
-                        self.result.bytes += size
-                    else:
-                        self.progress.shard(name, 0, "", "damaged")
-            finally:
-                self._stopped.set()  # Ctrl-C: the other threads need not go on
+        is_remote, advance = self.published.remote, self.progress.advance
+        for name, result in walk_shards(names, self._shard, is_remote=is_remote, reads_content=reads, advance=advance):
+            if result is not None:
+                self.rows_of[name], size = result
+                self.result.rows += self.rows_of[name]
+                self.result.bytes += size
+            else:
+                self.progress.shard(name, 0, "", "damaged")
         self.result.shards = len(names)
-
-    def _threads(self, reads: bool) -> int:
-        if not reads:
-            return _REQUESTS
-        return min(usable_cores(), _STREAMS) if self.published.remote else usable_cores()
 
     def _complete_by_name(self, names: Sequence[str]) -> None:
         """Without a ledger, the names still say how many shards there should be."""
@@ -307,9 +293,9 @@ class _Verification:
             if SHARD_NAME.fullmatch(name) is None and not loaded:
                 self.found(f"{name}{_FOREIGN_FILE}")
 
-    def _shard(self, name: str) -> tuple[int, int] | None:
+    def _shard(self, name: str, advance: Advance) -> tuple[int, int] | None:
         """(rows, size) of a shard that is as its receipt says; None after noting what is wrong."""
-        receipt = self.told.receipts.get(name)
+        receipt = self.record.receipts.get(name)
         size = self.published.sizes.get(name)
         if size is None:
             self.found(f"{name}: is missing", name)
@@ -322,13 +308,12 @@ class _Verification:
             return None
         self.progress.begin(name, size)
         try:
-            with interrupted_by(self._look):
-                digest = self.published.sha256(name, self.deep, self._advance)
+            digest = self.published.sha256(name, self.deep, advance)
             if receipt is not None and receipt.sha256 and digest != receipt.sha256:
                 was, now = receipt.sha256[:12], "is not listed" if digest is None else f"{digest[:12]}…"
                 self.found(f"{name}: its content changed (SHA-256 {now} instead of {was}…)", name)
                 return None
-            with interrupted_by(self._look), closing(self.published.open(name)) as shard:
+            with closing(self.published.open(name)) as shard:
                 rows, hollow, crooked = self._read(name, shard)
         except pa.ArrowException as error:
             self.found(f"{name}: cannot be read as {Path(name).suffix[1:]} ({str(error).splitlines()[0]})", name)
@@ -363,19 +348,11 @@ class _Verification:
         with ParquetColumns(shard) as columns:
             self.types_of[name] = columns.features()
             pairs: dict[str, str] = {}
-            for job in self.told.jobs:
+            for job in self.record.jobs:
                 if not is_computed(job) and not is_foreign(job):
                     pairs |= aligned_columns(job.facts["recipe"].get("recipe_text"), columns.schema.names)
             lists = {one: of for one, of in pairs.items() if _holds_list(columns, of)}
             return columns.rows, hollow_in(columns.file), list(columns.unequal_lists(lists))
-
-    def _look(self) -> None:
-        if self._stopped.is_set():
-            raise StoppedError("Stopped.")
-
-    def _advance(self, size: int) -> None:
-        self._look()
-        self.progress.advance(size)
 
     def card(self) -> None:
         """The card loads what the shards hold."""
@@ -398,7 +375,7 @@ class _Verification:
         if twice is not None:
             self._wrong_card(f"has the field `{twice}` twice")
         damaged = bool(self.result.findings)
-        if damaged and self.told.jobs:
+        if damaged and self.record.jobs:
             return  # with shards missing, the card cannot agree
         names = self.published.names if self._everything else None
         for entry in card_entries(fields) if names is not None else ():
@@ -420,7 +397,7 @@ class _Verification:
         """What the card says of a config, against its shards: files, splits, rows, bytes, features."""
         rows = {subset.split: sum(self.rows_of.get(name, 0) for name in subset.names) for subset in subsets}
         names = [name for subset in subsets for name in subset.names]
-        own = bool(names) and all(name in self.told.receipts for name in names)
+        own = bool(names) and all(name in self.record.receipts for name in names)
         if own and names[0].endswith(_LISTED):
             self._files_of(fields, config, subsets)
         named = card_splits(fields, config)
@@ -471,7 +448,7 @@ class _Verification:
     def source(self, source: str | os.PathLike[str] | FileTable | Selection, root: str | None, access: Access) -> None:
         """Every source file is inside as often as the source names it, byte for byte."""
         self._own = len(self.result.findings)
-        parts = parts_of(self.told)
+        parts = parts_of(self.record)
         if len(parts) <= 1:
             part = parts[0] if parts else None
             job = None if part is None else part.job
@@ -542,7 +519,7 @@ class _Verification:
 
     def _names(self, part: PublishedPart | None) -> list[str]:
         """The whole shards of a part; of the only one, all that are here."""
-        if part is None or len(parts_of(self.told)) == 1:
+        if part is None or len(parts_of(self.record)) == 1:
             return sorted(self.rows_of)
         return [name for names in part.names.values() for name in names if name in self.rows_of]
 
@@ -566,7 +543,7 @@ class _Verification:
         left = {split: iter(names) for split, names in part.names.items()}
         for shard in plan.shards:
             name = next(left.get(shard.split, iter(())), shard.name)
-            receipt = self.told.receipts.get(name)
+            receipt = self.record.receipts.get(name)
             self.progress.begin(name, shard.file_bytes)
             with splice_of(plan, shard) as splice:
                 sha256 = splice.sha256(self.progress.advance)
@@ -604,7 +581,9 @@ class _Verification:
             except (TypeError, ValueError, AttributeError) as error:
                 raise VerificationError("The ledger does not say how the source was read.") from error
             table = read_source(source, options)
-            if self.told.job is not None and "parts" in self.told.job.facts:  # appended rows have the classes of all
+            if (
+                self.record.job is not None and "parts" in self.record.job.facts
+            ):  # appended rows have the classes of all
                 features = next((found for found in self.types_of.values() if found), {})
                 table = with_known_classes(table, features)
         self.tables["" if job is None else job.fingerprint] = table

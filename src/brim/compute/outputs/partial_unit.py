@@ -6,7 +6,7 @@ with these results and computes the rest; what the log holds beyond the receipt 
 from its start either way, so its bytes do not depend on interruptions.
 
 Covers the files of one unit in the units' folder. Which units exist, and their receipts, are those of
-`brim.execution.run_units`.
+`brim.execution.unit_receipts`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.state.atomic_files import record_line, record_of, sync_file, sync_folder, write_whole
+from brim.state.atomic_files import sync_file, sync_folder, write_whole
+from brim.state.record_log import record_line, record_of
 
 _INTERVAL_S = 30.0
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from brim.compute.rows.open_files import AnyFile, Forward, RemotePlace, open_places
+from brim.compute.rows.open_files import AnyFile, open_forward, open_random
 from brim.errors import InputError
 from brim.formats.file_views import FileView
 from brim.state.atomic_files import open_regular
-from brim.storage.reading import RangeRun
+from brim.storage.reading import ForwardFile, RemoteFile
 
 _NEAR_BYTES = 2 << 20  # to read so much takes no longer than to ask for a place behind it
 
@@ -77,13 +77,13 @@ class MappedBatches:
 class RemoteBatches:
     """An object. Headers that lie near each other are read with what is between them, as a stream."""
 
-    def __init__(self, file: RemotePlace) -> None:
+    def __init__(self, file: RemoteFile) -> None:
         self.size = file.size
         self._file = file
-        self._places = open_places(file)
-        self._stream: Forward | None = None
+        self._places = open_random(file)
+        self._stream: ForwardFile | None = None
         self._last = self._passed = 0
-        self._second: Forward | None = None
+        self._second: ForwardFile | None = None
         self._near = 0  # how many headers in a row were near the one before
 
     def head(self, place: int, size: int) -> Any:
@@ -95,7 +95,7 @@ class RemoteBatches:
         if self._stream is None:
             return self._places.read_at(place, size)
         if place > self._passed + 8:  # a batch is asked for from its mark on, which is before its header
-            self._stream.passed(place - 8)
+            self._stream.release(place - 8)
             self._passed = place
         return self._stream.read_at(place, size)
 
@@ -108,16 +108,13 @@ class RemoteBatches:
         return pa.PythonFile(FileView(self._places, 0, self.size, position=place), "r")
 
     def stream(self) -> Any:
-        self._second = self._forward(0, self.size)
-        return pa.PythonFile(FileView(self._second, 0, self.size, passed=self._second.passed), "r")
+        self._second = open_forward(self._file, 0, self.size)
+        return pa.PythonFile(FileView(self._second, 0, self.size, release=self._second.release), "r")
 
     def expect(self, start: int, end: int) -> None:
         if self._stream is not None:
             self._stream.close()
-        self._stream = self._forward(start, end)
-
-    def _forward(self, start: int, end: int) -> Forward:
-        return Forward(RangeRun(self._file.bucket, self._file.pieces(start, end)), self._file, start)
+        self._stream = open_forward(self._file, start, end)
 
     def close(self) -> None:
         self._places.close()
@@ -136,7 +133,7 @@ class ArrowFile:
     def __init__(self, file: AnyFile, shown: str) -> None:
         self.shown = shown
         try:
-            self._content: Batches = RemoteBatches(file) if isinstance(file, RemotePlace) else MappedBatches(file)
+            self._content: Batches = RemoteBatches(file) if isinstance(file, RemoteFile) else MappedBatches(file)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{shown!r} cannot be read: {error}.", path=str(file)) from error
         if not self._content.size:

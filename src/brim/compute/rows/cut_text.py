@@ -29,7 +29,7 @@ def blocks(file: AnyFile, start: int, end: int) -> Iterator[bytes]:
                 return
             yield block
             start += len(block)
-            content.passed(start)
+            content.release(start)
 
 
 def count_rows(file: AnyFile, kind: Kind, start: int, end: int, delimiter: str = ",") -> int:

@@ -454,7 +454,7 @@ def _stamp(files: FileSet) -> str:
     for numbers in (files.sizes, files.mtimes_ns):
         digest.update(np.ascontiguousarray(numbers).tobytes())
     for remote in files.remotes.values():
-        digest.update(remote.etag.encode())
+        digest.update(remote.version.encode())
     return digest.hexdigest()[:32]
 
 

@@ -14,19 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.compute.rows.open_files import (
-    STREAM_BYTES,
-    AnyFile,
-    FileContent,
-    Forward,
-    RemotePlace,
-    looked_into,
-    watched,
-)
+from brim.compute.rows.open_files import STREAM_BYTES, AnyFile, FileContent, looked_into, open_forward
+from brim.compute.rows.unit import changed
 from brim.formats.file_views import FileView
 from brim.records import dataclass
 from brim.state.atomic_files import open_regular
-from brim.storage.reading import AHEAD_BYTES, ObjectPiece, RangeRun, ahead
+from brim.storage.reading import AHEAD_BYTES, ForwardFile, RangeStream, RemoteFile
+from brim.storage.storage import ByteRange
 
 _BUFFER_BYTES = 1 << 18
 _FOOTER_BYTES = 1 << 16
@@ -39,7 +33,7 @@ def parquet_file(file: AnyFile, footer: bytes = b"") -> Iterator[ParquetRows]:
     """A file to read rows from. `footer` is the end of an object, if it is known already."""
     import pyarrow.parquet as pq
 
-    if not isinstance(file, RemotePlace):
+    if not isinstance(file, RemoteFile):
         os.close(open_regular(file))  # pyarrow would wait for a FIFO for ever
         with pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES) as opened:
             yield ParquetRows(opened)
@@ -57,15 +51,20 @@ def parquet_file(file: AnyFile, footer: bytes = b"") -> Iterator[ParquetRows]:
 def footers(files: Iterable[AnyFile]) -> Iterator[tuple[AnyFile, bytes]]:
     """Files with their last bytes, where they are objects: those of many are on their way together."""
     files = list(files)
-    remotes = [file for file in files if isinstance(file, RemotePlace)]
-    pieces = (ObjectPiece(one.key, max(one.size - _FOOTER_BYTES, 0), one.size, one.etag) for one in remotes)
-    coming = ahead(remotes[0].bucket, pieces) if remotes else iter(())
+    remotes = {file.name: file for file in files if isinstance(file, RemoteFile)}
+    ranges = [
+        ByteRange(file.name, max(file.size - _FOOTER_BYTES, 0), file.size, file.version)
+        for file in files
+        if isinstance(file, RemoteFile)
+    ]
+
+    def replaced_error(wanted: ByteRange) -> Exception:
+        return changed(remotes[wanted.name].shown)
+
+    location = next((file.location for file in remotes.values()), None)
+    stream = None if location is None else RangeStream(location, ranges, replaced_error=replaced_error)
     for file in files:
-        footer = b""
-        if isinstance(file, RemotePlace):
-            with watched(file):
-                _, footer = next(coming)
-        yield file, footer
+        yield file, bytes(next(stream)[1]) if stream is not None and isinstance(file, RemoteFile) else b""
 
 
 class ParquetRows:
@@ -107,14 +106,14 @@ class _Window:
 
     start: int
     stop: int
-    content: Forward
+    content: ForwardFile
     whole: bool
 
 
 class _Columns:
     """The content of an object: the columns of a row group as streams, anything else by a request for each place."""
 
-    def __init__(self, file: RemotePlace, places: FileContent, footer: bytes) -> None:
+    def __init__(self, file: RemoteFile, places: FileContent, footer: bytes) -> None:
         self._file, self._places = file, places
         self._footer, self._footer_at = footer, file.size - len(footer)
         self._groups: list[list[tuple[int, int]]] = []
@@ -141,9 +140,8 @@ class _Columns:
             share = max(AHEAD_BYTES * (stop - start) // total, 2 * least)
             # About half of the share, so that two requests are under way.
             piece_bytes = min(1 << (share * 7 // 10).bit_length() - 1, STREAM_BYTES)
-            run = RangeRun(self._file.bucket, self._file.pieces(start, stop, piece_bytes), most_bytes=2 * piece_bytes)
-            run.start()
-            windows.append(_Window(start, stop, Forward(run, self._file, start), stop - start <= _JOINED_BYTES))
+            content = open_forward(self._file, start, stop, piece_bytes, 2 * piece_bytes).start()
+            windows.append(_Window(start, stop, content, stop - start <= _JOINED_BYTES))
         return windows
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -154,12 +152,9 @@ class _Columns:
             if window.start <= offset and stop <= window.stop and offset >= window.content.first:
                 data = window.content.read_at(offset, stop - offset)
                 if not window.whole:
-                    window.content.passed(stop)
+                    window.content.release(stop)
                 return data
         return self._places.read_at(offset, size)
-
-    def passed(self, offset: int) -> None:
-        return None
 
     def close(self) -> None:
         _close(self._windows)

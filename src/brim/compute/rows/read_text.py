@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.compute.rows.cut_text import BOM, RowScanner, blocks, csv_header
-from brim.compute.rows.open_files import AnyFile, FileContent, RemotePlace, head_of, looked_into
+from brim.compute.rows.open_files import AnyFile, FileContent, head_of, looked_into
 from brim.compute.rows.python_rows import table_of
 from brim.compute.rows.schemas import TypesDiffer, cast, merged, unify
 from brim.compute.rows.source_hash import SourceHash
@@ -22,6 +22,7 @@ from brim.compute.rows.unit import Kind, Span
 from brim.compute.rows.unreadable import OnUnreadable, UnreadableRow
 from brim.errors import InputError
 from brim.sources.exact_values import CHANGES_AS_NUMBER, LONG_NUMBER, is_parseable, load_row, may_differ, reaches
+from brim.storage.reading import RemoteFile
 
 _BLANK = b" \t\r\n"
 _COUNTED_BYTES = 1 << 28
@@ -50,7 +51,7 @@ def row_blocks(
             raise InputError(f"{shown!r} became shorter while it was read (byte {place:,}).")
         yield place, block
         place += len(block)
-        content.passed(place)
+        content.release(place)
 
 
 def _last_end(block: bytes, kind: Kind, delimiter: str) -> int:
@@ -499,7 +500,7 @@ def _converts(value: str, kind: pa.DataType) -> bool:
 
 def too_far(file: AnyFile, place: int) -> bool:
     """Whether it would take too long to count the lines of an object up to a place, only to name it."""
-    return isinstance(file, RemotePlace) and place > _COUNTED_BYTES
+    return isinstance(file, RemoteFile) and place > _COUNTED_BYTES
 
 
 class LineCounter:

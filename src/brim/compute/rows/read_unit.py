@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from brim.compute.rows.arrow_rows import ArrowFile, rows_between
 from brim.compute.rows.cut_text import count_rows, end_of_row
-from brim.compute.rows.open_files import AnyFile, RemotePlace, Spans, located, streamed
+from brim.compute.rows.open_files import AnyFile, Spans, located, streamed
 from brim.compute.rows.parquet_rows import ParquetRows, parquet_file
 from brim.compute.rows.read_text import TextReader, too_far
 from brim.compute.rows.schemas import TypesDiffer, cast, merged
@@ -27,7 +27,8 @@ from brim.formats.encrypted import encrypted, is_encrypted
 from brim.partition import row_bytes as sizes_of_rows
 from brim.sources.hive_partitions import partition_array
 from brim.state.atomic_files import reason
-from brim.storage.location import is_bucket_address
+from brim.storage.location import is_remote
+from brim.storage.reading import RemoteFile
 
 _MOST_ROWS = 8192
 
@@ -147,7 +148,7 @@ def _ahead(reading: Reading, unit: Unit) -> Spans | None:
     parts = []
     for number, span in enumerate(unit.spans):
         file = located(span, name_of_span(unit, reading, number), reading.options)
-        if not isinstance(file, RemotePlace) or span.kind in ("parquet", "arrow"):
+        if not isinstance(file, RemoteFile) or span.kind in ("parquet", "arrow"):
             return None
         parts.append((file, span.start, span.end))
     return Spans(parts) if parts else None
@@ -224,7 +225,7 @@ def name_of_span(unit: Unit, reading: Reading, number: int) -> str:
         return unit.origins[number][0]
     root = reading.options.get("root")
     path = unit.spans[number].path
-    if is_bucket_address(path):
+    if is_remote(path):
         return path.removeprefix(f"{root}/")
     return os.path.relpath(path, root) if root else os.path.basename(path)
 

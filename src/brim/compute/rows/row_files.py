@@ -1,9 +1,9 @@
-"""The files of a source of rows: by path, glob, folder, or a list of those, and what kind they all are.
+"""Find the files of a source of rows: by path, glob, folder, or a list of those, all of one format.
 
-They are on this machine, or objects of a bucket, which one listing finds. There, names, their order and what is passed
-over are those of the same files in a folder, so that a job that was begun from a copy goes on from the bucket.
+They are local, or remote files of one listing. Remote names, their order and ignored files are those of the same files
+in a folder, so that a job that was begun from a copy continues from the bucket.
 
-Names are kept relative to what was given, in columns and not as an object each: a folder may hold millions.
+Names are relative to the source, and kept in columns, not as one object each: a folder may hold millions.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder, Stat
 from brim.records import dataclass
 from brim.sources.dataset_files import DatasetFiles, find_files
-from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk
+from brim.sources.folder_tree import LocalTree, Tree, Walk
 from brim.sources.remote_tree import ObjectTree
 from brim.state.atomic_files import reason
-from brim.storage.listing import stat_object
-from brim.storage.location import Location, is_remote, is_web_address, parse_location
+from brim.storage.listing import stat_file
+from brim.storage.location import Location, folder_location, is_dataset_address, is_remote, parse_location
 
 _FORMATS = {
     ".jsonl": "jsonl",
@@ -46,13 +46,13 @@ _FORMATS = {
     ".md": "text",
 }
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
-# A README beside the data is not data.
+# A README with the data is not data.
 COMPANIONS = re.compile(r"(readme|licen[cs]e|changelog|citation)(\.\w+)?|dataset_(infos?|dict)\.json|state\.json", re.I)
 WILD = re.compile(r"[*?[]")
 
 
 def split_name(name: str) -> tuple[str | None, str | None]:
-    """The format and the compression that a name tells."""
+    """Return the format and the compression of a file by its name."""
     lower = name.lower()
     codec = next((codec for end, codec in _CODECS.items() if lower.endswith(end)), None)
     stem = lower.rsplit(".", 1)[0] if codec else lower
@@ -63,32 +63,32 @@ def endings() -> str:
     return ", ".join(_FORMATS) + " (text also with .gz or .zst)"
 
 
-def pick(splits: list[str], wanted: str | None, folder: str) -> str:
-    """The split of a saved dataset that is meant."""
+def pick(splits: list[str], name: str | None, folder: str) -> str:
+    """Return the split of a saved dataset with a name, or its only one."""
     listed = f"It has: {', '.join(splits) or 'none'}."
-    if wanted is None:
+    if name is None:
         if len(splits) == 1:
             return splits[0]
         raise InputError(
             f"{os.path.basename(folder)!r} has several splits.", hint=f"{listed} Name one with --from-split."
         )
-    if wanted not in splits:
-        raise InputError(f"{os.path.basename(folder)!r} has no split {wanted!r}.", hint=listed)
-    return wanted
+    if name not in splits:
+        raise InputError(f"{os.path.basename(folder)!r} has no split {name!r}.", hint=listed)
+    return name
 
 
-def arrow_files_of_cache(names: Iterable[str], splits: list[str], wanted: str | None, folder: str) -> list[str]:
-    """The files that `load_dataset` prepared, without those that later calls of map left beside them."""
-    found = [name for name in sorted(names) if name.endswith(".arrow") and not name.startswith("cache-")]
-    if splits or wanted is not None:
-        split = pick(splits, wanted, folder)
-        found = [name for name in found if re.search(rf"-{re.escape(split)}(-\d+-of-\d+)?\.arrow$", name)]
-    return found
+def arrow_files_of_cache(names: Iterable[str], splits: list[str], split: str | None, folder: str) -> list[str]:
+    """Return the files that `load_dataset` prepared, without those of later calls of map."""
+    files = [name for name in sorted(names) if name.endswith(".arrow") and not name.startswith("cache-")]
+    if splits or split is not None:
+        split = pick(splits, split, folder)
+        files = [name for name in files if re.search(rf"-{re.escape(split)}(-\d+-of-\d+)?\.arrow$", name)]
+    return files
 
 
 @dataclass(frozen=True, slots=True)
 class RowFiles:
-    """Files of one kind, in order. `delimiter` is that of CSV. `empty` are names of files without a byte, left out."""
+    """Files of one format, in order. `delimiter` is that of CSV. `empty` are names of skipped empty files."""
 
     files: FileSet
     kind: Kind
@@ -97,7 +97,7 @@ class RowFiles:
     empty: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """Of names and sizes."""
+        """Return a digest of names and sizes."""
         digest = hashlib.sha256()
         for name, size in zip(self.files.paths, self.files.sizes.tolist(), strict=True):
             digest.update(f"{name.as_py()}\0{size}\0".encode("utf-8", "surrogateescape"))
@@ -110,24 +110,24 @@ class RowFiles:
         return self.files.full_path(number)
 
     def version(self, number: int) -> tuple[int, str] | None:
-        """Of an object: its size and ETag."""
+        """Return the size and the version of a remote file."""
         if self.files.etags is None:
             return None
         return int(self.files.sizes[number]), str(self.files.etags[number].as_py())
 
     def file(self, number: int) -> AnyFile:
-        """What can be opened."""
+        """Return a file to open."""
         span = Span(self.full(number), self.kind, 0, 0, self.version(number))
         return located(span, self.shown(number), self.options)
 
     @property
     def options(self) -> dict[str, Any]:
-        """How objects are reached, for a Reading."""
+        """Return the access to remote files, for a Reading."""
         return {} if self.files.bucket is None else {"access": as_option(self.files.bucket.access)}
 
 
 def find(sources: list[str], options: RowOptions) -> RowFiles:
-    """The files that these paths, globs and folders lead to."""
+    """Return the files that these paths, globs and folders lead to."""
     if not sources:
         raise InputError("The list of sources is empty.", hint="Give a file, a folder or a glob.")
     remote = [is_remote(source) for source in sources]
@@ -135,54 +135,38 @@ def find(sources: list[str], options: RowOptions) -> RowFiles:
         raise InputError("The sources are partly in a bucket and partly on this machine.", hint="Take one at a time.")
     resolved = [_resolve_remote(source, options) if all(remote) else _resolve(source, options) for source in sources]
     base = _common_root([root for root, _ in resolved])
-    places = [_below(root, files, base) for root, files in resolved]
-    builder = FileSetBuilder(str(base), base) if isinstance(base, Location) else FileSetBuilder(base)
+    builder = FileSetBuilder(str(base), None if base.is_local else base)
     kinds: dict[tuple[str | None, str | None], str] = {}
     empty: list[str] = []
-    for paths, source in zip(places, sources, strict=True):
+    for (root, files), source in zip(resolved, sources, strict=True):
         before, empty_before = len(builder), len(empty)
-        for path, found in paths:
-            if found.st_size == 0 and not (options.text == "document" and split_name(path)[0] == "text"):
+        for name, info in files:
+            path = name if root == base else base.name_of(root.key(name))
+            if info.st_size == 0 and not (options.text == "document" and split_name(path)[0] == "text"):
                 empty.append(path)
                 continue
             format, codec = split_name(path)
             kinds.setdefault((options.input_format or format, codec), path)
-            builder.add(path, found)
+            builder.add(path, info)
         if len(builder) == before:
             if len(empty) > empty_before:
                 path = empty[empty_before]
                 raise InputError(f"{path!r} is empty.", hint="Remove it, or leave it out.", path=path)
             kind = options.input_format
-            wanted = f"files of the format {kind}" if kind else f"files that end in {endings()}"
-            raise InputError(f"Nothing was found at {source!r}. brim looked for {wanted}.", hint="Check the path.")
+            looked_for = f"files of the format {kind}" if kind else f"files that end in {endings()}"
+            raise InputError(f"Nothing was found at {source!r}. brim looked for {looked_for}.", hint="Check the path.")
     return replace(_of_one_kind(builder.finish(), kinds, options), empty=tuple(empty))
 
 
-Root = str | Location  # a folder on this machine, or a location: what names start from
-Resolved = tuple[Root, Iterator[tuple[str, Stat]]]
+Resolved = tuple[Location, Iterator[tuple[str, Stat]]]  # a folder, and files below it
 
 
-def _common_root(roots: Sequence[Root]) -> Root:
-    first = roots[0]
-    if isinstance(first, str):
-        return os.path.commonpath([str(root) for root in roots])
-    known = [root for root in roots if isinstance(root, Location)]
-    if any((root.scheme, root.bucket) != (first.scheme, first.bucket) for root in known):
+def _common_root(roots: Sequence[Location]) -> Location:
+    if any((root.scheme, root.container) != (roots[0].scheme, roots[0].container) for root in roots):
         raise InputError("The sources are in several buckets.", hint="Take one at a time.")
-    parts = zip(*(root.prefix.split("/") for root in known), strict=False)
-    shared = itertools.takewhile(lambda names: len(set(names)) == 1, parts)
-    return replace(first, prefix="/".join(names[0] for names in shared))
-
-
-def _below(root: Root, files: Iterator[tuple[str, Stat]], base: Root) -> Iterator[tuple[str, Stat]]:
-    """Yield the files with their names below `base` instead of `root`."""
-    if root == base:
-        yield from files
-    elif isinstance(root, Location) and isinstance(base, Location):
-        skip = len(base.prefix) + 1 if base.prefix else 0
-        yield from ((root.key(name)[skip:], found) for name, found in files)
-    else:
-        yield from ((os.path.relpath(os.path.join(str(root), name), str(base)), found) for name, found in files)
+    parts = zip(*(root.prefix.split("/") for root in roots), strict=False)
+    shared = "/".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, parts))
+    return replace(roots[0], prefix=shared or "/" if roots[0].is_local else shared)
 
 
 def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str], options: RowOptions) -> RowFiles:
@@ -193,20 +177,22 @@ def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str]
             f"{formats[None]!r} has a name without a known suffix.",
             hint=f"brim reads files that end in {endings()}; --input-format sets the format of others.",
         )
-    for what, several in (("formats", formats), ("compressions", codecs)):
+    for trait, several in (("formats", formats), ("compressions", codecs)):
         if len(several) > 1:
             first, second = list(several.values())[:2]
             raise InputError(
-                f"The source has files of different {what}: {first!r} and {second!r}.",
+                f"The source has files of different {trait}: {first!r} and {second!r}.",
                 hint="Read one kind at a time: use a glob like 'folder/*.jsonl', or --input-format.",
             )
     (format,), (codec,) = formats, codecs
-    for option, said, those in (
+    for option, is_set, its_formats in (
         ("delimiter", options.delimiter is not None, ("csv", "tsv")),
         ("text=document", options.text == "document", ("text",)),
     ):
-        if said and format not in those:
-            raise InputError(f"--{option} can only be used with {' and '.join(those)}, and the source is {format}.")
+        if is_set and format not in its_formats:
+            raise InputError(
+                f"--{option} can only be used with {' and '.join(its_formats)}, and the source is {format}."
+            )
     delimiter = options.delimiter or ("\t" if format == "tsv" else ",")
     kind: Any = {"tsv": "csv", "text": "lines" if options.text == "lines" else "document"}.get(str(format), format)
     if codec and kind in ("parquet", "arrow"):
@@ -218,7 +204,7 @@ def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str]
 
 
 def _resolve(source: str, options: RowOptions) -> Resolved:
-    """Return what a local path, folder or glob leads to."""
+    """Return the files that a local path, folder or glob leads to."""
     if "://" in source:
         raise InputError(
             f"{source!r} is not a local path.", hint="Use a file, a folder, a glob, or s3://BUCKET/PREFIX."
@@ -226,58 +212,58 @@ def _resolve(source: str, options: RowOptions) -> Resolved:
     path = os.path.abspath(source)
     if os.path.isdir(path):
         return _in_folder(LocalTree(path), options, source)
-    if _names_part(options) and (os.path.exists(path) or WILD.search(source)):
+    wild = WILD.search(path)
+    if _names_part(options) and (os.path.exists(path) or wild):
         return _shards(source, options)
     if os.path.exists(path):
-        return os.path.dirname(path), iter([(os.path.basename(path), _stat(path))])
-    if not WILD.search(source):
+        return folder_location(os.path.dirname(path)), iter([(os.path.basename(path), _stat(path))])
+    if not wild:
         hint = "Standard input is not read: give a file" if source == "-" else "Give a file"
         raise InputError(f"The source {source!r} does not exist.", hint=f"{hint}, a folder or a glob.")
-    fixed = path[: WILD.search(path).start()]  # type: ignore[union-attr]
-    root = os.path.dirname(fixed)
+    root = os.path.dirname(path[: wild.start()])
     names = sorted(os.path.relpath(match, root) for match in glob.iglob(path, recursive=True))
-    return root, ((name, found) for name in names if stat.S_ISREG((found := _stat(os.path.join(root, name))).st_mode))
+    files = ((name, _stat(os.path.join(root, name))) for name in names)
+    return folder_location(root), ((name, info) for name, info in files if stat.S_ISREG(info.st_mode))
 
 
 def _resolve_remote(source: str, options: RowOptions) -> Resolved:
-    """Return what the address of an object, a prefix or a glob of objects leads to."""
-    if is_web_address(source) and options.input_format in (None, "parquet"):
+    """Return the files that the address of a file, a prefix or a glob leads to."""
+    location = parse_location(source, options.access)
+    if is_dataset_address(source) and options.input_format in (None, "parquet"):
         # The Parquet files of a config and split, if it has any; other formats are found as in a bucket.
         try:
-            found = find_files(source, options.from_config, options.from_split)
+            dataset = find_files(source, options.from_config, options.from_split)
         except SourceError:
-            found = None
-        if found is not None and found.format == ".parquet":
-            splits = list(dict.fromkeys(file.split for file in found.files))
+            dataset = None
+        if dataset is not None and dataset.format == ".parquet":
+            splits = list(dict.fromkeys(file.split for file in dataset.files))
             if options.from_split is None and len(splits) > 1:
                 hint = f"Name one with --from-split: {', '.join(splits)}."
                 raise InputError(f"{source!r} has several splits.", hint=hint)
-            return _files_of(found)
-    address = parse_location(source, options.access)
-    folder, _, name = address.prefix.rpartition("/")
-    own = None if source.endswith("/") else stat_object(address)
-    wild = WILD.search(address.prefix)
+            return _files_of(dataset)
+    own = None if source.endswith("/") else stat_file(location)
+    wild = WILD.search(location.prefix)
+    single = [] if own is None else [(location.prefix.rpartition("/")[2], own)]
     if own is not None and own.st_size:
-        one = iter([(name, own)])
-        return _shards(source, options) if _names_part(options) else (replace(address, prefix=folder), one)
-    tree = ObjectTree.listed(address)
+        return _shards(source, options) if _names_part(options) else (location.parent, iter(single))
+    tree = ObjectTree.listed(location)
     if len(tree):  # a folder, also one that has a * in its name or an empty object for its mark
         return _in_folder(tree, options, source)
-    if _names_part(options) and (own is not None or wild is not None):
+    if _names_part(options) and (single or wild):
         return _shards(source, options)
-    if own is not None:
-        return replace(address, prefix=folder), iter([(name, own)])
-    if wild is not None:
-        root = replace(address, prefix=address.prefix[: wild.start()].rpartition("/")[0])
-        pattern = address.prefix[len(root.prefix) + 1 if root.prefix else 0 :]
-        parts = [None if part == "**" else _Part.of(part) for part in pattern.split("/")]
-        tree = ObjectTree.listed(root)
-        names = (f"{top}/{name}" if top else name for top, _, files in tree.walk("") for name in files)
-        fitting = sorted(name for name in names if _fits(name.split("/"), parts))
-        return root, ((name, _stat_in(tree, name)) for name in fitting)
-    raise InputError(
-        f"There is nothing at {source!r}.", hint="Give an object, a prefix (a folder) or a glob of objects."
-    )
+    if single:
+        return location.parent, iter(single)
+    if wild is None:
+        raise InputError(
+            f"There is nothing at {source!r}.", hint="Give an object, a prefix (a folder) or a glob of objects."
+        )
+    root = replace(location, prefix=location.prefix[: wild.start()].rpartition("/")[0])
+    pattern = root.name_of(location.prefix)
+    parts = [None if part == "**" else _Part.parse(part) for part in pattern.split("/")]
+    tree = ObjectTree.listed(root)
+    names = (f"{top}/{name}" if top else name for top, _, files in tree.walk("") for name in files)
+    fitting = sorted(name for name in names if _fits(name.split("/"), parts))
+    return root, ((name, _stat_in(tree, name)) for name in fitting)
 
 
 def _stat(path: str) -> os.stat_result:
@@ -292,26 +278,27 @@ def _names_part(options: RowOptions) -> bool:
 
 
 def _shards(source: str, options: RowOptions) -> Resolved:
-    """Return the files of the config and split that are asked for, as a dataset of Parquet files tells them."""
-    what, why = "config" if options.from_split is None else "split", f"{source!r} is {options.input_format}"
+    """Return the files of the chosen config and split of a dataset of Parquet files."""
+    option, why = "config" if options.from_split is None else "split", f"{source!r} is {options.input_format}"
     if options.input_format in (None, "parquet"):
         try:
-            found = find_files(source, options.from_config, options.from_split, options.access)
-            if found.format == ".parquet":
-                return _files_of(found)
+            dataset = find_files(source, options.from_config, options.from_split, options.access)
+            if dataset.format == ".parquet":
+                return _files_of(dataset)
             why = f"{source!r} holds tars"
         except SourceError as error:
             why = error.words[0].rstrip(".")
     raise InputError(
-        f"--from-{what} can only be used with a dataset of Parquet files or one that `datasets` saved, and {why}.",
+        f"--from-{option} can only be used with a dataset of Parquet files or one that `datasets` saved, and {why}.",
         hint="Leave it out, and name the files, with a glob if there are many.",
     )
 
 
-def _files_of(found: DatasetFiles) -> Resolved:
-    first = found.files[0]
-    root = first.path.removesuffix(f"/{first.shown}") if first.remote is None else first.remote.address
-    return root, ((file.shown, file.stat) for file in found.files)
+def _files_of(dataset: DatasetFiles) -> Resolved:
+    first = dataset.files[0]
+    local_root = first.path.removesuffix(f"/{first.shown}")
+    root = folder_location(local_root) if first.remote is None else first.remote.location
+    return root, ((file.shown, file.stat) for file in dataset.files)
 
 
 def _in_folder(top: Tree, options: RowOptions, source: str) -> Resolved:
@@ -322,7 +309,7 @@ def _in_folder(top: Tree, options: RowOptions, source: str) -> Resolved:
     if tree.is_file("dataset_dict.json"):
         splits = _read_json(tree, "dataset_dict.json").get("splits", [])
         tree, split = tree.below(pick(splits, split, tree.root)), None
-    root = tree.bucket or tree.root
+    root = tree.bucket or folder_location(tree.root)
     if not tree.is_file("dataset_info.json"):
         if split is not None or (options.from_config is not None and tree is top):
             return _shards(source, options)
@@ -341,10 +328,10 @@ def _in_folder(top: Tree, options: RowOptions, source: str) -> Resolved:
 def _stat_in(tree: Tree, name: str) -> Stat:
     if tree.bucket is None:
         return _stat(os.path.join(tree.root, name))
-    found = tree.look(name)
-    if isinstance(found, str | Folder):
-        raise InputError(f"{name!r} of the saved dataset is not at {tree.root}.", path=name)
-    return found
+    try:
+        return tree.stat(name)
+    except OSError as error:
+        raise InputError(f"{name!r} of the saved dataset is not at {tree.root}.", path=name) from error
 
 
 def _read_json(tree: Tree, name: str) -> dict[str, Any]:
@@ -356,14 +343,14 @@ def _read_json(tree: Tree, name: str) -> dict[str, Any]:
 
 
 def _walk(tree: Tree, options: RowOptions) -> Iterator[tuple[str, Stat]]:
-    """Yield files of known formats, or of the one that was asked for. A README beside the data is not data."""
+    """Yield files of known formats, or of the chosen one. A README with the data is not data."""
     walk = Walk.through(tree)
-    for path, found in walk:
+    for path, info in walk:
         format = split_name(path)[0]
         if format is None or (options.input_format is not None and format != options.input_format):
             continue
         if not COMPANIONS.fullmatch(path.rsplit("/", 1)[-1]):
-            yield path, found
+            yield path, info
     if walk.refused:
         first = walk.refused[0]
         raise InputError(f"{first.path!r} cannot be read ({first.reason}).", hint="Fix or remove it.", path=first.path)
@@ -377,7 +364,7 @@ class _Part:
     hidden: bool
 
     @classmethod
-    def of(cls, pattern: str) -> _Part:
+    def parse(cls, pattern: str) -> _Part:
         return cls(re.compile(fnmatch.translate(pattern)), pattern.startswith("."))
 
     def fits(self, name: str) -> bool:
@@ -387,13 +374,13 @@ class _Part:
 def _fits(names: list[str], parts: list[_Part | None]) -> bool:
     if not parts:
         return not names
-    part, rest = parts[0], parts[1:]
+    part, following = parts[0], parts[1:]
     if part is not None:
-        return bool(names) and part.fits(names[0]) and _fits(names[1:], rest)
-    if not rest:
+        return bool(names) and part.fits(names[0]) and _fits(names[1:], following)
+    if not following:
         return not any(name.startswith(".") for name in names)
     for number in range(len(names)):
-        if _fits(names[number:], rest):
+        if _fits(names[number:], following):
             return True
         if names[number].startswith("."):
             return False

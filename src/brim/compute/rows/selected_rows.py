@@ -57,7 +57,7 @@ class SelectedRows:
         for part in (files.sizes, held.sizes, *(() if files.ranges is None else (files.ranges.starts,))):
             digest.update(np.ascontiguousarray(part).tobytes())
         for one in held.remotes.values():
-            digest.update(one.etag.encode())
+            digest.update(one.version.encode())
         for batch in self._table.rows.to_batches():
             digest.update(memoryview(batch.serialize()))
         return {"kind": "selection", "rows": len(self), "digest": digest.hexdigest()[:32]}

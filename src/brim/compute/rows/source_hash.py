@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from brim.compute.rows.arrow_rows import ArrowFile
 from brim.compute.rows.cut_text import blocks, csv_header
-from brim.compute.rows.open_files import AnyFile, RemotePlace, as_arrow_file, head_of, located, looked_into
+from brim.compute.rows.open_files import AnyFile, as_arrow_file, head_of, located, looked_into
 from brim.compute.rows.parquet_rows import ParquetRows, column_ranges, parquet_file
 from brim.compute.rows.unit import Reading, Span, Unit
+from brim.storage.reading import RemoteFile
 
 _BLOCK_BYTES = 1 << 20
 
@@ -42,7 +43,7 @@ class SourceHash:
         self.update(json.dumps(names).encode())
 
     def add_row_group(self, file: AnyFile, opened: ParquetRows, number: int, columns: list[str] | None) -> None:
-        if isinstance(file, RemotePlace):
+        if isinstance(file, RemoteFile):
             self._is_known = False
             return
         with looked_into(file) as content:

@@ -30,8 +30,8 @@ from brim.compute.steps.step import BadBatch, BadRow, Batch
 from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.memory.limit import usable_cores
 from brim.records import dataclass
-from brim.storage.location import Access, is_bucket_address, parse_object_address
-from brim.storage.reading import TO_END, Changed, ObjectPiece, fetch
+from brim.storage.listing import read_file
+from brim.storage.location import Access, is_object_address, split_address
 
 Array = np.ndarray[Any, Any]
 
@@ -130,9 +130,9 @@ def in_bucket(cell: Any, root: str | None) -> str | None:
     content, path = _content(cell)
     if content is not None or not path:
         return None
-    if is_bucket_address(path):
+    if is_object_address(path):
         return path
-    return f"{root}/{path}" if root is not None and is_bucket_address(root) else None
+    return f"{root}/{path}" if root is not None and is_object_address(root) else None
 
 
 def fetched(cell: Any, root: str | None, access: Access) -> Any:
@@ -140,12 +140,10 @@ def fetched(cell: Any, root: str | None, access: Access) -> Any:
     address = in_bucket(cell, root)
     if address is None:
         return cell
-    there = parse_object_address(address, access)
-    try:
-        content = fetch(there, ObjectPiece(there.prefix, 0, TO_END))
-    except Changed:
-        return cell  # it is not there: `decoded` says so of the row
-    return {"bytes": content, "path": there.prefix}
+    location = split_address(address, access)
+    content = read_file(location)
+    # Of a missing object, `decoded` says so of the row.
+    return cell if content is None else {"bytes": content, "path": location.prefix}
 
 
 def decoded(cell: Any, root: str | None) -> Any:

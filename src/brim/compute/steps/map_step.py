@@ -6,13 +6,10 @@ own rows have: widening them over a whole dataset is the engine's work, since no
 
 from __future__ import annotations
 
-import collections
 import functools
 import inspect
 import json
 import os
-import pickle
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,9 +32,6 @@ _CHUNK_BYTES = 4_000_000
 _HELD_BYTES = 32_000_000  # results that wait for the rest of their batch, to be given one type
 _PIECES = 8
 _BATCH_BYTES = 16_000_000
-_PLAIN_TYPES = (int, float, str, bool, type(None))
-_COLLECTIONS = (list, dict, set, collections.Counter)
-_FEW = 1000  # in a collection that an object keeps of the rows it has seen
 
 
 def identity(rows: Any) -> Any:
@@ -64,7 +58,6 @@ class MapStep:
         # Batches of rows are only read together: where rows are large, by bytes.
         self.batch_bytes = 0 if options.batched else _BATCH_BYTES
         self.indices = options.with_indices
-        self._changes: dict[int, bytes] = {}  # in the parent: of each worker
         self.rank = 0  # in the worker: which of those that run at a time it is
         self._open: _Open | None = None
 
@@ -138,19 +131,6 @@ class MapStep:
         elif not self.options.drop_last_batch or self.batch_rows in (batch.table.num_rows, ALL_ROWS):
             yield from self._open.batch(batch, small and self.splittable)
 
-    def changes(self) -> bytes:
-        return b"" if self._open is None else self._open.changes()
-
-    def take_changes(self, worker: int, changes: bytes) -> None:
-        self._changes[worker] = changes
-
-    def give_back(self, function: Any) -> bool:
-        """Change an object that was called as it has changed itself; False if several workers have, each its own."""
-        changed = [changes for changes in self._changes.values() if changes]
-        if len(self._changes) == 1 and changed:
-            vars(function).update(pickle.loads(changed[0]))
-        return len(self._changes) <= 1 or not changed
-
     def smaller(self, rows: int) -> str:
         """A batch that may not be cut is for the user to make smaller."""
         if self.splittable or rows < 2:
@@ -187,7 +167,6 @@ class _Open:
         self._results = Results(*self._told, None)
         self._function = function
         self.keep: Callable[[Any], Any] = kept  # of what a call for a row gives
-        self._before = _small_state(function)
         _notice_forks()
         self._is_async = inspect.iscoroutinefunction(function)
 
@@ -251,11 +230,6 @@ class _Open:
         half = rows // 2
         yield from self._piece(table.slice(0, half), first_row, start, in_pieces)
         yield from self._piece(table.slice(half), first_row, start + half, in_pieces)
-
-    def changes(self) -> bytes:
-        now = _small_state(self._function)
-        changed = {name: value for name, value in now.items() if self._before.get(name) != value}
-        return pickle.dumps({name: pickle.loads(value) for name, value in changed.items()}) if changed else b""
 
     def call(self, table: pa.Table, first_row: int | None) -> tuple[Call, Any]:
         """The function, once for all rows."""
@@ -343,20 +317,6 @@ class _Open:
             for row in range(chunk.num_rows if chunk.num_rows > 1 else 0):
                 self._row_table(chunk.slice(row, 1), calls[row : row + 1], results[row : row + 1], start + row)
             raise BadRow(start, chunk.num_rows) from error
-
-
-def _small_state(function: Any) -> dict[str, bytes]:
-    """The attributes of an object that is called, as far as they are plain and small: counters, lists of names."""
-    if isinstance(function, types.FunctionType | types.MethodType | functools.partial | type):
-        return {}
-    found = {}
-    for name, value in getattr(function, "__dict__", {}).items():
-        if type(value) in _PLAIN_TYPES or (type(value) in _COLLECTIONS and len(value) <= _FEW):
-            try:
-                found[name] = pickle.dumps(value)
-            except Exception:  # noqa: BLE001  what is inside decides what this raises
-                continue
-    return found
 
 
 def blamed(error: BaseException, row: int, rows: int) -> BaseException:

@@ -103,17 +103,6 @@ class Encodes(Protocol):
         """In the parent: workers that are set up from now on do it the slower way."""
 
 
-@runtime_checkable
-class Changes(Protocol):
-    """A step that may change what the caller holds: an object that is called, and counts."""
-
-    def changes(self) -> bytes:
-        """In the worker: what has changed since the first row, pickled; nothing if nothing has."""
-
-    def take_changes(self, worker: int, changes: bytes) -> None:
-        """In the parent: what the worker of this number says."""
-
-
 class Redo(Exception):
     """The step goes another way from now on: the unit is to be done again from its start."""
 

@@ -1,0 +1,85 @@
+"""Caches of version 0.1, which noted receipts before it had synced the files: checked once, and kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import brim
+from brim.state.ledger import LEDGER, Ledger
+from brim.state.record_log import record_line, records_of
+
+pytest.importorskip("datasets")
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "marks").mkdir()
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(400)))
+    return tmp_path
+
+
+def mark(batch: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Leave a file per call, so that a test knows what was computed."""
+    Path(f"marks/{batch['n'][0]}").touch()
+    return {"twice": [2 * n for n in batch["n"]]}
+
+
+def computed(work: Path) -> int:
+    """Map the rows; return how many batches were computed."""
+    for path in (work / "marks").iterdir():
+        path.unlink()
+    result = brim.map(
+        "rows.jsonl", mark, batched=True, batch_size=100, unit_size="1KB", cache_dir="cache", memory="1GB"
+    )
+    assert result["twice"] == [2 * n for n in range(400)]
+    return len(list((work / "marks").iterdir()))
+
+
+def as_version_0_1_left_it(work: Path, boot: str, *, done: bool = True) -> Path:
+    """Rewrite the ledger of the cache with receipts that count in one boot."""
+    (path,) = (work / "cache").glob(f"*/units/{LEDGER}")
+    lines = []
+    for record in records_of(path.read_bytes().splitlines(keepends=True)):
+        if record["type"] == "shard":
+            record["boot"] = boot
+        if record["type"] == "done":
+            record = {"type": "done for now", "boot": boot}
+            if not done:
+                continue
+        lines.append(record_line(record))
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_complete_files_are_kept(work: Path, done: bool) -> None:
+    assert computed(work) > 3
+    (path,) = (work / "cache").glob(f"*/units/{LEDGER}")
+    count = len(Ledger(path.parent).receipts)
+    ledger = as_version_0_1_left_it(work, "another boot", done=done)
+    assert not Ledger(ledger.parent).receipts
+    assert computed(work) == 0
+    kept = Ledger(ledger.parent)
+    assert kept.done
+    assert len(kept.receipts) == count
+    assert not kept.unsynced
+    assert b"boot" not in ledger.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "gone"])
+def test_damaged_files_are_computed_again(work: Path, damage: str) -> None:
+    """What a machine leaves that stopped before the disk had everything."""
+    computed(work)
+    ledger = as_version_0_1_left_it(work, "another boot")
+    unit = sorted(ledger.parent.glob("*.arrow"))[1]
+    size = unit.stat().st_size
+    if damage == "gone":
+        unit.unlink()
+    else:
+        unit.write_bytes(unit.read_bytes()[:-100] if damage == "cut" else bytes(size))
+    assert computed(work) == 1
+    assert computed(work) == 0
