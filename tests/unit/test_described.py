@@ -11,7 +11,7 @@ import pytest
 
 import brim
 from brim.api.recorded_run import shown
-from brim.jobs.job import BuildResult, MapResult
+from brim.jobs.results import BuildResult, MapResult
 from brim.monitor.report.progress_renderers import NotebookBar, NotesOnly, PlainLines, TerminalBar
 from brim.progress import Progress
 from brim.state.ledger import Receipt

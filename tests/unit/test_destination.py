@@ -24,7 +24,7 @@ from brim.jobs.preflight import ComputePlan, JobSettings
 from brim.jobs.publish_options import PublishOptions
 from brim.jobs.saved_plans import SavedBuild, SavedSettings
 from brim.plans.source_checks import refuse_source
-from brim.storage.destination import parse_destination
+from brim.storage.destination_address import parse_destination
 from brim.storage.location import Access, parse_location
 from brim.storage.storage import FileInfo
 from tests.conftest import tree_digest

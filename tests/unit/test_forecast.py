@@ -183,7 +183,7 @@ def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: in
     ("shape", "given_numbers", "words"),
     [
         ("nothing", {}, "embed-files, map, concat"),
-        ("concat", {"row": 1}, "It takes: memory, rows, dims"),
+        ("concat", {"row": 1}, "It takes: rows, dims, dtype, copies, base, memory"),
         ("concat", {"rows": 0, "dims": 1}, "rows= takes a number above zero"),
         ("concat", {"rows": 1.5, "dims": 1}, "rows= takes a whole number above zero"),
         ("concat", {"rows": 1, "dims": []}, "length of the vectors"),
@@ -194,7 +194,7 @@ def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: in
         ("map", {"row_bytes": 1, "factor": float("inf")}, "factor= takes a number"),
         ("embed-files", {}, "SOURCE"),
         ("embed-files", {"shard_bytes": 1, "num_shards": 2}, "SOURCE"),
-        ("embed-files", {"shard_bytes": 1, "source": "x"}, "Choose one"),
+        ("embed-files", {"shard_bytes": 1, "source": "x"}, "Leave out one of them"),
         ("sampled", {}, "two different fractions"),
         ("sampled", {"points": ["1/8=1GB", "1/8=2GB"]}, "two different fractions"),
         ("sampled", {"points": ["1/8"]}, "not a point"),

@@ -127,9 +127,10 @@ ASKING = {
     "compute.rows.row_files": "a local folder is read by its tree; a repository may hold a dataset of Parquet files",
     "compute.steps.embed_step": "pictures that rows name by their address in a bucket",
     "jobs": "destinations: folders are locked, buckets leased, repositories committed to",
-    "stores": "the same, and options that only the Hub has",
+    "plans": "whether a destination is inside its source",
     "sources.open_dataset": "a repository is a dataset",
     "sources.open_source": "the same",
+    "sources.path_columns": "a table may name files by their addresses in a bucket",
     "sources.table_source": "a table may name files by their addresses in a bucket",
     "verification": "local shards are read and repaired, those of a repository have a listed SHA-256",
 }

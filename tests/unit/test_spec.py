@@ -18,7 +18,7 @@ from brim.jobs.destination_paths import DestinationPaths, cache_paths, dataset_p
 from brim.jobs.job import Job
 from brim.jobs.preflight import ComputePlan, JobSettings
 from brim.jobs.publish_options import PublishOptions
-from brim.storage.destination import parse_destination
+from brim.storage.destination_address import parse_destination
 
 HUB = {
     "config": "x",

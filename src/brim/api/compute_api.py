@@ -75,7 +75,7 @@ from brim.progress import Progress
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
-from brim.storage.destination import parse_destination
+from brim.storage.destination_address import parse_destination
 from brim.storage.listing import list_files
 from brim.storage.location import Access, folder_location, is_dataset_address, is_object_address, parse_location
 from brim.tensors.tensor_reader import ShardedTensor, open_tensors

@@ -118,7 +118,7 @@ def _memory() -> dict[str, Any]:
     from brim.memory.cgroup import hard_limit_here
     from brim.memory.limit import effective_limit, headrooms
     from brim.memory.meter import blind_spots
-    from brim.storage.destination import state_root
+    from brim.storage.destination_address import state_root
 
     limit, state, home = effective_limit(), state_root(), Path.home()
     free = shutil.disk_usage(next(path for path in (state, *state.parents) if path.exists())).free

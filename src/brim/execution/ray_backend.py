@@ -45,7 +45,7 @@ from brim.execution.worker_messages import ProbeDone, UnitDone, UnitOrder, Worke
 from brim.progress import Progress
 from brim.sizes import format_size
 from brim.state.stop import Stop
-from brim.storage.destination import Uploader
+from brim.storage.destination_address import Uploader
 from brim.storage.location import Access, Location
 
 INTERPRETER_BYTES = 130_000_000  # a Ray worker with brim and pyarrow, before any work

@@ -34,7 +34,7 @@ from brim.extras import missing
 from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
 from brim.records import dataclass
-from brim.storage.destination import Uploader
+from brim.storage.destination_address import Uploader
 from brim.storage.listing import list_files, stat_files
 from brim.storage.location import Access, Location, is_remote, parse_location
 

@@ -28,7 +28,7 @@ from brim.execution.worker_process import WorkerProcess
 from brim.memory.meter import oom_kills, process_bytes
 from brim.plans.shard_bytes import Slice
 from brim.records import dataclass
-from brim.storage.destination import Uploader
+from brim.storage.destination_address import Uploader
 from brim.storage.location import Location
 from brim.storage.storage import PutResult
 

@@ -32,7 +32,7 @@ from brim.records import dataclass
 from brim.sources.file_table import FileTable
 from brim.state.atomic_files import reason
 from brim.state.ledger import Ledger, job_versions
-from brim.storage.destination import parse_destination
+from brim.storage.destination_address import parse_destination
 from brim.storage.location import Location
 from brim.wording import Described
 

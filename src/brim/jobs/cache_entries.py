@@ -26,7 +26,7 @@ from brim.sizes import parse_size
 from brim.state.atomic_files import reason, write_whole
 from brim.state.ledger import LEDGER, Ledger
 from brim.state.lock import locked
-from brim.storage.destination import UNITS
+from brim.storage.destination_address import UNITS
 
 _ABOUT = "about.json"
 

@@ -51,7 +51,7 @@ from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
 from brim.state.ledger import JobRecord, Ledger, SourceRecord, job_versions
 from brim.state.stop import Stop
-from brim.storage.destination import Uploader
+from brim.storage.destination_address import Uploader
 from brim.storage.listing import list_files
 from brim.storage.location import parse_location
 

@@ -14,7 +14,7 @@ from brim.progress import Progress
 from brim.records import dataclass
 from brim.state.ledger import Ledger, Receipt
 from brim.state.stop import Stop
-from brim.storage.destination import Uploader
+from brim.storage.destination_address import Uploader
 from brim.storage.storage import PutResult
 from brim.storage.upload_content import UploadWatcher
 

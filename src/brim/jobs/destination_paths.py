@@ -10,7 +10,7 @@ from brim.formats.card import CARD
 from brim.jobs.publish_options import PublishOptions
 from brim.records import dataclass
 from brim.state.ledger import STATE
-from brim.storage.destination import QUARANTINE, UNITS, parse_destination, state_folder
+from brim.storage.destination_address import QUARANTINE, UNITS, parse_destination, state_folder
 from brim.storage.location import Access, Location, folder_location
 
 

@@ -28,10 +28,9 @@ from brim.progress import notify_if_slow
 from brim.state.atomic_files import failures, rename, write_whole
 from brim.state.ledger import LEDGER, STATE, Receipt
 from brim.state.lock import owner_of
-from brim.storage.destination import MANIFESTS
+from brim.storage.destination_address import MANIFESTS
 from brim.storage.explain_error import explained
 from brim.storage.listing import list_files, read_file
-from brim.storage.local import LocalStorage
 from brim.storage.storage import PART_BYTES, FileInfo, PutResult, Storage, open_storage
 from brim.storage.storage_error import StorageError
 from brim.storage.upload_content import SilentWatcher, UploadWatcher
@@ -272,11 +271,11 @@ class FilesDestination(Destination):
                 link.unlink(missing_ok=True)  # renaming one name of a file over another leaves both
 
     def uploader(self) -> Storage:
-        if isinstance(self._storage, LocalStorage) and not self._storage.marker:
+        if self._folder is not None and not self._storage.marker:
             # A temporary file shows other machines that it is the same folder.
             self._storage.marker = f"data/.{uuid.uuid4().hex}.tmp"
-            with failures(self._storage.root):
-                (self._storage.root / self._storage.marker).touch()
+            with failures(self._folder):
+                (self._folder / self._storage.marker).touch()
         return self._storage
 
     # Publishing
@@ -294,7 +293,7 @@ class FilesDestination(Destination):
     def publish(self, publication: Publication) -> str:
         if not self._is_bucket_dataset:
             self.discard(publication.gone) if self.paths.has_card else self._delete(sorted(publication.gone))
-            if isinstance(self._storage, LocalStorage) and self._storage.marker:  # and files of lost machines
+            if self._storage.marker:  # and files of lost machines
                 self._abort_uploads()
             if self.paths.has_card:
                 self._write(CARD, publication.card.final(self._read_card(), {}).encode())

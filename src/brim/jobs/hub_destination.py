@@ -35,7 +35,7 @@ from brim.records import dataclass
 from brim.state.ledger import Piece, Receipt
 from brim.state.retry import interruptible
 from brim.storage import hub_private
-from brim.storage.destination import MANIFESTS
+from brim.storage.destination_address import MANIFESTS
 from brim.storage.hub_client import HubClient, Snapshot
 from brim.storage.hub_commits import CONFLICT, REFUSED, HubCommits, Operations, UploadsMissing, pointers, texts
 from brim.storage.hub_session import explained, hub_session, hub_tries, status_of

@@ -14,7 +14,7 @@ from brim.state.atomic_files import failures, write_whole
 from brim.state.ledger import LEDGER, STATE, Ledger
 from brim.state.lock import locked, wait_for_lock
 from brim.state.stop import Stop
-from brim.storage.destination import CLAIM, UNITS, identity, make_state_folder
+from brim.storage.destination_address import CLAIM, UNITS, identity, make_state_folder
 from brim.storage.location import Location
 
 

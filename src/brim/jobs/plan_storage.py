@@ -36,7 +36,7 @@ from brim.state.atomic_files import private_folder, reason, sha256_of, sync_fold
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked, owner_of
 from brim.state.retry import interrupted_by, stop_delayed
-from brim.storage.destination import user_state
+from brim.storage.destination_address import user_state
 from brim.storage.explain_error import explained
 from brim.storage.lease import Lease
 from brim.storage.listing import list_files, read_file, stat_file

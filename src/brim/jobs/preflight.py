@@ -36,7 +36,7 @@ from brim.plans.plan import Plan
 from brim.plans.source_checks import refuse_source, refuse_source_folder, refuse_source_shard
 from brim.records import dataclass
 from brim.state.stop import is_stale_stop_file, stopping_at_once
-from brim.storage.destination import parse_destination
+from brim.storage.destination_address import parse_destination
 from brim.storage.location import Access, Location
 from brim.storage.xet import XET_BYTES
 

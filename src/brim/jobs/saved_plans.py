@@ -52,7 +52,7 @@ from brim.state.atomic_files import failures, sha256_of, write_whole
 from brim.state.ledger import STATE, Ledger, Receipt, SourceRecord, job_versions
 from brim.state.retry import interrupted_by
 from brim.state.stop import stoppable
-from brim.storage.destination import parse_destination
+from brim.storage.destination_address import parse_destination
 from brim.storage.location import Access, Location
 from brim.wording import Described
 

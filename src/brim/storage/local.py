@@ -131,11 +131,9 @@ def _write_and_hash(file: DirectFile, content: UploadContent, advance: Callable[
 
 
 class LocalStorage(Storage):
-    """A folder. `marker` is a file in it that shows another machine that it sees the same folder."""
+    """A folder of this machine."""
 
     is_remote = False
-
-    marker = ""
 
     @property
     def root(self) -> Path:

@@ -106,6 +106,7 @@ class Storage:
     is_remote = can_list = True
     explains_errors = True  # whether readers raise errors for users; else StorageError, which the caller explains
     waits_s: tuple[float, ...] = (0.2, 1.0, 3.0)  # between the tries of a request
+    marker = ""  # a file in a folder that shows another machine that it sees the same folder
 
     def __init__(self, location: Location, token: str | None = None, parts_in_flight: int = 2) -> None:
         self.location, self._token, self._parts_in_flight = location, token, parts_in_flight

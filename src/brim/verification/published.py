@@ -25,7 +25,7 @@ from brim.progress import Advance
 from brim.records import dataclass
 from brim.state.atomic_files import reading, sha256_of
 from brim.state.ledger import LEDGER, STATE, JobRecord, Ledger, Receipt
-from brim.storage.destination import MANIFESTS, parse_destination, state_folder
+from brim.storage.destination_address import MANIFESTS, parse_destination, state_folder
 from brim.storage.hub_session import Note, explained, hub_session
 from brim.storage.listing import list_files, read_file
 from brim.storage.location import Access, Location, folder_location

@@ -24,7 +24,7 @@ from brim.sources.file_table import FileTable
 from brim.state.atomic_files import sha256_of
 from brim.state.ledger import JobRecord, Ledger, Receipt
 from brim.state.lock import locked
-from brim.storage.destination import make_state_folder, state_folder
+from brim.storage.destination_address import make_state_folder, state_folder
 from brim.storage.local import LocalStorage
 from brim.storage.location import Location, folder_location
 from brim.verification.published import (

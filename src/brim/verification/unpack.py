@@ -36,7 +36,7 @@ from brim.sources.selection import Selection
 from brim.state.atomic_files import BUFFER_BYTES, failures, write_all
 from brim.state.ledger import STATE, Receipt
 from brim.state.retry import interrupted_by
-from brim.storage.destination import check_not_empty, parse_destination
+from brim.storage.destination_address import check_not_empty, parse_destination
 from brim.storage.location import Access, Location, folder_location, is_remote, split_address
 from brim.storage.storage import open_storage
 from brim.verification.published import Published, Subset, opened

@@ -45,7 +45,7 @@ from brim.sources.open_source import aligned_columns, read_source
 from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord, job_versions
-from brim.storage.destination import parse_destination
+from brim.storage.destination_address import parse_destination
 from brim.storage.location import Access, is_object_address, split_address
 from brim.verification.published import (
     SHARD_NAME,

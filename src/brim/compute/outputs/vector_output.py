@@ -28,7 +28,7 @@ from brim.partition import arrow_bytes
 from brim.progress import Advance
 from brim.records import dataclass
 from brim.state.atomic_files import rename
-from brim.storage.destination import QUARANTINE
+from brim.storage.destination_address import QUARANTINE
 from brim.tensors.tensor_batches import batch_for
 from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, Tensor, npy_path, tensors_from
 
