@@ -113,7 +113,7 @@ MODULES = (
     _module("tensors.partial_layout", "tests/unit/test_partial_layout.py"),
     _module("tensors.checkpoints", "tests/unit/test_checkpoints.py"),
     _module("outputs.token_documents", "tests/unit/test_token_documents.py"),
-    _module("stores.hub_commits", "tests/unit/test_hub_commits.py"),
+    _module("storage.hub_commits", "tests/unit/test_hub_commits.py"),
     _module("monitor.oom.kernel_record", "tests/unit/test_postmortem_kernel.py", "tests/unit/test_kernel_record.py"),
     _module("storage.lease", "tests/unit/test_bucket_lease.py"),
 )
