@@ -327,7 +327,7 @@ def test_a_killed_run_is_not_said_to_be_above_the_stop_threshold_afterwards(tmp_
 
 
 def test_a_short_command_is_short() -> None:
-    """`true` under watch takes a few times as long as showing brim's version (two interpreters start), not a second."""
+    """`true` under watch takes a few times as long as starting Python twice with the parser, not a second."""
 
     def best(*arguments: str) -> float:
         times = []
@@ -337,7 +337,7 @@ def test_a_short_command_is_short() -> None:
             times.append(time.monotonic() - begun)
         return min(times)
 
-    assert best("run", "--quiet", "--", "true") < 8 * best("--version")
+    assert best("run", "--quiet", "--", "true") < 6 * best("doctor", "--help")
 
 
 def test_the_screen_comes_from_the_log_alone(tmp_path: Path) -> None:
@@ -670,7 +670,7 @@ def test_stop_file_made_after_a_stopped_run_is_refused(tmp_path: Path) -> None:
     assert not stop.exists()
     stop.touch()
     refused = brim("run", "--stop-file", stop, "--", "touch", tmp_path / "ran", check=2).stderr
-    assert "is there already" in refused
+    assert "already exists" in refused
     assert stop.exists()
     assert not (tmp_path / "ran").exists()
 
