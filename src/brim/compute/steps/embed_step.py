@@ -5,7 +5,7 @@ model, the next is being prepared on a thread. The batches are the same whatever
 too. A device that is out of memory gets a batch in halves. That is not remembered for the next batch, so that
 vectors do not depend on what a worker did before.
 
-What a model gives, as the columns of a table: checked, normalised, in a type that Arrow has.
+What a model gives, as the columns of a table: checked, normalized, in a type that Arrow has.
 """
 
 from __future__ import annotations

@@ -222,13 +222,21 @@ class FactoryModel:
 
 
 def _taken(spec: str, factory: Callable[..., Any], offered: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What brim offers is left out where the factory has no place for it; what the user asks for is not."""
+    """Return the arguments for a factory: of those that brim offers the ones it takes, and all that the user passed."""
     parameters = inspect.signature(factory).parameters
     open_end = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     for name in asked:
         if name not in parameters and not open_end:
             raise InputError(f"{spec} takes no argument {name!r}.", hint=f"It takes {', '.join(parameters) or 'none'}.")
-    return {name: value for name, value in offered.items() if open_end or name in parameters} | dict(asked)
+    arguments = {name: value for name, value in offered.items() if open_end or name in parameters} | dict(asked)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for name, each in parameters.items():
+        if each.default is each.empty and each.kind not in variable and name not in arguments:
+            raise InputError(
+                f"{spec} needs an argument {name!r}, which brim does not pass.",
+                hint=f"Pass it with `--model-arg {name}=VALUE`, or name a function that returns the model.",
+            )
+    return arguments
 
 
 _FACTORY = re.compile(r"(?:[A-Za-z_][\w.]*|.+\.py):[A-Za-z_][\w.]*")

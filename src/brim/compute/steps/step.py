@@ -1,4 +1,4 @@
-"""What a worker does with rows. Mapping, tokenising and embedding are steps."""
+"""What a worker does with rows. Mapping, tokenizing and embedding are steps."""
 
 from __future__ import annotations
 
