@@ -546,13 +546,13 @@ def save_job_plan(
     path: str | os.PathLike[str], job: Job, words: dict[str, Any], progress: Progress | None, access: Access | None
 ) -> None:
     """Count the units of a job, find its types with the first batch, and save what parts need to know."""
-    from brim.compute.steps.step import Settles
+    from brim.compute.steps.step import HasTypeInference
 
     check_plan_place(path)
     plan = job.plan
     assert isinstance(plan, ComputePlan)
     units = sum(1 for _ in plan.source.units(plan.step.batch_rows or 1, indices=plan.step.indices))
-    types = _first_types(job, progress or Progress()) if isinstance(plan.step, Settles) and units else ""
+    types = _first_types(job, progress or Progress()) if isinstance(plan.step, HasTypeInference) and units else ""
     saved = JobPlan(plan.command, words, plan.fingerprint, plan.facts, units, types)
     text = json.dumps({"kind": JOB_PLAN, "version": _VERSION, **asdict(saved)}, indent=1)
 

@@ -135,7 +135,7 @@ def in_bucket(cell: Any, root: str | None) -> str | None:
     return f"{root}/{path}" if root is not None and is_object_address(root) else None
 
 
-def fetched(cell: Any, root: str | None, access: Access) -> Any:
+def fetch_image(cell: Any, root: str | None, access: Access) -> Any:
     """A cell with the bytes of its object, where it is one; other cells as they are."""
     address = in_bucket(cell, root)
     if address is None:
@@ -193,7 +193,7 @@ class _Running:
     """What a worker has open."""
 
     model: Model
-    ahead: ThreadPoolExecutor
+    preparer: ThreadPoolExecutor
     decoders: ThreadPoolExecutor | None
     fetchers: ThreadPoolExecutor
     outputs: dict[str, VectorType] = field(default_factory=dict)
@@ -238,8 +238,8 @@ class EmbedStep:
     def __init__(self, options: EmbedStepOptions) -> None:
         self.options = options
         self.batch_rows: int | None = options.window_rows
-        wanted = [name for name in (options.column, options.image, *options.keep_columns) if name is not None]
-        self.columns: tuple[str, ...] | None = tuple(dict.fromkeys(wanted))
+        names = [name for name in (options.column, options.image, *options.keep_columns) if name is not None]
+        self.columns: tuple[str, ...] | None = tuple(dict.fromkeys(names))
         self._running: _Running | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -280,15 +280,15 @@ class EmbedStep:
         decoders = None if options.image is None else ThreadPoolExecutor(usable_cores(), "brim-decode")
         self._running = _Running(model, ThreadPoolExecutor(1, "brim-prepare"), decoders, _fetchers())
         for name, output in (model.outputs or {}).items():
-            self._settle(name, stored(output, keep_bfloat16=options.keep_bfloat16))
+            self._check_output(name, stored(output, keep_bfloat16=options.keep_bfloat16))
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema | None:
         """The columns that come of a source; None before a batch has told what the model gives."""
         if self._running is None or not self._running.outputs:
             return None
-        names = self._named(self._running.outputs)
-        kept = [schema.field(name) for name in self.options.keep_columns]
-        return pa.schema(kept + [vector_field(names[old], output) for old, output in self._running.outputs.items()])
+        names = self._output_names(self._running.outputs)
+        fields = [schema.field(name) for name in self.options.keep_columns]
+        return pa.schema(fields + [vector_field(names[old], output) for old, output in self._running.outputs.items()])
 
     def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
         """The rows of a window with their vectors, without those that fail if these are to be left out.
@@ -305,13 +305,13 @@ class EmbedStep:
         self._mark_empty(table, window)
         results: dict[str, Array] = {}
         finished = 0
-        for planned, prepared in self._prepared(window, table.num_rows, small):
-            rows, vectors_by_name = self._embed(planned, prepared, window)
+        for batch_rows, prepared in self._prepared(window, table.num_rows, small):
+            rows, vectors_by_name = self._embed(batch_rows, prepared, window)
             for name, vectors in vectors_by_name.items():
                 if name not in results:
                     results[name] = empty_vectors(table.num_rows, running.outputs[name])
                 results[name][rows] = vectors
-            finished += len(planned)
+            finished += len(batch_rows)
             batch.advance(finished)
         self._mark_nan(results, window)
         for row in sorted(window.bad):
@@ -329,7 +329,7 @@ class EmbedStep:
 
     def close(self) -> None:
         if self._running is not None:
-            self._running.ahead.shutdown(cancel_futures=True)
+            self._running.preparer.shutdown(cancel_futures=True)
             if self._running.decoders is not None:
                 self._running.decoders.shutdown(cancel_futures=True)
             self._running.fetchers.shutdown(cancel_futures=True)
@@ -349,24 +349,24 @@ class EmbedStep:
             return
         column = table[self.options.column].cast(pa.large_string())
         for row in np.flatnonzero(pc.fill_null(pc.equal(pc.utf8_length(column), 0), True).to_numpy()).tolist():
-            what = "empty" if column[row].is_valid else "null"
+            state = "empty" if column[row].is_valid else "null"
             hint = "Leave such rows out of the source, or embed them as empty texts with --empty=keep."
-            window.mark(row, InputError(f"The text in {self.options.column!r} is {what}.", hint=hint))
+            window.mark(row, InputError(f"The text in {self.options.column!r} is {state}.", hint=hint))
 
     def _prepared(self, window: _Window, count: int, small: bool) -> Iterator[tuple[Array, Future[Any] | None]]:
         """Batches in the order of their lengths, longest first, each prepared while the one before is in use."""
-        size, ahead = self.options.batch_size, self._open().ahead
+        size, preparer = self.options.batch_size, self._open().preparer
         order = np.arange(count)
         if window.texts is not None and window.images is None:
-            order = np.argsort(-ahead.submit(self._lengths, window).result(), kind="stable")
+            order = np.argsort(-preparer.submit(self._lengths, window).result(), kind="stable")
         batches = [order[start : start + size] for start in range(0, count, size)]
         following: Future[Any] | None = None
         try:
             for number, rows in enumerate(batches):
-                prepared = following or (None if small else ahead.submit(self._prepare, rows, window))
+                prepared = following or (None if small else preparer.submit(self._prepare, rows, window))
                 following = None
                 if not small and number + 1 < len(batches):
-                    following = ahead.submit(self._prepare, batches[number + 1], window)
+                    following = preparer.submit(self._prepare, batches[number + 1], window)
                 yield rows, prepared
         finally:
             if following is not None:
@@ -401,7 +401,7 @@ class EmbedStep:
             assert running.decoders is not None
             cells: Iterable[Any] = [window.images[row].as_py() for row in rows.tolist()]
             if any(in_bucket(cell, self.options.image_root) for cell in cells):
-                cells = running.fetchers.map(self._fetched, cells)
+                cells = running.fetchers.map(self._fetch_image, cells)
             images = list(running.decoders.map(functools.partial(self._image, window), rows, cells))
             images = [image for row, image in zip(rows.tolist(), images, strict=True) if row not in window.bad]
             rows = window.good(rows)
@@ -410,8 +410,8 @@ class EmbedStep:
         texts = None if window.texts is None else [window.texts[row] for row in rows]
         return rows, running.model.prepare(texts, images)
 
-    def _fetched(self, cell: Any) -> Any:
-        return fetched(cell, self.options.image_root, self.options.image_access)
+    def _fetch_image(self, cell: Any) -> Any:
+        return fetch_image(cell, self.options.image_root, self.options.image_access)
 
     def _image(self, window: _Window, row: Any, cell: Any) -> Any:
         try:
@@ -434,11 +434,11 @@ class EmbedStep:
                 raise
             except Exception as error:
                 rows = window.good(rows)
-                found = False
+                is_any_row_bad = False
                 for row, fault in self._failing(rows, window) if len(rows) > 1 else [(int(rows[0]), error)]:
                     window.mark(row, fault)
-                    found = True
-                if not found:
+                    is_any_row_bad = True
+                if not is_any_row_bad:
                     raise BadBatch(int(rows.min()), len(rows)) from error
             prepared = None
 
@@ -462,14 +462,14 @@ class EmbedStep:
 
     def _encode(self, rows: Array, prepared: Any, window: _Window) -> dict[str, Array]:
         try:
-            given = self._open().model.encode(prepared)
+            output = self._open().model.encode(prepared)
         except Exception as error:  # which class it is depends on libraries that may not be there
             if not _is_out_of_device_memory(error):
                 raise
         else:
-            return self._checked(given, len(rows))
+            return self._checked(output, len(rows))
         del prepared
-        _give_back()
+        _free_device_memory()
         if len(rows) == 1:
             fault = MemoryLimitError(
                 "One row alone does not fit into the memory of the device.",
@@ -481,18 +481,18 @@ class EmbedStep:
         halves = [self._encode(*self._prepare(half, window), window) for half in (rows[:middle], rows[middle:])]
         return {name: np.concatenate([half[name] for half in halves]) for name in halves[0]}
 
-    def _checked(self, given: Mapping[str, Any], count: int) -> dict[str, Array]:
-        options, found = self.options, {}
-        for name, value in given.items():
-            found[name], output = plain_vectors(
+    def _checked(self, vectors_by_name: Mapping[str, Any], count: int) -> dict[str, Array]:
+        options, arrays = self.options, {}
+        for name, value in vectors_by_name.items():
+            arrays[name], output = plain_vectors(
                 name, value, count, normalize=options.normalize, keep_bfloat16=options.keep_bfloat16
             )
-            self._settle(name, output)
-        if missing := self._open().outputs.keys() - found.keys():
+            self._check_output(name, output)
+        if missing := self._open().outputs.keys() - arrays.keys():
             raise InputError(f"The model gave no {min(missing)!r} this time.", hint="Every batch has the same vectors.")
-        return found
+        return arrays
 
-    def _settle(self, name: str, output: VectorType) -> None:
+    def _check_output(self, name: str, output: VectorType) -> None:
         """The first batch decides, or the model's own word; the others are the same."""
         before = self._open().outputs.setdefault(name, output)
         if before != output:
@@ -516,7 +516,7 @@ class EmbedStep:
 
     def _table(self, table: pa.Table, results: Mapping[str, Array]) -> pa.Table:
         outputs = self._open().outputs
-        names = self._named(outputs)
+        names = self._output_names(outputs)
         fields = [table.schema.field(name) for name in self.options.keep_columns]
         columns = [table[name] for name in self.options.keep_columns]
         for old, array in results.items():
@@ -524,13 +524,13 @@ class EmbedStep:
             columns.append(vector_column(array, outputs[old]))
         return pa.table(columns, schema=pa.schema(fields))
 
-    def _named(self, outputs: Mapping[str, VectorType]) -> dict[str, str]:
-        wanted = dict(self.options.name or {})
-        if unknown := wanted.keys() - outputs.keys():
+    def _output_names(self, outputs: Mapping[str, VectorType]) -> dict[str, str]:
+        new_names = dict(self.options.name or {})
+        if unknown := new_names.keys() - outputs.keys():
             raise InputError(f"The model gives no {min(unknown)!r}.", hint=f"It gives {', '.join(outputs)}.")
-        names = {old: wanted.get(old, old) for old in outputs}
-        taken = [*self.options.keep_columns, *names.values()]
-        if twice := sorted(name for name in set(taken) if taken.count(name) > 1):
+        names = {old: new_names.get(old, old) for old in outputs}
+        all_names = [*self.options.keep_columns, *names.values()]
+        if twice := sorted(name for name in set(all_names) if all_names.count(name) > 1):
             raise InputError(
                 f"Two columns of the result are called {twice[0]!r}.",
                 hint=f"Give the vectors another name: --name={twice[0]}={twice[0]}_vector.",
@@ -548,7 +548,7 @@ def _is_out_of_device_memory(error: BaseException) -> bool:
     return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
 
 
-def _give_back() -> None:
+def _free_device_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()

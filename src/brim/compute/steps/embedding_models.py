@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from brim.compute.steps.functions import load_function, look_here
+from brim.compute.steps.functions import add_working_folder, load_function
 from brim.compute.steps.module_source import own_file, resolve_import
 from brim.errors import ArgumentError, InputError, MissingDependencyError
 from brim.extras import EXTRAS, missing
@@ -63,10 +63,10 @@ class Model(Protocol):
 
 def device_for(device: str, torch: Any) -> str:
     """`auto` is the fastest there is."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
-        return next(name for name, found in there.items() if found)
-    if not there[device.partition(":")[0]]:
+        return next(name for name, is_available in available.items() if is_available)
+    if not available[device.partition(":")[0]]:
         raise InputError(f"torch finds no {device} here.", hint="Use --device=auto, or install torch for it.")
     return device
 
@@ -102,12 +102,12 @@ def model_facts(spec: str) -> dict[str, str]:
                 "model": f"{file.name}:{name}",
                 "model files": _digest(_own_files(file, "")) if file.is_file() else "",
             }
-        look_here()
+        add_working_folder()
         try:
-            found = find_spec(module)
+            module_spec = find_spec(module)
         except ModuleNotFoundError:
-            found = None
-        source = Path(found.origin) if found is not None and found.origin is not None else None
+            module_spec = None
+        source = Path(module_spec.origin) if module_spec is not None and module_spec.origin is not None else None
         if source is None or not source.is_file():
             return {"model": spec, "model files": ""}
         package = module if source.name == "__init__.py" else module.rpartition(".")[0]
@@ -121,23 +121,23 @@ def model_facts(spec: str) -> dict[str, str]:
 
 def _own_files(file: Path, package: str) -> list[Path]:
     """The source file of a model, and of every module of the user's that it imports, in any depth."""
-    found = {os.path.realpath(file): package}
+    packages = {os.path.realpath(file): package}
     sys.path.insert(0, str(file.parent))
     try:
-        for path in (queue := [*found]):
+        for path in (queue := [*packages]):
             try:
                 tree = ast.parse(Path(path).read_bytes())
             except (SyntaxError, ValueError, OSError):
                 continue  # the worker says what is wrong with it
-            for module in _imported(tree, found[path]):
+            for module in _imported(tree, packages[path]):
                 own = own_file(module)
-                if own is not None and os.path.realpath(own) not in found:
+                if own is not None and os.path.realpath(own) not in packages:
                     is_package = os.path.basename(own) == "__init__.py"
-                    found[os.path.realpath(own)] = module if is_package else module.rpartition(".")[0]
+                    packages[os.path.realpath(own)] = module if is_package else module.rpartition(".")[0]
                     queue.append(os.path.realpath(own))
     finally:
         sys.path.remove(str(file.parent))
-    return [file, *map(Path, sorted([*found][1:]))]
+    return [file, *map(Path, sorted([*packages][1:]))]
 
 
 def _imported(tree: ast.Module, package: str) -> Iterator[str]:
@@ -184,51 +184,55 @@ class FactoryModel:
         torch = sys.modules.get("torch")
         plain = "cpu" if options.device == "auto" else options.device
         device = plain if torch is None else device_for(options.device, torch)
-        asked = options.model_arg or {}
-        self._made = factory(**_taken(spec, factory, {"device": device, "dtype": options.dtype}, asked))
-        self._encode = getattr(self._made, "encode", self._made)
+        arguments = options.model_arg or {}
+        self._model = factory(
+            **_factory_arguments(spec, factory, {"device": device, "dtype": options.dtype}, arguments)
+        )
+        self._encode = getattr(self._model, "encode", self._model)
         if not callable(self._encode):
             raise InputError(
                 f"What {spec} returns can neither be called nor has it encode().",
                 hint="Return a function of a dict of lists, {'text': […]}, that gives an array.",
             )
-        self._prepare = getattr(self._made, "prepare", None)
-        self._lengths = getattr(self._made, "lengths", None)
-        self._prepare_image = getattr(self._made, "prepare_image", None)
+        self._prepare = getattr(self._model, "prepare", None)
+        self._lengths = getattr(self._model, "lengths", None)
+        self._prepare_image = getattr(self._model, "prepare_image", None)
         self.outputs: Mapping[str, VectorType] | None = None
 
     def lengths(self, texts: Sequence[str]) -> Sequence[int]:
-        given: Sequence[int] = [len(text) for text in texts] if self._lengths is None else self._lengths(texts)
-        return given
+        lengths: Sequence[int] = [len(text) for text in texts] if self._lengths is None else self._lengths(texts)
+        return lengths
 
     def prepare_image(self, image: Any) -> Any:
         return image if self._prepare_image is None else self._prepare_image(image)
 
     def prepare(self, texts: Sequence[str] | None, images: Sequence[Any] | None) -> Any:
-        given: dict[str, list[Any]] = {}
+        inputs: dict[str, list[Any]] = {}
         if texts is not None:
-            given["text"] = list(texts)
+            inputs["text"] = list(texts)
         if images is not None:
-            given["image"] = list(images)
-        return given if self._prepare is None else self._prepare(given)
+            inputs["image"] = list(images)
+        return inputs if self._prepare is None else self._prepare(inputs)
 
     def encode(self, prepared: Any) -> Mapping[str, Any]:
-        found = self._encode(prepared)
-        return found if isinstance(found, Mapping) else {"embedding": found}
+        output = self._encode(prepared)
+        return output if isinstance(output, Mapping) else {"embedding": output}
 
     def close(self) -> None:
-        if callable(close := getattr(self._made, "close", None)):
+        if callable(close := getattr(self._model, "close", None)):
             close()
 
 
-def _taken(spec: str, factory: Callable[..., Any], offered: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _factory_arguments(
+    spec: str, factory: Callable[..., Any], offered: dict[str, Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
     """What brim offers is left out where the factory has no place for it; what the user asks for is not."""
     parameters = inspect.signature(factory).parameters
     open_end = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    for name in asked:
+    for name in arguments:
         if name not in parameters and not open_end:
             raise InputError(f"{spec} takes no argument {name!r}.", hint=f"It takes {', '.join(parameters) or 'none'}.")
-    return {name: value for name, value in offered.items() if open_end or name in parameters} | dict(asked)
+    return {name: value for name, value in offered.items() if open_end or name in parameters} | dict(arguments)
 
 
 _FACTORY = re.compile(r"(?:[A-Za-z_][\w.]*|.+\.py):[A-Za-z_][\w.]*")

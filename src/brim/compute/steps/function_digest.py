@@ -71,8 +71,8 @@ def iterator_digest(source: Any) -> str | None:
     if isinstance(source, types.GeneratorType) and source.gi_frame is not None:
         code, around = source.gi_code, source.gi_frame.f_locals
         cells = tuple(types.CellType(around[name]) if name in around else types.CellType() for name in code.co_freevars)
-        made = types.FunctionType(code, source.gi_frame.f_globals, closure=cells)
-        return function_digest((made, {name: around[name] for name in sorted(around)})).value
+        function = types.FunctionType(code, source.gi_frame.f_globals, closure=cells)
+        return function_digest((function, {name: around[name] for name in sorted(around)})).value
     if isinstance(source, str | os.PathLike | list | tuple | Iterator):
         return None
     if type(source).__module__.partition(".")[0] in ("brim", "datasets", "pandas", "polars", "pyarrow"):
@@ -83,23 +83,23 @@ def iterator_digest(source: Any) -> str | None:
 class _Hasher:
     def __init__(self) -> None:
         self.unstable: list[str] = []
-        self._done: dict[int, tuple[Any, bytes]] = {}  # holds the objects too, so that no id comes twice
+        self._digests: dict[int, tuple[Any, bytes]] = {}  # holds the objects too, so that no id comes twice
         self._open: list[int] = []
 
     def digest(self, value: Any) -> bytes:
         if type(value) in _PLAIN:
             return _hash(type(value).__name__.encode(), repr(value).encode("utf-8", "surrogatepass"))
-        if (done := self._done.get(id(value))) is not None:
-            return done[1]
+        if (cached := self._digests.get(id(value))) is not None:
+            return cached[1]
         if id(value) in self._open:
             return _hash(b"again", str(self._open.index(id(value))).encode())
         self._open.append(id(value))
         try:
-            found = _hash(*self._parts(value))
+            value_digest = _hash(*self._parts(value))
         finally:
             self._open.pop()
-        self._done[id(value)] = (value, found)
-        return found
+        self._digests[id(value)] = (value, value_digest)
+        return value_digest
 
     def _parts(self, value: Any) -> Iterable[bytes]:
         if is_singledispatch(value):
@@ -121,9 +121,9 @@ class _Hasher:
             return [type(value).__name__.encode(), *sorted(map(self.digest, value))]
         if type(value) is dict:  # in its order, which a function may go by
             return [b"dict", *(self.digest(key) + self.digest(item) for key, item in value.items())]
-        return self._known(value) or self._object(value)
+        return self._special_parts(value) or self._object(value)
 
-    def _known(self, value: Any) -> list[bytes] | None:
+    def _special_parts(self, value: Any) -> list[bytes] | None:
         """Things whose pickles say too much, or nothing."""
         if isinstance(value, functools.partial):
             return [b"partial", *map(self.digest, (value.func, value.args, value.keywords))]
@@ -313,7 +313,7 @@ def _values_used(function: types.FunctionType) -> list[tuple[str, Any]]:
     used for something else.
     """
     around = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    found = globals_by_text(function)
+    values = globals_by_text(function)
     for code in _codes(function.__code__):
         steps = list(dis.get_instructions(code))
         for number, step in enumerate(steps):
@@ -334,8 +334,8 @@ def _values_used(function: types.FunctionType) -> list[tuple[str, Any]]:
                     break
                 name = f"{name}.{following.argval}"
                 value = vars(value).get(following.argval, _MISSING)
-            found[name] = value
-    return sorted(found.items(), key=lambda item: item[0])
+            values[name] = value
+    return sorted(values.items(), key=lambda item: item[0])
 
 
 def _imports_used(function: types.FunctionType) -> list[tuple[str, types.CodeType | None]]:
@@ -343,7 +343,7 @@ def _imports_used(function: types.FunctionType) -> list[tuple[str, types.CodeTyp
 
     Whether it has been imported already must not matter, so modules are looked up and not loaded.
     """
-    own, found = UsedSource(), list[tuple[str, types.CodeType | None]]()
+    own, imports = UsedSource(), list[tuple[str, types.CodeType | None]]()
     package = str(function.__globals__.get("__package__") or "")
     names = {name for inner in _codes(function.__code__) for name in inner.co_names}
     for code in _codes(function.__code__):
@@ -351,11 +351,11 @@ def _imports_used(function: types.FunctionType) -> list[tuple[str, types.CodeTyp
         for number, step in enumerate(steps):
             if step.opname != "IMPORT_NAME":
                 continue
-            level, wanted = steps[number - 2].argval, steps[number - 1].argval
+            level, names_imported = steps[number - 2].argval, steps[number - 1].argval
             module = resolve_import(step.argval, level if isinstance(level, int) else 0, package)
-            found.append((_version_of(module), None))
-            own.add_import(module, wanted if isinstance(wanted, tuple) else None, names)
-    return [*sorted(found), *own.codes()]
+            imports.append((_version_of(module), None))
+            own.add_import(module, names_imported if isinstance(names_imported, tuple) else None, names)
+    return [*sorted(imports), *own.codes()]
 
 
 def _version_of(module: str) -> str:

@@ -32,31 +32,34 @@ _FUNCTION = re.compile(
 )  # FILE or MODULE, function
 
 
-def load_function(where: str) -> Callable[..., Any]:
+def load_function(reference: str) -> Callable[..., Any]:
     """The function that `pkg.module:function` or `path/to/file.py:function` names."""
-    module_name, _, name = where.rpartition(":")
-    if not _FUNCTION.fullmatch(where):
+    module_name, _, name = reference.rpartition(":")
+    if not _FUNCTION.fullmatch(reference):
         raise InputError(
-            f"{where!r} does not name a function.",
+            f"{reference!r} does not name a function.",
             hint="Write the function to a file and name both: steps.py:function, or package.module:function.",
         )
-    look_here()
+    add_working_folder()
     by_file = module_name.endswith(".py") or os.sep in module_name
     module = _file_module(Path(module_name)) if by_file else _module(module_name)
-    found: Any = module
+    target: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            near = ", ".join(sorted(n for n in vars(module) if callable(vars(module)[n]) and n[0] != "_")[:8])
-            raise InputError(
-                f"{module_name} has no {name!r}.", hint=f"It has: {near}." if near else "It defines no functions."
+        if not hasattr(target, part):
+            known_functions = ", ".join(
+                sorted(n for n in vars(module) if callable(vars(module)[n]) and n[0] != "_")[:8]
             )
-        found = getattr(found, part)
-    if not callable(found):
-        raise InputError(f"{where} is a {type(found).__name__}, not a function.")
-    return found  # type: ignore[no-any-return]
+            raise InputError(
+                f"{module_name} has no {name!r}.",
+                hint=f"It has: {known_functions}." if known_functions else "It defines no functions.",
+            )
+        target = getattr(target, part)
+    if not callable(target):
+        raise InputError(f"{reference} is a {type(target).__name__}, not a function.")
+    return target  # type: ignore[no-any-return]
 
 
-def look_here() -> None:
+def add_working_folder() -> None:
     """Modules in the folder in which a command was typed are found, however brim was started."""
     if (folder := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
@@ -104,10 +107,10 @@ def _broken(name: str, error: BaseException) -> InputError:
     last = traceback.format_exception_only(error)[-1].strip()
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     frames = [f for f in frames if f.filename != __file__]
-    where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    location = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     if isinstance(error, SyntaxError):
-        where = f"{error.filename}, line {error.lineno}"
-    return InputError(f"{name} cannot be imported: {last}" + (f" ({where})." if where else "."))
+        location = f"{error.filename}, line {error.lineno}"
+    return InputError(f"{name} cannot be imported: {last}" + (f" ({location})." if location else "."))
 
 
 _LRU_CACHE = type(functools.cache(len))  # the class has no public name
@@ -124,7 +127,7 @@ class Shipped:
     cwd: str
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> Shipped:
+    def from_function(cls, function: Callable[..., Any]) -> Shipped:
         """Pack a function; an InputError names what cannot travel."""
         reference = _reference(function)
         blob = None if reference else pack(function, "The function")
@@ -164,17 +167,17 @@ def _reference(function: Any) -> str | None:
     if not isinstance(module_name, str) or not isinstance(name, str) or module_name in ("__main__", "__mp_main__"):
         return None
     module = sys.modules.get(module_name)
-    found: Any = module
+    target: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if module is None or found is not function or getattr(module, "__spec__", None) is None:
+        target = getattr(target, part, None)
+    if module is None or target is not function or getattr(module, "__spec__", None) is None:
         return None
     if module_name.startswith(_FROM_FILE):
         return f"{module.__file__}:{name}"
     return f"{module_name}:{name}"
 
 
-def pack(value: Any, what: str) -> bytes:
+def pack(value: Any, subject: str) -> bytes:
     """Anything as a pickle, functions and classes of scripts and notebooks by value."""
     cloudpickle = _cloudpickle()
     own = [m for n, m in list(sys.modules.items()) if n.startswith(_FROM_FILE)]
@@ -188,7 +191,7 @@ def pack(value: Any, what: str) -> bytes:
         culprit = _culprit(value, cloudpickle)
         reason = f"{culprit} cannot be sent to another process" if culprit else str(error)
         raise InputError(
-            f"{what} cannot travel to the workers: {reason}.",
+            f"{subject} cannot travel to the workers: {reason}.",
             hint="Make it inside the function (once, in a global or an attribute), or pass what is needed to make it.",
         ) from error
 
@@ -281,17 +284,17 @@ def _fill_singledispatch(function: Any, registry: dict[type, Callable[..., Any]]
 
 def _culprit(value: Any, cloudpickle: Any) -> str:
     """The part that cannot be pickled, in words; the deepest one that can be named."""
-    seen: set[int] = set()
-    where, current = "", value
+    visited: set[int] = set()
+    location, current = "", value
     for _ in range(8):
-        seen.add(id(current))
-        for words, part in _parts(current):
-            if id(part) not in seen and not _travels(part, cloudpickle):
-                where, current = (f"{words} of {where}" if where else words), part
+        visited.add(id(current))
+        for description, part in _parts(current):
+            if id(part) not in visited and not _travels(part, cloudpickle):
+                location, current = (f"{description} of {location}" if location else description), part
                 break
         else:
             break
-    return f"{where} (a {type(current).__module__}.{type(current).__qualname__})" if where else ""
+    return f"{location} (a {type(current).__module__}.{type(current).__qualname__})" if location else ""
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

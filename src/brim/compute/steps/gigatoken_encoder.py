@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from brim.compute.steps.step import Redo
+from brim.compute.steps.step import RestartUnit
 from brim.compute.steps.tokenizers import Encoded, Encoder, offsets_of
 from brim.errors import InputError
 from brim.extras import missing
@@ -93,14 +93,14 @@ class ComposedTokens:
 
     def __init__(self, added: Iterable[str]) -> None:
         tokens = sorted(set(added), key=len, reverse=True)
-        self._has_many = len(tokens) > _MOST_SEARCHED
-        self._pattern = re.compile("|".join(map(re.escape, tokens))) if tokens and not self._has_many else None
+        self._is_too_large = len(tokens) > _MOST_SEARCHED
+        self._pattern = re.compile("|".join(map(re.escape, tokens))) if tokens and not self._is_too_large else None
         self._is_ascii = all(map(str.isascii, tokens))
 
     def affect(self, text: str) -> bool:
         """Whether `text`, which has code points that NFC may change, can hold an added token before or after NFC."""
         if self._pattern is None:
-            return self._has_many  # a pattern of thousands takes longer than the reference
+            return self._is_too_large  # a pattern of thousands takes longer than the reference
         if self._pattern.search(text) is not None:
             return True
         # Composed characters are never ASCII: then only what NFC turns into ASCII can make a token.
@@ -136,18 +136,18 @@ class FastKind:
 
 def kind_of(data: bytes) -> FastKind | None:
     """None if nothing is known of this kind: byte-level BPE of GPT-2, GPT-4, Llama 3, Qwen, RoBERTa; Metaspace BPE."""
-    held = json.loads(data)
-    model = held["model"]
+    settings = json.loads(data)
+    model = settings["model"]
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     if model.get("type", "BPE") != "BPE" or "merges" not in model or any(model.get(name) for name in odd):
         return None
-    normalizer, splitter = held.get("normalizer"), held.get("pre_tokenizer")
+    normalizer, splitter = settings.get("normalizer"), settings.get("pre_tokenizer")
     if not (_is_byte_level(splitter) or _is_metaspace(normalizer, splitter)):
         return None
     composes = normalizer == {"type": "NFC"}
     if not (composes or normalizer is None or _is_prefix(normalizer)):
         return None
-    added = held.get("added_tokens") or []
+    added = settings.get("added_tokens") or []
     if not _added_are_separate(added, has_prefix='"add_prefix_space": true' in json.dumps(splitter)):
         return None
     if composes and any(
@@ -251,9 +251,9 @@ class FastEncoder:
 
     def _load(self) -> None:
         self._raw = self._library.Tokenizer.from_json(self._data).backend
-        held, self._seen_bytes = process_bytes(os.getpid()), 0
+        memory_bytes, self._seen_bytes = process_bytes(os.getpid()), 0
         # From the first time on: what is not given back in between must not add up.
-        self._most_bytes = max(self._most_bytes or held + _CACHE_BYTES, held + _CACHE_BYTES // 4)
+        self._most_bytes = max(self._most_bytes or memory_bytes + _CACHE_BYTES, memory_bytes + _CACHE_BYTES // 4)
 
     @property
     def encoder(self) -> str:
@@ -262,8 +262,10 @@ class FastEncoder:
     def encode(self, texts: pa.Array) -> Encoded:
         """Of valid UTF-8: it ends the process on anything else."""
         offsets, data = text_buffers(texts)
-        one = self._raw.encode
-        found = Encoded.of([one(data[start:end]) for start, end in itertools.pairwise(offsets.tolist())])
+        encode_text = self._raw.encode
+        encoded = Encoded.from_parts(
+            [encode_text(data[start:end]) for start, end in itertools.pairwise(offsets.tolist())]
+        )
         self._seen_bytes += len(data)
         if self._seen_bytes >= _LOOK_BYTES:
             self._seen_bytes = 0
@@ -271,7 +273,7 @@ class FastEncoder:
                 del self._raw
                 give_back_heap()
                 self._load()
-        return found
+        return encoded
 
 
 def fast_name() -> str:
@@ -291,7 +293,7 @@ class ProvedEncoder:
         probes = pa.array([text for text in [*PROBES, *_with_added(kind.added)] if text])
         try:
             self._compare(probes.filter(pa.array(self._is_sure(probes))))
-        except Redo:
+        except RestartUnit:
             pass  # nothing has been done yet
 
     @property
@@ -303,13 +305,13 @@ class ProvedEncoder:
             return self._reference.encode(texts)
         sure = self._is_sure(texts)
         if sure.all():
-            found = self._fast.encode(texts)
+            encoded = self._fast.encode(texts)
         else:
             rows = np.flatnonzero(~sure)
-            found = self._fast.encode(texts.filter(pa.array(sure)))
-            found = found.with_others(rows, self._reference.encode(texts.take(pa.array(rows))))
-        self._sample(texts, found)
-        return found
+            encoded = self._fast.encode(texts.filter(pa.array(sure)))
+            encoded = encoded.with_others(rows, self._reference.encode(texts.take(pa.array(rows))))
+        self._sample(texts, encoded)
+        return encoded
 
     def _is_sure(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
         """Which texts are the fast encoder's: not those on whose code points or added tokens the two may differ."""
@@ -330,15 +332,15 @@ class ProvedEncoder:
         sure[[rows[number] for number in composed.tolist() if self._composed.affect(parts[number])]] = False
         return sure
 
-    def _sample(self, texts: pa.Array, found: Encoded) -> None:
+    def _sample(self, texts: pa.Array, encoded: Encoded) -> None:
         first, self._texts = self._texts, self._texts + len(texts)
         numbers = np.arange(first, self._texts)
-        chosen = np.flatnonzero((numbers < _FIRST_TEXTS) | (numbers % _EVERY == 0))
-        if len(chosen):
-            self._compare(texts.take(pa.array(chosen)), [found[row] for row in chosen.tolist()])
+        sampled = np.flatnonzero((numbers < _FIRST_TEXTS) | (numbers % _EVERY == 0))
+        if len(sampled):
+            self._compare(texts.take(pa.array(sampled)), [encoded[row] for row in sampled.tolist()])
 
-    def _compare(self, texts: pa.Array, found: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        ours = self._fast.encode(texts) if found is None else Encoded.of(found)
+    def _compare(self, texts: pa.Array, fast_ids: Sequence[npt.NDArray[Any]] | None = None) -> None:
+        ours = self._fast.encode(texts) if fast_ids is None else Encoded.from_parts(fast_ids)
         theirs = self._reference.encode(texts)
         same = np.array_equal(ours.offsets, theirs.offsets) and np.array_equal(ours.values, theirs.values)
         if same:
@@ -347,16 +349,16 @@ class ProvedEncoder:
         text = texts[row].as_py()
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
         self.differed = f"{self._fast.encoder} and {self._reference.encoder} give other ids for {shown!r}"
-        raise Redo
+        raise RestartUnit
 
 
 def text_buffers(texts: pa.Array) -> tuple[npt.NDArray[np.int64], bytes]:
     """Where each text begins and ends, and the bytes of all of them."""
-    _, places, data = texts.buffers()
+    _, offset_buffer, data = texts.buffers()
     kind = np.int32 if pa.types.is_string(texts.type) else np.int64
-    if places is None or not len(texts):
+    if offset_buffer is None or not len(texts):
         return np.zeros(1, np.int64), b""
-    offsets = np.frombuffer(places, kind, len(texts) + 1, texts.offset * kind().itemsize).astype(np.int64)
+    offsets = np.frombuffer(offset_buffer, kind, len(texts) + 1, texts.offset * kind().itemsize).astype(np.int64)
     if data is None:
         return offsets - offsets[0], b""
     start, end = int(offsets[0]), int(offsets[-1])
@@ -375,7 +377,7 @@ def _with_added(added: Sequence[str]) -> list[str]:
     return [*texts, *(f"the {form}." for form in sorted(forms))]
 
 
-_WORDS = (
+_SAMPLE_TEXTS = (
     "the", "Hello", "WORLD", "don't", "I'LL", "they'VE", "x1y22z333", "123456789", "foo_bar", "__init__", "!!!", "...",
     "naïve", "Straße", "ſ", "'ſ", "日本語", "русский", "ελληνικά", "हिन्दी", "ไทย", "한국어", "العربية", "😀", "👍🏽",
     "👨‍👩‍👧‍👦", "🇩🇪", "❤️", "e\u0301", "Å", "ﬁ", "½", "²", "٣", "Ⅷ", "①", "\u00ad", "\u200b", "\ufeff", "\x00",
@@ -386,11 +388,11 @@ _WHITE = (" ", "  ", "   ", "\n", "\r\n", "\r", "\t", "\x0b", "\x0c", "\xa0", "\
 
 def _probes() -> tuple[str, ...]:
     """The fixed set: each word with each kind of white space on both sides, and things in a row."""
-    pairs = zip(_WORDS, _WORDS[7:] + _WORDS, strict=False)
-    mixed = [f"{white}{word}{white}{other}" for word, other in pairs for white in _WHITE]
-    rows = [piece * count for piece in (*_WORDS[::5], *_WHITE, "a", "1", "\u0301", "'s") for count in (2, 17)]
+    pairs = zip(_SAMPLE_TEXTS, _SAMPLE_TEXTS[7:] + _SAMPLE_TEXTS, strict=False)
+    mixed = [f"{white}{text}{white}{next_text}" for text, next_text in pairs for white in _WHITE]
+    rows = [text * count for text in (*_SAMPLE_TEXTS[::5], *_WHITE, "a", "1", "\u0301", "'s") for count in (2, 17)]
     code = "def f(x):\n    return {'a': [1, 2.5e-3, 0xFF], \"b\": x**2}  # ok\r\n\tif x != None and y >= 10:\n"
-    return (*mixed, *rows, code, " ".join(_WORDS), "".join(_WORDS))
+    return (*mixed, *rows, code, " ".join(_SAMPLE_TEXTS), "".join(_SAMPLE_TEXTS))
 
 
 PROBES = _probes()

@@ -25,20 +25,20 @@ Decode = Callable[[pa.Table], list[Any]]  # a table of one column, as Python val
 class LazyRows:
     """The columns of consecutive rows, as Python lists, made on demand."""
 
-    __slots__ = ("_decoders", "_made", "names", "table")
+    __slots__ = ("_decoders", "_lists", "names", "table")
 
     def __init__(self, table: pa.Table, decoders: Mapping[str, Decode]) -> None:
         self.table = table
         self.names = dict.fromkeys(table.column_names)
         self._decoders = decoders
-        self._made: dict[str, list[Any]] = {}
+        self._lists: dict[str, list[Any]] = {}
 
     def stored(self, name: str) -> list[Any]:
         """A column as it is stored, not decoded."""
-        made = self._made.get(name)
-        if made is None:
-            made = self._made[name] = self.table.column(name).to_pylist()
-        return made
+        values = self._lists.get(name)
+        if values is None:
+            values = self._lists[name] = self.table.column(name).to_pylist()
+        return values
 
     def value(self, name: str, row: int) -> Any:
         """One value. Images and the like are decoded one by one, for they are large."""
@@ -61,12 +61,12 @@ class LazyRows:
 class LazyRow(MutableMapping[str, Any]):
     """One row. `touched` holds what was set, and what was read and could have been changed in place."""
 
-    __slots__ = ("_row", "_rows", "gone", "touched")
+    __slots__ = ("_row", "_rows", "deleted", "touched")
 
     def __init__(self, rows: LazyRows, row: int) -> None:
         self._rows, self._row = rows, row
         self.touched: dict[str, Any] = {}
-        self.gone: set[str] | None = None
+        self.deleted: set[str] | None = None
 
     def _read(self, key: str) -> Any:
         value = self._rows.value(key, self._row)
@@ -77,7 +77,7 @@ class LazyRow(MutableMapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key in self.touched:
             return self.touched[key]
-        if key not in self._rows.names or (self.gone is not None and key in self.gone):
+        if key not in self._rows.names or (self.deleted is not None and key in self.deleted):
             raise KeyError(key)
         return self._read(key)
 
@@ -89,14 +89,14 @@ class LazyRow(MutableMapping[str, Any]):
             raise KeyError(key)
         self.touched.pop(key, None)
         if key in self._rows.names:
-            self.gone = (self.gone or set()) | {key}
+            self.deleted = (self.deleted or set()) | {key}
 
     def __contains__(self, key: object) -> bool:
-        return key in self.touched or (key in self._rows.names and (self.gone is None or key not in self.gone))
+        return key in self.touched or (key in self._rows.names and (self.deleted is None or key not in self.deleted))
 
     def __iter__(self) -> Iterator[str]:
         for name in self._rows.names:
-            if self.gone is None or name not in self.gone or name in self.touched:
+            if self.deleted is None or name not in self.deleted or name in self.touched:
                 yield name
         yield from [name for name in self.touched if name not in self._rows.names]
 
@@ -112,26 +112,26 @@ class LazyRow(MutableMapping[str, Any]):
 
     def copy(self) -> LazyRow:
         """Another mapping over the same row."""
-        made = type(self)(self._rows, self._row)
-        made.touched = dict(self.touched)
-        made.gone = None if self.gone is None else set(self.gone)
-        return made
+        row = type(self)(self._rows, self._row)
+        row.touched = dict(self.touched)
+        row.deleted = None if self.deleted is None else set(self.deleted)
+        return row
 
     __copy__ = copy
 
     def __or__(self, other: Mapping[str, Any]) -> LazyRow:
         if not isinstance(other, Mapping):
             return NotImplemented
-        made = self.copy()
-        made.touched.update(other)
-        return made
+        row = self.copy()
+        row.touched.update(other)
+        return row
 
     def __ror__(self, other: Mapping[str, Any]) -> LazyRow:
         if not isinstance(other, Mapping):
             return NotImplemented
-        made = self.copy()
-        made.touched.update({key: value for key, value in other.items() if key not in self})
-        return made
+        row = self.copy()
+        row.touched.update({key: value for key, value in other.items() if key not in self})
+        return row
 
     def __ior__(self, other: Mapping[str, Any]) -> LazyRow:
         self.touched.update(other)
@@ -141,28 +141,28 @@ class LazyRow(MutableMapping[str, Any]):
 class LazyBatch(LazyRow):
     """Rows together: each value is the list of a column's values."""
 
-    __slots__ = ("_given",)
+    __slots__ = ("_copies",)
 
     def __init__(self, rows: LazyRows, row: int = 0) -> None:
         super().__init__(rows, row)
-        self._given: dict[
+        self._copies: dict[
             str, tuple[list[Any], list[Any]]
         ] = {}  # lists of what cannot be changed, and what was in them
 
     def _read(self, key: str) -> Any:
         value = self.touched[key] = self._rows.column(key)
         if self._rows.is_fixed(key):
-            self._given[key] = (value, value.copy())
+            self._copies[key] = (value, value.copy())
         return value
 
     def changes(self) -> dict[str, Any]:
         return {name: value for name, value in self.touched.items() if not self._is_as_given(name, value)}
 
     def _is_as_given(self, name: str, value: Any) -> bool:
-        given, before = self._given.get(name, (None, list[Any]()))
-        if given is None or value is not given or (self.gone is not None and name in self.gone):
+        column, before = self._copies.get(name, (None, list[Any]()))
+        if column is None or value is not column or (self.deleted is not None and name in self.deleted):
             return False
-        return len(given) == len(before) and all(map(operator.is_, given, before))
+        return len(column) == len(before) and all(map(operator.is_, column, before))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +191,11 @@ class Inputs:
             self._schema = pa.schema([_without_dictionary(field) for field in schema], schema.metadata)
         if exotic or own_format:
             datasets = import_datasets(f"the column {exotic[0]!r}" if exotic else "a dataset with a format")
-            known = datasets.Features.from_dict(features)
-            self._schema = known.arrow_schema
-            self._formatter = datasets.formatting.get_formatter(options.format_type, features=known, **format_kwargs)
+            feature_objects = datasets.Features.from_dict(features)
+            self._schema = feature_objects.arrow_schema
+            self._formatter = datasets.formatting.get_formatter(
+                options.format_type, features=feature_objects, **format_kwargs
+            )
             if not own_format:
                 self._decoders = dict.fromkeys(exotic, self._formatter.format_column)
 
@@ -253,17 +255,17 @@ class Inputs:
                 return Call((*map(rows.column, options.input_columns), *index), None, True)
             lazy = LazyBatch(rows)
             return Call((lazy, *index), lazy, True)
-        seen: Any = table if options.input_columns is None else table.select(options.input_columns)
+        data: Any = table if options.input_columns is None else table.select(options.input_columns)
         if options.input == "numpy":
-            seen = {name: to_numpy(seen.column(name)) for name in seen.column_names}
+            data = {name: to_numpy(data.column(name)) for name in data.column_names}
             if row is not None:
-                seen = {name: column[row] for name, column in seen.items()}
+                data = {name: column[row] for name, column in data.items()}
         elif options.format_type is not None:
-            seen = self._formatter(seen, "batch" if row is None else "row")
-        merges = isinstance(seen, Mapping)
+            data = self._formatter(data, "batch" if row is None else "row")
+        merges = isinstance(data, Mapping)
         if options.input_columns is not None:
-            return Call((*(seen[name] for name in options.input_columns), *index), None, merges)
-        return Call((seen, *index), None, merges)
+            return Call((*(data[name] for name in options.input_columns), *index), None, merges)
+        return Call((data, *index), None, merges)
 
 
 def _without_dictionary(field: pa.Field) -> pa.Field:
@@ -288,11 +290,11 @@ def _lists(array: Any) -> np.ndarray[Any, Any]:
     values = _lists(inner) if hasattr(inner, "offsets") and hasattr(inner, "values") else inner.to_numpy(False)
     if count and array.null_count == 0 and (lengths == lengths[0]).all():
         return values.reshape(count, int(lengths[0]), *values.shape[1:])
-    made = np.empty(count, dtype=object)
+    arrays = np.empty(count, dtype=object)
     valid = array.is_valid().to_numpy(False)
     start = 0
     for row in range(count):
         if valid[row]:
-            made[row] = values[start : start + lengths[row]]
+            arrays[row] = values[start : start + lengths[row]]
             start += lengths[row]
-    return made
+    return arrays

@@ -47,92 +47,92 @@ USUAL = TypeRules()
 
 
 @dataclass(frozen=True)
-class Known:
+class SchemaFeatures:
     """The columns of a schema: their features and Arrow types. The objects of `datasets` are made when needed."""
 
     features: dict[str, Feature]
     types: dict[str, pa.DataType]
-    _made: dict[str, Any] = field(default_factory=dict)
+    _objects: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, schema: pa.Schema) -> Known:
+    def from_schema(cls, schema: pa.Schema) -> SchemaFeatures:
         return cls(features_of(schema), {field.name: field.type for field in schema})
 
     def feature(self, name: str) -> Any:
         """The feature of a column as an object of `datasets`."""
-        if name not in self._made:
+        if name not in self._objects:
             datasets = import_datasets(f"the column {name!r}")
-            self._made[name] = datasets.Features.from_dict({name: self.features[name]})[name]
-        return self._made[name]
+            self._objects[name] = datasets.Features.from_dict({name: self.features[name]})[name]
+        return self._objects[name]
 
 
 def to_arrow(
-    name: str, values: Any, source: Known, wanted: Known | None, rules: TypeRules = USUAL
+    name: str, values: Any, source: SchemaFeatures, requested: SchemaFeatures | None, rules: TypeRules = USUAL
 ) -> tuple[Array, Feature | None]:
     """A column's values as an array, and its feature if the Arrow type does not tell.
 
-    `source`: the input's columns; a column of the same name keeps its type if the values fit. `wanted`: the
+    `source`: the input's columns; a column of the same name keeps its type if the values fit. `requested`: the
     types that the user asked for, which the values must fit.
     """
     if isinstance(values, pa.Array | pa.ChunkedArray):
-        return (values if wanted is None else as_wanted(name, values, wanted)), None
+        return (values if requested is None else as_requested(name, values, requested)), None
     if not rules.keep_original:
-        source = _NOTHING
-    known = wanted if wanted is not None else source
-    target = known.types.get(name)
-    plain = target is None or is_plain(known.features[name], labels=False)
-    if not plain and not _number_labels(known.features[name], values):
-        return _by_datasets(name, values, source, wanted, rules)
+        source = _NO_FEATURES
+    expected = requested if requested is not None else source
+    target = expected.types.get(name)
+    plain = target is None or is_plain(expected.features[name], labels=False)
+    if not plain and not _number_labels(expected.features[name], values):
+        return _by_datasets(name, values, source, requested, rules)
     array = _plain_array(values)
     if array is None:
-        return _by_datasets(name, values, source, wanted, rules)
+        return _by_datasets(name, values, source, requested, rules)
     if target is None:
         if _holds_struct(array.type) and _mixed(values):
-            return _by_datasets(name, values, source, wanted, rules)
+            return _by_datasets(name, values, source, requested, rules)
         return _small_ints(name, array), None
     verdict = _may_cast(array.type, target)
-    if verdict is None or (verdict is False and wanted is not None):
-        return _by_datasets(name, values, source, wanted, rules)
+    if verdict is None or (verdict is False and requested is not None):
+        return _by_datasets(name, values, source, requested, rules)
     if verdict is False:
         return array, None
     try:
         return array.cast(target), None
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        if wanted is not None:
+        if requested is not None:
             raise
         return array, None
 
 
-_NOTHING = Known({}, {})
+_NO_FEATURES = SchemaFeatures({}, {})
 
 
-def as_wanted(name: str, array: Array, wanted: Known) -> Array:
+def as_requested(name: str, array: Array, requested: SchemaFeatures) -> Array:
     """An input column that is passed on, as the type that the user asked for."""
-    if array.type == wanted.types[name]:
+    if array.type == requested.types[name]:
         return array
     if isinstance(array, pa.ChunkedArray):
-        chunks = [as_wanted(name, chunk, wanted) for chunk in array.chunks]
-        return pa.chunked_array(chunks, wanted.types[name])
-    feature = wanted.feature(name)
+        chunks = [as_requested(name, chunk, requested) for chunk in array.chunks]
+        return pa.chunked_array(chunks, requested.types[name])
+    feature = requested.feature(name)
     from datasets.table import cast_array_to_feature
 
     return cast_array_to_feature(array, feature)
 
 
 def _by_datasets(
-    name: str, values: Any, source: Known, wanted: Known | None, rules: TypeRules
+    name: str, values: Any, source: SchemaFeatures, requested: SchemaFeatures | None, rules: TypeRules
 ) -> tuple[Array, Feature | None]:
     try:
         datasets = import_datasets(f"what the function gave for {name!r}")
     except MissingDependencyError:
-        if isinstance(values, list) and name not in source.types and wanted is None:
+        if isinstance(values, list) and name not in source.types and requested is None:
             pa.array(values)  # says what it is about the values
         raise
     from datasets.arrow_writer import OptimizedTypedSequence
 
     options: dict[str, Any] = {}
-    if wanted is not None:
-        options["type"] = wanted.feature(name)
+    if requested is not None:
+        options["type"] = requested.feature(name)
     elif name in source.types:
         options["try_type"] = source.feature(name)
     if "on_mixed_types" in signature(OptimizedTypedSequence).parameters:  # from datasets 4.7 on
@@ -257,8 +257,8 @@ def _may_cast(kind: pa.DataType, target: pa.DataType) -> bool | None:
     if pa.types.is_struct(kind) and pa.types.is_struct(target):
         if [field.name for field in kind] != [field.name for field in target]:
             return None
-        verdicts = [_may_cast(a.type, b.type) for a, b in zip(kind, target, strict=True)]
-        return None if None in verdicts else all(verdicts)
+        results = [_may_cast(a.type, b.type) for a, b in zip(kind, target, strict=True)]
+        return None if None in results else all(results)
     if pa.types.is_nested(kind) or pa.types.is_nested(target):
         return None if pa.types.is_nested(kind) and pa.types.is_nested(target) else False
     if pa.types.is_string(target):
@@ -271,50 +271,54 @@ def reconciled(tables: list[pa.Table], results: Results) -> list[pa.Table]:
     first = tables[0].schema
     if all(table.schema.equals(first, check_metadata=True) for table in tables):
         return [pa.concat_tables(tables)]
-    known = [features_of(table.schema) for table in tables]
+    table_features = [features_of(table.schema) for table in tables]
     columns: dict[str, Any] = {}
-    found: dict[str, Feature] = {}
+    features: dict[str, Feature] = {}
     names = list(dict.fromkeys(name for table in tables for name in table.column_names))
     source = [name for name in results.source.types if name in names]
     for name in [*source, *(name for name in names if name not in results.source.types)]:
         try:
-            columns[name], feature = _column(name, tables, known, results)
+            columns[name], feature = _column(name, tables, table_features, results)
         except (pa.ArrowException, TypeError, ValueError) as error:
             if isinstance(error, MemoryError):
                 raise
             return tables
         if feature is not None:
-            found[name] = feature
-    return [results.tag(pa.Table.from_arrays(list(columns.values()), list(columns)), found)]
+            features[name] = feature
+    return [results.tag(pa.Table.from_arrays(list(columns.values()), list(columns)), features)]
 
 
 def _column(
-    name: str, tables: list[pa.Table], known: list[dict[str, Feature]], results: Results
+    name: str, tables: list[pa.Table], table_features: list[dict[str, Feature]], results: Results
 ) -> tuple[Any, Feature | None]:
     parts = [table.column(name) if name in table.column_names else pa.nulls(len(table)) for table in tables]
     kinds = {str(part.type): part.type for part in parts}
     features = {
-        repr(one[name]): one[name]
-        for one, part in zip(known, parts, strict=True)
-        if name in one and not pa.types.is_null(part.type)
+        repr(features_by_name[name]): features_by_name[name]
+        for features_by_name, part in zip(table_features, parts, strict=True)
+        if name in features_by_name and not pa.types.is_null(part.type)
     }
     special = [feature for feature in features.values() if not is_plain(feature)]
     if len(kinds) == 1:
-        return _joined(parts), (special or [None])[0]
+        return _concatenate(parts), (special or [None])[0]
     if len(special) == len(features) == 1 and len(kinds) == 2 and "null" in kinds:
         kind = next(kind for kind in kinds.values() if not pa.types.is_null(kind))
-        return _joined([_nulls_as(part, kind) for part in parts]), special[0]
+        return _concatenate([_nulls_as(part, kind) for part in parts]), special[0]
     if not special and _same_fields(list(kinds.values())):
         try:
-            alone = [pa.Table.from_arrays([part], [name]) for part in parts]
-            return pa.concat_tables(alone, promote_options="permissive").column(0), None
+            single_columns = [pa.Table.from_arrays([part], [name]) for part in parts]
+            return pa.concat_tables(single_columns, promote_options="permissive").column(0), None
         except (pa.ArrowInvalid, pa.ArrowTypeError):
             pass
-    values = [value for one, part in zip(known, parts, strict=True) for value in _values(name, one.get(name), part)]
+    values = [
+        value
+        for features_by_name, part in zip(table_features, parts, strict=True)
+        for value in _values(name, features_by_name.get(name), part)
+    ]
     return results.column(name, values)
 
 
-def _joined(parts: list[Any]) -> pa.ChunkedArray:
+def _concatenate(parts: list[Any]) -> pa.ChunkedArray:
     chunks = [chunk for part in parts for chunk in (part.chunks if isinstance(part, pa.ChunkedArray) else [part])]
     return pa.chunked_array(chunks, parts[0].type)
 
@@ -330,7 +334,7 @@ def _same_fields(kinds: list[pa.DataType]) -> bool:
         return False
     if all(pa.types.is_struct(kind) for kind in kinds):
         names = [sorted(field.name for field in kind) for kind in kinds]
-        if any(one != names[0] for one in names):
+        if any(other_names != names[0] for other_names in names):
             return False
         return not names or all(_same_fields([kind.field(name).type for kind in kinds]) for name in names[0])
     if all(hasattr(kind, "value_type") for kind in kinds):
@@ -364,12 +368,12 @@ class Results:
         self,
         source: pa.Schema,
         options: MapStepOptions,
-        wanted: pa.Schema | None,
+        requested: pa.Schema | None,
         settled: pa.Schema | None,
     ) -> None:
-        self.source = Known.of(source)
-        self.wanted = None if wanted is None else Known.of(wanted)
-        self._settled = None if settled is None else Known.of(settled)
+        self.source = SchemaFeatures.from_schema(source)
+        self.requested = None if requested is None else SchemaFeatures.from_schema(requested)
+        self._settled = None if settled is None else SchemaFeatures.from_schema(settled)
         self._removed = frozenset(options.remove_columns or ())
         self._rules = TypeRules(options.try_original_type or not options.batched, options.on_mixed_types)
         self._no_nulls = options.disable_nullable
@@ -401,7 +405,7 @@ class Results:
         """Whether the first row has no column left: then no row has, as the original writes those of the first."""
         if self._changed(call, result):
             return False
-        return not call.merges or all(name in self._removed or _is_gone(call, name) for name in table.column_names)
+        return not call.merges or all(name in self._removed or _is_deleted(call, name) for name in table.column_names)
 
     def of_batch(self, table: pa.Table, call: Call, result: Any) -> pa.Table | None:
         """The result for a table as a whole; None if it has no rows."""
@@ -414,17 +418,17 @@ class Results:
             _check_column(name, value)
         columns: dict[str, Any] = {}
         for name in table.column_names if call.merges else ():
-            if name not in changed and name not in self._removed and not _is_gone(call, name):
+            if name not in changed and name not in self._removed and not _is_deleted(call, name):
                 columns[name] = table.column(name)
         columns |= changed
         lengths = {name: len(value) for name, value in columns.items()}
         if len(set(lengths.values())) > 1:
-            first, *others = lengths
-            other = next(name for name in others if lengths[name] != lengths[first])
+            first, *other_names = lengths
+            differing = next(name for name in other_names if lengths[name] != lengths[first])
             raise pa.ArrowInvalid(  # as the original does
-                f"Column lengths mismatch: {first!r} has {lengths[first]} rows, {other!r} has {lengths[other]}, not "
-                "the expected length. A batch may become more or fewer rows only if all columns do: remove the others "
-                "with remove_columns."
+                f"Column lengths mismatch: {first!r} has {lengths[first]} rows, {differing!r} has "
+                f"{lengths[differing]}, not the expected length. A batch may become more or fewer rows only if all "
+                "columns do: remove the others with remove_columns."
             )
         if not columns and self._tells_of_none:
             return _without_columns()
@@ -453,29 +457,35 @@ class Results:
     ) -> tuple[dict[str, Any], dict[str, Feature]]:
         changed = [self._changed(call, result) for call, result in zip(calls, results, strict=True)]
         first = changed[0].keys()
-        alike = all(one.keys() == first for one in changed) and not any(call.lazy and call.lazy.gone for call in calls)
+        alike = all(row_values.keys() == first for row_values in changed) and not any(
+            call.lazy and call.lazy.deleted for call in calls
+        )
         merges = calls[0].merges
         columns: dict[str, Any] = {}
-        names = list(first) if alike else list(dict.fromkeys(name for one in changed for name in one))
+        names = list(first) if alike else list(dict.fromkeys(name for row_values in changed for name in row_values))
         for name in table.column_names if merges else ():
             if name in names or name in self._removed:
                 continue
-            if alike or not any(_is_gone(call, name) for call in calls):
+            if alike or not any(_is_deleted(call, name) for call in calls):
                 columns[name] = table.column(name)
-            elif not all(_is_gone(call, name) for call in calls):
+            elif not all(_is_deleted(call, name) for call in calls):
                 stored = table.column(name).to_pylist()
                 columns[name] = [
-                    None if _is_gone(call, name) else value for call, value in zip(calls, stored, strict=True)
+                    None if _is_deleted(call, name) else value for call, value in zip(calls, stored, strict=True)
                 ]
         for name in names:
             if alike:
-                columns[name] = [one[name] for one in changed]
+                columns[name] = [row_values[name] for row_values in changed]
                 continue
-            rest: list[Any] = [None] * len(changed)
+            defaults: list[Any] = [None] * len(changed)
             if merges and name in table.column_names and name not in self._removed:
                 stored = table.column(name).to_pylist()
-                rest = [None if _is_gone(call, name) else value for call, value in zip(calls, stored, strict=True)]
-            columns[name] = [one.get(name, other) for one, other in zip(changed, rest, strict=True)]
+                defaults = [
+                    None if _is_deleted(call, name) else value for call, value in zip(calls, stored, strict=True)
+                ]
+            columns[name] = [
+                row_values.get(name, default) for row_values, default in zip(changed, defaults, strict=True)
+            ]
         return self._convert(self._in_order(columns))
 
     def _in_order(self, columns: dict[str, Any]) -> dict[str, Any]:
@@ -485,8 +495,8 @@ class Results:
         return {name: columns[name] for name in order}
 
     def _convert(self, columns: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Feature]]:
-        self._check_wanted(columns)
-        arrays, found = {}, {}
+        self._check_requested(columns)
+        arrays, special = {}, {}
         for name, values in columns.items():
             try:
                 arrays[name], feature = self.column(name, values)
@@ -497,8 +507,8 @@ class Results:
                 kind = ValueError if isinstance(error, UnicodeError) else type(error)
                 raise kind(f"The column {name!r}: {error}") from error
             if feature is not None:
-                found[name] = feature
-        return arrays, found
+                special[name] = feature
+        return arrays, special
 
     def column(self, name: str, values: Any) -> tuple[Any, Feature | None]:
         """One column: of the type that was asked for, or that it had in the first batch if that will do."""
@@ -510,15 +520,15 @@ class Results:
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, MemoryError):
                     raise
-        return to_arrow(name, values, self.source, self.wanted, self._rules)
+        return to_arrow(name, values, self.source, self.requested, self._rules)
 
-    def _check_wanted(self, columns: Mapping[str, Any]) -> None:
-        if self.wanted is None or columns.keys() == self.wanted.types.keys():
+    def _check_requested(self, columns: Mapping[str, Any]) -> None:
+        if self.requested is None or columns.keys() == self.requested.types.keys():
             return
-        extra = [name for name in columns if name not in self.wanted.types]
-        missing = [name for name in self.wanted.types if name not in columns]
-        what = f"does not have {extra[0]!r}" if extra else f"has {missing[0]!r}, which the function did not give"
-        raise ValueError(f"features= {what}. The columns are: {', '.join(columns)}.")
+        extra = [name for name in columns if name not in self.requested.types]
+        missing = [name for name in self.requested.types if name not in columns]
+        problem = f"does not have {extra[0]!r}" if extra else f"has {missing[0]!r}, which the function did not give"
+        raise ValueError(f"features= {problem}. The columns are: {', '.join(columns)}.")
 
     def _of_tables(self, results: Sequence[Any]) -> pa.Table:
         for result in results:
@@ -529,28 +539,28 @@ class Results:
         table = pa.concat_tables(results, promote_options="permissive").combine_chunks()
         return self._finish(dict(zip(table.column_names, table.columns, strict=True)), {})
 
-    def _finish(self, columns: dict[str, Any], found: dict[str, Feature]) -> pa.Table:
+    def _finish(self, columns: dict[str, Any], special: dict[str, Feature]) -> pa.Table:
         """The table, with its features: those of the source where the type is still the same."""
-        self._check_wanted(columns)
+        self._check_requested(columns)
         for name, column in columns.items() if self._no_nulls else ():
             if column.null_count:
                 raise ValueError(f"The column {name!r} has nulls, and disable_nullable=True was said.")
-        if self.wanted is not None:
-            columns = {name: as_wanted(name, columns[name], self.wanted) for name in self.wanted.types}
+        if self.requested is not None:
+            columns = {name: as_requested(name, columns[name], self.requested) for name in self.requested.types}
             table = pa.Table.from_arrays(list(columns.values()), list(columns))
-            return table.replace_schema_metadata(metadata(self.wanted.features))
-        return self.tag(pa.Table.from_arrays(list(columns.values()), list(columns)), found)
+            return table.replace_schema_metadata(metadata(self.requested.features))
+        return self.tag(pa.Table.from_arrays(list(columns.values()), list(columns)), special)
 
-    def tag(self, table: pa.Table, found: Mapping[str, Feature]) -> pa.Table:
-        """A table with the features of its columns: `found` ones, then the source's, then what the types say."""
-        key = (table.schema.remove_metadata(), repr(found) if found else "")
+    def tag(self, table: pa.Table, special: Mapping[str, Feature]) -> pa.Table:
+        """A table with the features of its columns: `special` ones, then the source's, then what the types say."""
+        key = (table.schema.remove_metadata(), repr(special) if special else "")
         if key not in self._tags:
             features = {}
             for field in table.schema:
                 if self.source.types.get(field.name) == field.type:
                     features[field.name] = self.source.features[field.name]
-                elif field.name in found:
-                    features[field.name] = found[field.name]
+                elif field.name in special:
+                    features[field.name] = special[field.name]
                 else:
                     features[field.name] = inferred(field)
             self._tags[key] = metadata(features)
@@ -561,7 +571,7 @@ def _without_columns() -> pa.Table:
     return pa.table({NO_COLUMNS: pa.nulls(1)})
 
 
-def kept(result: Any) -> Any:
+def keep_result(result: Any) -> Any:
     """A result that waits for those of other rows: the function may fill the same dict again for the next."""
     if result is None or isinstance(result, LazyRow):
         return result
@@ -594,5 +604,5 @@ def _check_column(name: str, value: Any) -> None:
     )
 
 
-def _is_gone(call: Call, name: str) -> bool:
-    return call.lazy is not None and call.lazy.gone is not None and name in call.lazy.gone
+def _is_deleted(call: Call, name: str) -> bool:
+    return call.lazy is not None and call.lazy.deleted is not None and name in call.lazy.deleted

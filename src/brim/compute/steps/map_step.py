@@ -21,7 +21,7 @@ from brim.compute.steps.function_digest import Digest, function_digest
 from brim.compute.steps.functions import Shipped, pack, unpack
 from brim.compute.steps.map_inputs import Call, Inputs
 from brim.compute.steps.map_options import ALL_ROWS, NO_COLUMNS, MapStepOptions
-from brim.compute.steps.map_results import Results, kept, reconciled
+from brim.compute.steps.map_results import Results, keep_result, reconciled
 from brim.compute.steps.row_features import as_schema, features_of, metadata
 from brim.compute.steps.step import BadRow, Batch, end_forked_child
 from brim.errors import BrimError
@@ -30,7 +30,7 @@ _CHUNK_ROWS = 100
 _CHUNK_ROWS_DECODED = 10  # images and the like are large as Python objects
 _CHUNK_BYTES = 4_000_000
 _HELD_BYTES = 32_000_000  # results that wait for the rest of their batch, to be given one type
-_PIECES = 8
+_PARTS = 8
 _BATCH_BYTES = 16_000_000
 
 
@@ -47,11 +47,11 @@ class MapStep:
     def __init__(self, function: Callable[..., Any] | None, options: MapStepOptions | None = None) -> None:
         options = options or MapStepOptions()
         function = function or identity
-        self.function = Shipped.of(function)
+        self.function = Shipped.from_function(function)
         self.digest: Digest = function_digest((function, options.fn_kwargs, options.format_kwargs))
         keywords = (options.fn_kwargs, options.format_kwargs)
         self._kwargs = pack(keywords, "fn_kwargs") if any(keywords) else b""  # without them, cloudpickle is not needed
-        self._wanted = None if options.features is None else as_schema(options.features)
+        self._requested = None if options.features is None else as_schema(options.features)
         none: dict[str, Any] = {}
         self.options = replace(options, fn_kwargs=none, format_kwargs=none, features=None)
         self.batch_rows: int | None = options.batch_rows
@@ -76,13 +76,13 @@ class MapStep:
     def facts(self) -> dict[str, Any]:
         """What decides the output."""
         options = self.options
-        more: dict[str, Any] = {
+        optional: dict[str, Any] = {
             "with_rank": options.with_rank,
             "disable_nullable": options.disable_nullable,
             "new_types": not options.try_original_type,
             "mixed_types": "" if options.on_mixed_types else "refused",
         }
-        return {name: value for name, value in more.items() if value} | {
+        return {name: value for name, value in optional.items() if value} | {
             "step": "map",
             "function": self.digest.value,
             "batched": options.batched,
@@ -93,17 +93,17 @@ class MapStep:
             "input_columns": None if options.input_columns is None else list(options.input_columns),
             "input": options.input,
             "format": options.format_type,
-            "features": None if self._wanted is None else json.dumps(features_of(self._wanted), sort_keys=True),
+            "features": None if self._requested is None else json.dumps(features_of(self._requested), sort_keys=True),
         }
 
     def empty_schema(self, schema: pa.Schema, had_rows: bool) -> pa.Schema:
         """The schema of an output without rows: of a source that has none, or of which all were dropped."""
-        if had_rows and self._wanted is not None:
-            return self._wanted
+        if had_rows and self._requested is not None:
+            return self._requested
         features = features_of(schema)
         if not had_rows:
-            gone = self.options.remove_columns or ()
-            schema = pa.schema([field for field in schema if field.name not in gone])
+            removed = self.options.remove_columns or ()
+            schema = pa.schema([field for field in schema if field.name not in removed])
         return schema.with_metadata(metadata({name: features[name] for name in schema.names}))
 
     def settle(self, schema: pa.Schema) -> None:
@@ -112,7 +112,7 @@ class MapStep:
         `datasets` gives all rows the types of the first batch it writes, or fails. With the schema of the first
         batch settled, late batches get the same types as there; values that cannot take them keep their own.
         """
-        if self._open is not None and self._wanted is None:
+        if self._open is not None and self._requested is None:
             self._open.settle(schema)
 
     def open(self, schema: pa.Schema) -> None:
@@ -163,73 +163,73 @@ class _Open:
         function = step.function.load()
         self._kwargs, format_kwargs = unpack(step._kwargs, "fn_kwargs") if step._kwargs else ({}, {})
         self._inputs = Inputs(schema, step.options, format_kwargs, lambda: step.rank)
-        self._told = (self._inputs.schema or schema, step.options, step._wanted)
-        self._results = Results(*self._told, None)
+        self._result_arguments = (self._inputs.schema or schema, step.options, step._requested)
+        self._results = Results(*self._result_arguments, None)
         self._function = function
-        self.keep: Callable[[Any], Any] = kept  # of what a call for a row gives
+        self.keep: Callable[[Any], Any] = keep_result  # of what a call for a row gives
         _notice_forks()
         self._is_async = inspect.iscoroutinefunction(function)
 
     def settle(self, schema: pa.Schema) -> None:
-        self._results = Results(*self._told, schema)
+        self._results = Results(*self._result_arguments, schema)
 
     def rows(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
         table = self._inputs.arrange(batch.table)
-        held: list[pa.Table] = []
+        tables: list[pa.Table] = []
         held_bytes = 0
-        nothing: bool | None = None  # whether the function returns None
+        returns_none: bool | None = None  # whether the function returns None
         step = 1 if small else self._chunk_rows(table)
         for start in range(0, table.num_rows, step):
             chunk = table.slice(start, step)
             first_row = None if batch.first_row is None else batch.first_row + start
             calls, results = self._call_rows(chunk, first_row, start)
             for row, result in enumerate(results):
-                if nothing is None:
-                    nothing = result is None
-                if nothing != (result is None):
-                    told = "The function returned None for one row and not for another. Return a dict for every row."
-                    raise BadRow(start + row, 1) from TypeError(told)
-            if not nothing:
-                held.append(self._row_table(chunk, calls, results, start))
-                held_bytes += held[-1].nbytes
+                if returns_none is None:
+                    returns_none = result is None
+                if returns_none != (result is None):
+                    message = "The function returned None for one row and not for another. Return a dict for every row."
+                    raise BadRow(start + row, 1) from TypeError(message)
+            if not returns_none:
+                tables.append(self._row_table(chunk, calls, results, start))
+                held_bytes += tables[-1].nbytes
                 if held_bytes > _HELD_BYTES:
-                    yield from self._given(held)
-                    held, held_bytes = [], 0
-        if nothing:
+                    yield from self._merge_types(tables)
+                    tables, held_bytes = [], 0
+        if returns_none:
             yield self._results.unchanged(table)
-        yield from self._given(held)
+        yield from self._merge_types(tables)
 
-    def batch(self, batch: Batch, in_pieces: bool) -> Iterator[pa.Table]:
+    def batch(self, batch: Batch, in_parts: bool) -> Iterator[pa.Table]:
         table = self._inputs.arrange(batch.table)
         count = table.num_rows
-        step = -(-count // _PIECES) if in_pieces else count
-        made = (
-            piece
+        step = -(-count // _PARTS) if in_parts else count
+        tables = (
+            table_part
             for start in range(0, count, step)
-            for piece in self._piece(table.slice(start, step), batch.first_row, start, in_pieces)
+            for table_part in self._batch_part(table.slice(start, step), batch.first_row, start, in_parts)
         )
-        yield from self._given(list(made))
+        yield from self._merge_types(list(tables))
 
-    def _piece(self, table: pa.Table, first_row: int | None, start: int, in_pieces: bool) -> Iterator[pa.Table]:
+    def _batch_part(self, table: pa.Table, first_row: int | None, start: int, in_parts: bool) -> Iterator[pa.Table]:
         """A batch, or a part of one: in halves if even that is too much."""
         rows = table.num_rows
         try:
             call, result = self.call(table, None if first_row is None else first_row + start)
-            made = self._results.unchanged(table) if result is None else self._results.of_batch(table, call, result)
+            output = self._results.unchanged(table) if result is None else self._results.of_batch(table, call, result)
         except MemoryError:
-            if not in_pieces or rows == 1:
+            if not in_parts or rows == 1:
                 raise
         except BrimError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise blamed(error, start, rows) from error
         else:
-            if made is not None:
-                yield made
+            if output is not None:
+                yield output
             return
         half = rows // 2
-        yield from self._piece(table.slice(0, half), first_row, start, in_pieces)
-        yield from self._piece(table.slice(half), first_row, start + half, in_pieces)
+        yield from self._batch_part(table.slice(0, half), first_row, start, in_parts)
+        yield from self._batch_part(table.slice(half), first_row, start + half, in_parts)
 
     def call(self, table: pa.Table, first_row: int | None) -> tuple[Call, Any]:
         """The function, once for all rows."""
@@ -254,8 +254,10 @@ class _Open:
         """All rows of a batch, and what the function says of each."""
         table = self._inputs.arrange(batch.table)
         try:
-            said = self.call(table, batch.first_row)[1]
-            return table, said.to_pylist() if isinstance(said, pa.Array | pa.ChunkedArray) else list(said)
+            decisions = self.call(table, batch.first_row)[1]
+            return table, decisions.to_pylist() if isinstance(decisions, pa.Array | pa.ChunkedArray) else list(
+                decisions
+            )
         except (MemoryError, BrimError):
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -264,14 +266,14 @@ class _Open:
     def unchanged(self, table: pa.Table) -> pa.Table:
         return self._results.unchanged(table)
 
-    def _given(self, tables: list[pa.Table]) -> list[pa.Table]:
+    def _merge_types(self, tables: list[pa.Table]) -> list[pa.Table]:
         if tables and NO_COLUMNS in tables[0].column_names:
             return tables[:1]
         return reconciled(tables, self._results) if len(tables) > 1 else tables
 
     def _chunk_rows(self, table: pa.Table) -> int:
-        most = _CHUNK_ROWS_DECODED if self._inputs.decodes else _CHUNK_ROWS
-        return max(1, min(most, int(_CHUNK_BYTES * table.num_rows / (table.nbytes or 1))))
+        max_rows = _CHUNK_ROWS_DECODED if self._inputs.decodes else _CHUNK_ROWS
+        return max(1, min(max_rows, int(_CHUNK_BYTES * table.num_rows / (table.nbytes or 1))))
 
     def _call_rows(self, chunk: pa.Table, first_row: int | None, start: int) -> tuple[list[Call], list[Any]]:
         if self._is_async:
@@ -364,14 +366,14 @@ class FilterStep(MapStep):
         if batch.table.num_rows == 0:
             return
         if self.options.batched:
-            table, said = self._open.mask(batch)
-            yield from self._staying(table, batch.first_row, said)
+            table, decisions = self._open.mask(batch)
+            yield from self._kept_rows(table, batch.first_row, decisions)
             return
-        for table, start, said in self._open.masks(batch, small):
-            yield from self._staying(table, None if batch.first_row is None else batch.first_row + start, said)
+        for table, start, decisions in self._open.masks(batch, small):
+            yield from self._kept_rows(table, None if batch.first_row is None else batch.first_row + start, decisions)
 
-    def _staying(self, table: pa.Table, first_row: int | None, said: list[Any]) -> Iterator[pa.Table]:
-        stays = [row for row, true in zip(range(table.num_rows), said, strict=False) if true]
+    def _kept_rows(self, table: pa.Table, first_row: int | None, decisions: list[Any]) -> Iterator[pa.Table]:
+        stays = [row for row, true in zip(range(table.num_rows), decisions, strict=False) if true]
         if not stays:
             return
         if self.numbers:

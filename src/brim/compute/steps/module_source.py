@@ -39,12 +39,12 @@ def own_file(module: str) -> str | None:
     if spec is None:
         return None
     if inner:
-        places = [os.path.join(folder, *inner) for folder in spec.submodule_search_locations or []]
-        files = [place + end for place in places for end in (".py", os.sep + "__init__.py")]
+        bases = [os.path.join(folder, *inner) for folder in spec.submodule_search_locations or []]
+        files = [base + end for base in bases for end in (".py", os.sep + "__init__.py")]
     else:
         files = [spec.origin] if spec.origin is not None and spec.has_location else []
-    found = next((file for file in files if file.endswith(".py") and os.path.isfile(file)), None)
-    return None if found is None or is_installed(found) else found
+    source_file = next((file for file in files if file.endswith(".py") and os.path.isfile(file)), None)
+    return None if source_file is None or is_installed(source_file) else source_file
 
 
 @dataclass(slots=True)
@@ -53,8 +53,8 @@ class _Module:
 
     package: str
     statements: list[ast.stmt]
-    wanted: set[str] | None = field(default_factory=set)
-    taken: set[int] = field(default_factory=set)
+    needed: set[str] | None = field(default_factory=set)
+    used: set[int] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)  # that what is taken uses of anything
 
 
@@ -63,7 +63,7 @@ class UsedSource:
 
     def __init__(self) -> None:
         self._modules: dict[str, _Module | None] = {}
-        self._followed: set[tuple[str, frozenset[str]]] = set()  # modules may import each other
+        self._visited: set[tuple[str, frozenset[str]]] = set()  # modules may import each other
 
     def add_import(self, module: str, names: tuple[str, ...] | None, attributes: set[str]) -> None:
         """Follow `import module`, or `from module import names`. `attributes` are all names that the code uses."""
@@ -85,13 +85,13 @@ class UsedSource:
     def _want(self, name: str, names: set[str] | None, *, is_held: bool = False) -> None:
         """Take names of a module. `is_held`: all of it, if none of its names is used."""
         module = self._open(name)
-        if module is None or (module.wanted is None and module.taken):
+        if module is None or (module.needed is None and module.used):
             return
-        known = {each for statement in module.statements for each in _bound(statement)}
-        if names is None or module.wanted is None or (is_held and not names & known):
-            module.wanted = None
+        bound_names = {each for statement in module.statements for each in _bound(statement)}
+        if names is None or module.needed is None or (is_held and not names & bound_names):
+            module.needed = None
         else:
-            module.wanted |= names & known
+            module.needed |= names & bound_names
         self._take(module)
 
     def _open(self, name: str) -> _Module | None:
@@ -110,18 +110,18 @@ class UsedSource:
     def _take(self, module: _Module) -> None:
         """Take what binds a wanted name, and what that needs, until nothing is added."""
         before = -1
-        while before != len(module.taken):
-            before = len(module.taken)
+        while before != len(module.used):
+            before = len(module.used)
             for number, statement in enumerate(module.statements):
-                if number in module.taken or not _is_used(statement, module.wanted):
+                if number in module.used or not _is_used(statement, module.needed):
                     continue
-                module.taken.add(number)
+                module.used.add(number)
                 used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
                 attributes = {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
                 module.attributes |= attributes | used
-                if module.wanted is not None:
-                    module.wanted |= used
-        for number in sorted(module.taken):
+                if module.needed is not None:
+                    module.needed |= used
+        for number in sorted(module.used):
             for node in ast.walk(module.statements[number]):
                 if isinstance(node, ast.Import):
                     for alias in node.names:
@@ -132,15 +132,15 @@ class UsedSource:
 
     def _follow(self, target: str, names: tuple[str, ...] | None, module: _Module) -> None:
         step = (f"{target} {names}", frozenset(module.attributes))
-        if step not in self._followed:
-            self._followed.add(step)
+        if step not in self._visited:
+            self._visited.add(step)
             self.add_import(target, names, module.attributes)
 
     def codes(self) -> Iterator[tuple[str, types.CodeType]]:
         """Each module by name with the code of a statement that is used, in an order that moving lines keeps."""
         for name in sorted(self._modules):
             module = self._modules[name]
-            for number in sorted(() if module is None else module.taken):
+            for number in sorted(() if module is None else module.used):
                 assert module is not None
                 tree = ast.Module([module.statements[number]], [])
                 yield name, compile(tree, "module", "exec", dont_inherit=True)
@@ -154,11 +154,11 @@ def resolve_import(module: str, level: int, package: str) -> str:
     return f"{base}.{module}" if module else base
 
 
-def _is_used(statement: ast.stmt, wanted: set[str] | None) -> bool:
+def _is_used(statement: ast.stmt, needed: set[str] | None) -> bool:
     """Whether a statement binds what is wanted, or does something else when the module is imported."""
     bound = _bound(statement)
-    if bound or wanted is None:
-        return wanted is None or "*" in bound or bool(bound & wanted)
+    if bound or needed is None:
+        return needed is None or "*" in bound or bool(bound & needed)
     if isinstance(statement, ast.If):  # `if __name__ == "__main__"` is for scripts
         return "__name__" not in {node.id for node in ast.walk(statement.test) if isinstance(node, ast.Name)}
     return not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
@@ -172,15 +172,15 @@ def _bound(statement: ast.stmt) -> set[str]:
         return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
     if isinstance(statement, ast.ImportFrom):
         return {alias.asname or alias.name for alias in statement.names}
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.iter_child_nodes(statement):
         if isinstance(node, ast.stmt):
-            found |= _bound(node)
+            names |= _bound(node)
         elif isinstance(node, ast.ExceptHandler):
-            found |= {name for inner in node.body for name in _bound(inner)}
+            names |= {name for inner in node.body for name in _bound(inner)}
         else:
-            found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _is_target(each, statement)}
-    return found
+            names |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _is_target(each, statement)}
+    return names
 
 
 def _is_target(name: ast.Name, statement: ast.stmt) -> bool:
@@ -199,12 +199,12 @@ def is_singledispatch(value: object) -> bool:
 
 def globals_by_text(function: types.FunctionType) -> dict[str, Any]:
     """The globals that a function may reach by a text: `globals()["K"]`, `eval("K + 1")`."""
-    codes, found = [function.__code__], dict[str, Any]()
+    codes, values = [function.__code__], dict[str, Any]()
     for code in codes:
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
     if not {"globals", "eval", "exec"} & {name for code in codes for name in code.co_names}:
-        return found
+        return values
     for text in (const for code in codes for const in code.co_consts if isinstance(const, str)):
         names = (name for name in re.findall(r"[^\W\d]\w*", text) if name in function.__globals__)
-        found.update((name, function.__globals__[name]) for name in names)
-    return found
+        values.update((name, function.__globals__[name]) for name in names)
+    return values

@@ -24,13 +24,13 @@ _PLAIN = ("Value", "List", "LargeList")
 
 def features_of(schema: pa.Schema) -> dict[str, Feature]:
     """The features of a schema's columns: what its metadata says, else what the Arrow types are."""
-    said: Mapping[str, Feature] = {}
+    stored: Mapping[str, Feature] = {}
     if schema.metadata and KEY in schema.metadata:
         try:
-            said = (json.loads(schema.metadata[KEY]).get("info") or {}).get("features") or {}
+            stored = (json.loads(schema.metadata[KEY]).get("info") or {}).get("features") or {}
         except (ValueError, AttributeError):
-            said = {}
-    return {field.name: said[field.name] if field.name in said else inferred(field) for field in schema}
+            stored = {}
+    return {field.name: stored[field.name] if field.name in stored else inferred(field) for field in schema}
 
 
 def inferred(field: pa.Field) -> Feature:
@@ -82,16 +82,16 @@ def merge_features(schemas: Iterable[pa.Schema], final: pa.Schema) -> dict[str, 
 
     A column keeps the feature of the first table that has it with its final type.
     """
-    found: dict[str, Feature] = {}
+    merged: dict[str, Feature] = {}
     for schema in schemas:
-        if len(found) == len(final):
+        if len(merged) == len(final):
             break
-        known = features_of(schema)
+        own = features_of(schema)
         for field in schema:
             position = final.get_field_index(field.name)
-            if field.name not in found and position >= 0 and final.field(position).type == field.type:
-                found[field.name] = known[field.name]
-    return {field.name: found[field.name] if field.name in found else inferred(field) for field in final}
+            if field.name not in merged and position >= 0 and final.field(position).type == field.type:
+                merged[field.name] = own[field.name]
+    return {field.name: merged[field.name] if field.name in merged else inferred(field) for field in final}
 
 
 def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:

@@ -68,7 +68,7 @@ class Step(Protocol):
 
 
 @runtime_checkable
-class Settles(Protocol):
+class HasTypeInference(Protocol):
     """A step whose output types follow its first batch, as those of `Dataset.map` do."""
 
     def settle(self, schema: pa.Schema) -> None:
@@ -88,7 +88,7 @@ class BadBatch(BadRow):
 
 
 @runtime_checkable
-class Encodes(Protocol):
+class HasEncoder(Protocol):
     """A step that has two ways to the same rows, and goes back to the slower one if they should differ."""
 
     @property
@@ -103,7 +103,7 @@ class Encodes(Protocol):
         """In the parent: workers that are set up from now on do it the slower way."""
 
 
-class Redo(Exception):
+class RestartUnit(Exception):
     """The step goes another way from now on: the unit is to be done again from its start."""
 
 

@@ -21,7 +21,7 @@ def make_step(function: str, options: MapStepOptions) -> MapStep:
     """The step for a function that is given by name."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join([str(HOME), *filter(None, [environment.get("PYTHONPATH")])])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-m", "brim.compute.steps.step_process"],
         input=pickle.dumps((function, options)),
         stdout=subprocess.PIPE,
@@ -29,14 +29,14 @@ def make_step(function: str, options: MapStepOptions) -> MapStep:
         check=False,
     )
     try:
-        made = pickle.loads(done.stdout)
+        step = pickle.loads(process.stdout)
     except (pickle.UnpicklingError, EOFError) as error:
         raise InputError(
-            f"Loading {function} ended its process ({done.returncode}).", hint="Can Python import it by itself?"
+            f"Loading {function} ended its process ({process.returncode}).", hint="Can Python import it by itself?"
         ) from error
-    if isinstance(made, BrimError):
-        raise made
-    return made  # type: ignore[no-any-return]
+    if isinstance(step, BrimError):
+        raise step
+    return step  # type: ignore[no-any-return]
 
 
 def main() -> None:
@@ -46,11 +46,11 @@ def main() -> None:
     try:
         from brim.compute.steps.functions import load_function
 
-        made: MapStep | BrimError = MapStep(load_function(function), options)
+        result: MapStep | BrimError = MapStep(load_function(function), options)
     except BrimError as error:
-        made = error
+        result = error
     with open(answer, "wb") as file:
-        file.write(pickle.dumps(made))
+        file.write(pickle.dumps(result))
 
 
 if __name__ == "__main__":

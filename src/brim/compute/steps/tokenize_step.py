@@ -49,57 +49,57 @@ class Cut:
     exact: bool
 
 
-def pieces(loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
+def cut_text(loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
     """Each piece of a text in UTF-8, and whether the cut before it passed the test.
 
     Only a window of the text is a Python string at a time: as a whole it can take four times its bytes.
     """
-    at, exact = 0, True
+    position, exact = 0, True
     while True:
-        stop = min(at + 4 * (limit + _WINDOW + 2), len(text))  # a character has four bytes at most
+        stop = min(position + 4 * (limit + _WINDOW + 2), len(text))  # a character has four bytes at most
         # A character that the window cuts lies behind everything that is looked at.
-        window = str(text[at:stop], "utf-8", "strict" if stop == len(text) else "ignore")
+        window = str(text[position:stop], "utf-8", "strict" if stop == len(text) else "ignore")
         if len(window) <= limit:
             yield window, exact
             return
         cut = _best(loaded, window, limit)
         yield window[: cut.end], exact
-        at, exact = at + len(window[: cut.start].encode()), cut.exact
+        position, exact = position + len(window[: cut.start].encode()), cut.exact
 
 
 def _best(loaded: LoadedTokenizer, text: str, limit: int) -> Cut:
     """Where to cut `text` so that its first piece has at most `limit` characters."""
     low = max(1, limit - _SEARCH)
     for pattern in (_BETWEEN_WORDS, _BEFORE_WHITE):
-        places = [found.start() for found in pattern.finditer(text, low, limit)]
-        for place in reversed(places[-_TRIES:]):
+        cuts = [match.start() for match in pattern.finditer(text, low, limit)]
+        for position in reversed(cuts[-_TRIES:]):
             # Sentencepiece tokenizers of the older kind put a space before every piece: leave ours out.
-            for start in (place, place + 1):
-                if _passes(loaded, text, place, start):
-                    return Cut(place, start, True)
-    for place in _token_ends(loaded, text, limit):
-        if _passes(loaded, text, place, place):
-            return Cut(place, place, True)
-    place = limit
-    while place > low and unicodedata.combining(text[place]):
-        place -= 1
-    return Cut(place, place, False)
+            for start in (position, position + 1):
+                if _passes(loaded, text, position, start):
+                    return Cut(position, start, True)
+    for position in _token_ends(loaded, text, limit):
+        if _passes(loaded, text, position, position):
+            return Cut(position, position, True)
+    position = limit
+    while position > low and unicodedata.combining(text[position]):
+        position -= 1
+    return Cut(position, position, False)
 
 
 def _passes(loaded: LoadedTokenizer, text: str, end: int, start: int) -> bool:
-    left, right = text[max(0, end - _WINDOW) : end], text[start : start + _WINDOW]
+    before, after = text[max(0, end - _WINDOW) : end], text[start : start + _WINDOW]
     whole = text[max(0, end - _WINDOW) : start + _WINDOW]
-    ids = loaded.ids([whole, left, right])
+    ids = loaded.ids([whole, before, after])
     return np.array_equal(ids[0], np.concatenate(ids[1:]))
 
 
 def _token_ends(loaded: LoadedTokenizer, text: str, limit: int) -> list[int]:
     """The last places before the limit where a token ends in its surroundings: ends of words first."""
     low = max(0, limit - _WINDOW)
-    words, others = loaded.token_ends(text[low : limit + _WINDOW])
+    word_ends, other_ends = loaded.token_ends(text[low : limit + _WINDOW])
     tries = _BLIND_TRIES if loaded.generation else _TRIES
-    found = [[low + end for end in ends if 0 < low + end <= limit] for ends in (words, others)]
-    return [*reversed(found[0][-_TRIES:]), *reversed(found[1][-tries:])]
+    candidates = [[low + end for end in ends if 0 < low + end <= limit] for ends in (word_ends, other_ends)]
+    return [*reversed(candidates[0][-_TRIES:]), *reversed(candidates[1][-tries:])]
 
 
 IDS, NOTE = "input_ids", "_brim_note"
@@ -125,15 +125,15 @@ class TokenizeStepOptions(TextOptions):
             )
 
 
-def settle_dtype(asked: str, output: str, vocab_size: int) -> Dtype:
+def choose_dtype(dtype: str, output: str, vocab_size: int) -> Dtype:
     """auto: int32 for Parquet and Arrow, because torch takes it as it is; for bin the smallest that fits."""
-    if asked == "auto":
+    if dtype == "auto":
         return "int32" if output != "bin" else "uint16" if vocab_size <= 1 << 16 else "uint32"
-    if asked == "uint16" and vocab_size > 1 << 16:
+    if dtype == "uint16" and vocab_size > 1 << 16:
         raise InputError(
             f"uint16 holds ids up to 65,535, and the tokenizer has {vocab_size:,} tokens.", hint="Use --dtype=uint32."
         )
-    return asked  # type: ignore[return-value]
+    return dtype  # type: ignore[return-value]
 
 
 @dataclass(slots=True)
@@ -181,14 +181,14 @@ class TokenizeStep:
     def check(self, loaded: LoadedTokenizer | None = None) -> LoadedTokenizer:
         """Everything about the tokenizer that can be wrong, before the job starts."""
         loaded = loaded or LoadedTokenizer(self.tokenizer.read(), self.tokenizer.name)
-        settle_dtype(self.options.dtype, "", loaded.vocab_size)
+        choose_dtype(self.options.dtype, "", loaded.vocab_size)
         if 0 < loaded.dropout < 1:
             raise InputError(
                 f"The tokenizer {loaded.name} leaves out merges by chance (dropout {loaded.dropout:.2g}): a text would "
                 "have other ids each time.",
                 hint='Set "dropout" of its model to null.',
             )
-        self._settle(loaded)
+        self._set_frame(loaded)
         return loaded
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -250,8 +250,8 @@ class TokenizeStep:
         column = batch.table.column(self.options.column)
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             column = column.cast(pa.large_string())
-        room = 1 if small else _GROUP_BYTES * self.threads
-        for start, stop in _groups(column, room):
+        group_bytes = 1 if small else _GROUP_BYTES * self.threads
+        for start, stop in _groups(column, group_bytes):
             texts = column.slice(start, stop - start).combine_chunks()
             yield self._encoded(texts, batch.table.slice(start, stop - start), start)
 
@@ -261,7 +261,7 @@ class TokenizeStep:
     def close(self) -> None:
         self._loaded = self._proved = None
 
-    def _settle(self, loaded: LoadedTokenizer) -> None:
+    def _set_frame(self, loaded: LoadedTokenizer) -> None:
         options = self.options
         before, after = loaded.frame() if options.add_special_tokens else ([], [])
         eos = None if options.eos is None else loaded.id_of(options.eos)
@@ -288,19 +288,19 @@ class TokenizeStep:
             return self._table(np.array([0, len(ids)]), ids, notes, table)
         plain = sizes > 0
         plain[wide] = False
-        found = self._encoder.encode(texts if plain.all() else texts.filter(pa.array(plain)))
+        encoded = self._encoder.encode(texts if plain.all() else texts.filter(pa.array(plain)))
         empty = np.flatnonzero(sizes == 0)
-        found = found.with_others(empty - np.searchsorted(wide, empty), Encoded.of([_NO_IDS] * len(empty)))
+        encoded = encoded.with_others(empty - np.searchsorted(wide, empty), Encoded.from_parts([_NO_IDS] * len(empty)))
         if len(wide):
             bodies = []
             for row in wide.tolist():
                 body, notes[row] = self._long(texts, row, offset, framed=False)
                 bodies.append(body)
-            found = found.with_others(wide, Encoded.of(bodies))
-        if self._room is not None:
-            found = found.cut(self._room)
-        found = found.framed(*self._frame, sizes > 0)
-        return self._table(found.offsets, found.values, notes, table)
+            encoded = encoded.with_others(wide, Encoded.from_parts(bodies))
+        if self._max_own_ids is not None:
+            encoded = encoded.cut(self._max_own_ids)
+        encoded = encoded.framed(*self._frame, sizes > 0)
+        return self._table(encoded.offsets, encoded.values, notes, table)
 
     def _table(
         self, offsets: npt.NDArray[np.int64], values: Ids, notes: npt.NDArray[np.uint8], table: pa.Table
@@ -314,7 +314,7 @@ class TokenizeStep:
         )
 
     @property
-    def _room(self) -> int | None:
+    def _max_own_ids(self) -> int | None:
         """How many ids of its own a document may have."""
         assert self._frame is not None
         if self.options.max_length is None:
@@ -339,16 +339,16 @@ class TokenizeStep:
         # Hardly a tokenizer has more than one id for a byte. Pages that are not written take no memory.
         ids, count = np.empty(len(before) + len(text) + len(after), np.uint32), len(before)
         ids[:count] = before
-        most = sys.maxsize if self._room is None else self._room + len(before)
+        max_ids = sys.maxsize if self._max_own_ids is None else self._max_own_ids + len(before)
         note = CUT
-        for piece, exact in pieces(self._loaded, text, self.options.long_chars):
-            found = self._encoder.encode(pa.array([piece])).values[: most - count]
-            if count + len(found) + len(after) > len(ids):
-                ids = np.concatenate([ids[:count], np.empty(max(count, len(found) + len(after)), np.uint32)])
-            ids[count : count + len(found)] = found
-            count += len(found)
+        for part, exact in cut_text(self._loaded, text, self.options.long_chars):
+            ids_of_part = self._encoder.encode(pa.array([part])).values[: max_ids - count]
+            if count + len(ids_of_part) + len(after) > len(ids):
+                ids = np.concatenate([ids[:count], np.empty(max(count, len(ids_of_part) + len(after)), np.uint32)])
+            ids[count : count + len(ids_of_part)] = ids_of_part
+            count += len(ids_of_part)
             note = note if exact else ROUGH
-            if count >= most:
+            if count >= max_ids:
                 break
         ids[count : count + len(after)] = after
         return ids[: count + len(after)], note
@@ -356,9 +356,9 @@ class TokenizeStep:
 
 def _bytes_of(texts: pa.Array, row: int) -> memoryview:
     """The UTF-8 of one text; no copy."""
-    _, places, data = texts.buffers()
+    _, offset_buffer, data = texts.buffers()
     kind = np.int32 if pa.types.is_string(texts.type) else np.int64
-    start, end = np.frombuffer(places, kind, 2, (texts.offset + row) * kind().itemsize).tolist()
+    start, end = np.frombuffer(offset_buffer, kind, 2, (texts.offset + row) * kind().itemsize).tolist()
     return memoryview(data)[start:end]
 
 
@@ -378,13 +378,13 @@ def _check_utf8(texts: pa.Array, offset: int) -> None:
         raise
 
 
-def _groups(column: pa.ChunkedArray, room: int) -> Iterator[tuple[int, int]]:
-    """Rows from, to: as many as `room` bytes hold, at least one."""
+def _groups(column: pa.ChunkedArray, group_bytes: int) -> Iterator[tuple[int, int]]:
+    """Rows from, to: as many as `group_bytes` bytes hold, at least one."""
     sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy()
     ends = np.cumsum(sizes, dtype=np.int64)
     start, before = 0, 0
     while start < len(ends):
-        stop = max(start + 1, int(np.searchsorted(ends, before + room, side="right")))
+        stop = max(start + 1, int(np.searchsorted(ends, before + group_bytes, side="right")))
         yield start, stop
         start, before = stop, int(ends[stop - 1])
 
@@ -403,8 +403,10 @@ def _is_text(kind: pa.DataType) -> bool:
 def _field(schema: pa.Schema, name: str) -> pa.Field:
     if name in schema.names:
         return schema.field(name)
-    near = difflib.get_close_matches(name, schema.names, n=3)
-    listed = ", ".join(map(repr, near or schema.names[:20])) or "none"
+    similar = difflib.get_close_matches(name, schema.names, n=3)
+    listed = ", ".join(map(repr, similar or schema.names[:20])) or "none"
     raise InputError(
-        f"The source has no column {name!r}.", hint=f"{'Close to it are' if near else 'It has'} {listed}.", column=name
+        f"The source has no column {name!r}.",
+        hint=f"{'Close to it are' if similar else 'It has'} {listed}.",
+        column=name,
     )

@@ -49,10 +49,10 @@ def load_folder(folder: Path) -> FolderTokenizer | None:
         return None
     failure = "transformers is not installed"
     if has_transformers():
-        found = _ask_transformers(folder)
-        if isinstance(found, FolderTokenizer):
-            return found
-        failure = f"transformers cannot load the folder ({found})"
+        answer = _ask_transformers(folder)
+        if isinstance(answer, FolderTokenizer):
+            return answer
+        failure = f"transformers cannot load the folder ({answer})"
     if (change := find_id_change(folder)) is not None:
         raise InputError(
             f"The files next to {str(folder / FILE)!r} change its ids ({change}), and {failure}.",
@@ -69,7 +69,7 @@ def _ask_transformers(folder: Path) -> FolderTokenizer | str:
     """What a child process says, or why it could not load the folder."""
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     path = os.pathsep.join([str(HOME), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-m", "brim.compute.steps.tokenizer_folder", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -78,9 +78,9 @@ def _ask_transformers(folder: Path) -> FolderTokenizer | str:
         check=False,
     )
     try:
-        answer: FolderTokenizer | str = pickle.loads(done.stdout)
+        answer: FolderTokenizer | str = pickle.loads(process.stdout)
     except (pickle.UnpicklingError, EOFError):
-        return f"its process ended with {done.returncode}"
+        return f"its process ended with {process.returncode}"
     return answer
 
 
@@ -103,12 +103,12 @@ def _named_tokens(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, s
     for number, token in decoder.items() if isinstance(decoder, dict) else ():
         content, flags = _token(token)
         yield "added_tokens_decoder", content, {**flags, "id": int(number)}
-    for name, held in ((CONFIG, config), (SPECIAL_MAP, read_json(folder / SPECIAL_MAP))):
-        named = [(key, held[key]) for key in _SPECIAL if held.get(key)]
+    for name, settings in ((CONFIG, config), (SPECIAL_MAP, read_json(folder / SPECIAL_MAP))):
+        tokens = [(key, settings[key]) for key in _SPECIAL if settings.get(key)]
         for key in _SPECIAL_LISTS:
-            values = held.get(key) or ()
-            named += [(key, value) for value in (values.values() if isinstance(values, dict) else values)]
-        for key, token in named:
+            values = settings.get(key) or ()
+            tokens += [(key, value) for value in (values.values() if isinstance(values, dict) else values)]
+        for key, token in tokens:
             yield f"{key} of {name}", *_token(token)
     if not decoder:
         for content, number in read_json(folder / ADDED).items():
@@ -127,12 +127,12 @@ def _changed_settings(tokenizer: dict[str, Any], config: dict[str, Any]) -> Iter
     for part in _parts(tokenizer.get("pre_tokenizer"), "pretokenizers"):
         prefix = config.get("add_prefix_space")
         if part.get("type") == "ByteLevel":
-            has = bool(part.get("add_prefix_space"))
+            has_prefix = bool(part.get("add_prefix_space"))
         elif part.get("type") == "Metaspace":
-            has = part.get("prepend_scheme", "always") != "never"
+            has_prefix = part.get("prepend_scheme", "always") != "never"
         else:
             continue
-        if isinstance(prefix, bool) and prefix != has:
+        if isinstance(prefix, bool) and prefix != has_prefix:
             yield f"add_prefix_space is {prefix}"
     same = {
         "do_lower_case": "lowercase",
@@ -160,12 +160,12 @@ def _parts(part: Any, key: str) -> list[dict[str, Any]]:
 def read_json(path: Path) -> dict[str, Any]:
     """The content of a file of the folder; nothing if there is none."""
     try:
-        held = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise InputError(f"The file {str(path)!r} cannot be read: {error}.", hint="Fix it, or move it away.") from error
-    return held if isinstance(held, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def main() -> None:
@@ -173,11 +173,11 @@ def main() -> None:
     answer = os.dup(1)
     os.dup2(2, 1)  # what transformers prints is not the answer
     try:
-        found: FolderTokenizer | str = _load_here(sys.argv[1])
+        result: FolderTokenizer | str = _load_here(sys.argv[1])
     except Exception as error:  # noqa: BLE001  transformers raises anything
-        found = (str(error).splitlines() or [type(error).__name__])[0]
+        result = (str(error).splitlines() or [type(error).__name__])[0]
     with open(answer, "wb") as file:
-        file.write(pickle.dumps(found))
+        file.write(pickle.dumps(result))
 
 
 def _load_here(folder: str) -> FolderTokenizer | str:
@@ -190,20 +190,20 @@ def _load_here(folder: str) -> FolderTokenizer | str:
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         return f"{type(loaded).__name__} has no fast tokenizer"
-    made = backend.to_str()
+    serialized = backend.to_str()
     plain = tokenizers.Tokenizer.from_file(os.path.join(folder, FILE)).to_str()
-    data = None if _deciding(made) == _deciding(plain) else made.encode()
+    data = None if _deciding(serialized) == _deciding(plain) else serialized.encode()
     eos = loaded.eos_token
     return FolderTokenizer(data, eos if eos is None else str(eos), transformers.__version__)
 
 
 def _deciding(text: str) -> dict[str, Any]:
     """What of a tokenizer decides ids: not its truncation and padding, which brim switches off."""
-    held: dict[str, Any] = json.loads(text)
-    held["truncation"] = held["padding"] = None
-    for token in held["added_tokens"]:
+    settings: dict[str, Any] = json.loads(text)
+    settings["truncation"] = settings["padding"] = None
+    for token in settings["added_tokens"]:
         del token["special"]
-    return held
+    return settings
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Encoded:
     values: Ids
 
     @classmethod
-    def of(cls, parts: Sequence[Ids]) -> Encoded:
+    def from_parts(cls, parts: Sequence[Ids]) -> Encoded:
         return cls(offsets_of(list(map(len, parts))), np.concatenate(parts) if parts else np.empty(0, np.uint32))
 
     def __len__(self) -> int:
@@ -52,27 +52,27 @@ class Encoded:
     def lengths(self) -> npt.NDArray[np.int64]:
         return np.diff(self.offsets)
 
-    def with_others(self, rows: npt.NDArray[np.int64], others: Encoded) -> Encoded:
+    def with_others(self, rows: npt.NDArray[np.int64], inserted: Encoded) -> Encoded:
         """These and others in one: `rows` are the places of the others, in the order of the result."""
         if not len(rows):
             return self
         count = len(self) + len(rows)
-        places = np.zeros(count, bool)
-        places[rows] = True
+        is_inserted = np.zeros(count, bool)
+        is_inserted[rows] = True
         lengths = np.empty(count, np.int64)
-        lengths[places], lengths[~places] = others.lengths, self.lengths
-        values = np.empty(len(self.values) + len(others.values), np.uint32)
-        theirs = np.repeat(places, lengths)
-        values[theirs], values[~theirs] = others.values, self.values
+        lengths[is_inserted], lengths[~is_inserted] = inserted.lengths, self.lengths
+        values = np.empty(len(self.values) + len(inserted.values), np.uint32)
+        theirs = np.repeat(is_inserted, lengths)
+        values[theirs], values[~theirs] = inserted.values, self.values
         return Encoded(offsets_of(lengths), values)
 
-    def cut(self, most: int) -> Encoded:
+    def cut(self, max_ids: int) -> Encoded:
         """No text has more than so many ids: those at its start."""
         lengths = self.lengths
-        if not len(lengths) or lengths.max() <= most:
+        if not len(lengths) or lengths.max() <= max_ids:
             return self
-        place = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], lengths)
-        return Encoded(offsets_of(np.minimum(lengths, most)), self.values[place < most])
+        position = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], lengths)
+        return Encoded(offsets_of(np.minimum(lengths, max_ids)), self.values[position < max_ids])
 
     def framed(self, before: Sequence[int], after: Sequence[int], rows: npt.NDArray[np.bool_]) -> Encoded:
         """With the same ids before and after each of the texts that `rows` says."""
@@ -83,10 +83,10 @@ class Encoded:
         values = np.empty(int(offsets[-1]), np.uint32)
         inside = np.ones(len(values), bool)
         starts, ends = offsets[:-1][rows], offsets[1:][rows]
-        for number, one in enumerate(before):
-            values[starts + number], inside[starts + number] = one, False
-        for number, one in enumerate(reversed(after), 1):
-            values[ends - number], inside[ends - number] = one, False
+        for number, token in enumerate(before):
+            values[starts + number], inside[starts + number] = token, False
+        for number, token in enumerate(reversed(after), 1):
+            values[ends - number], inside[ends - number] = token, False
         values[inside] = self.values
         return Encoded(offsets, values)
 
@@ -107,7 +107,7 @@ def offsets_of(lengths: Any) -> npt.NDArray[np.int64]:
     return offsets
 
 
-_BESIDE = (CONFIG, SPECIAL_MAP, ADDED, "config.json")  # what transformers reads of a repository, beside FILE
+_OTHER_FILES = (CONFIG, SPECIAL_MAP, ADDED, "config.json")  # what transformers reads of a repository, beside FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class LoadedTokenizer:
         self.name, self.generation, self._data = name, generation(), data
         self.raw = _parse(data, name)
         on = (("truncation", self.raw.truncation), ("padding", self.raw.padding))
-        self.switched_off = tuple(what for what, setting in on if setting is not None)
+        self.switched_off = tuple(label for label, setting in on if setting is not None)
         if self.generation:
             self.raw.truncation = self.raw.padding = None
         else:
@@ -174,50 +174,52 @@ class LoadedTokenizer:
         ]
 
     def encode(self, texts: pa.Array) -> Encoded:
-        return Encoded.of(self.ids(texts.to_pylist()))
+        return Encoded.from_parts(self.ids(texts.to_pylist()))
 
     def token_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Where the words end, and where the other tokens; nothing if the library does not tell."""
         if self.generation:
             return [], list(range(1, len(text)))
-        found = self.raw.encode(text, add_special_tokens=False)
-        words, ends = found.word_ids, [end for _, end in found.offsets]
+        encoding = self.raw.encode(text, add_special_tokens=False)
+        word_ids, ends = encoding.word_ids, [end for _, end in encoding.offsets]
         inside = range(len(ends) - 1)
-        last = [ends[number] for number in inside if words[number] != words[number + 1]]
-        return last, [ends[number] for number in inside if words[number] == words[number + 1]]
+        last = [ends[number] for number in inside if word_ids[number] != word_ids[number + 1]]
+        return last, [ends[number] for number in inside if word_ids[number] == word_ids[number + 1]]
 
     @cached_property
     def _vocabulary(self) -> dict[str, int]:
         if not self.generation:
-            found: dict[str, int] = self.raw.get_vocab(with_added_tokens=True)
-            return found
-        held = json.loads(self._data)
-        words = held["model"]["vocab"]
-        if not isinstance(words, dict):  # of Unigram: each with its score
-            words = {word: number for number, (word, _) in enumerate(words)}
-        return words | {added["content"]: added["id"] for added in held.get("added_tokens") or ()}
+            vocabulary: dict[str, int] = self.raw.get_vocab(with_added_tokens=True)
+            return vocabulary
+        settings = json.loads(self._data)
+        vocabulary = settings["model"]["vocab"]
+        if not isinstance(vocabulary, dict):  # of Unigram: each with its score
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        return vocabulary | {added["content"]: added["id"] for added in settings.get("added_tokens") or ()}
 
     @cached_property
     def vocab_size(self) -> int:
         """One more than the largest id, which is what a model's embedding needs."""
         return 1 + max(self._vocabulary.values(), default=-1)
 
-    def has(self, token: str) -> bool:
+    def has_token(self, token: str) -> bool:
         return (self._vocabulary.get(token) if self.generation else self.raw.token_to_id(token)) is not None
 
     def id_of(self, token: str) -> int:
-        found: int | None = self._vocabulary.get(token) if self.generation else self.raw.token_to_id(token)
-        if found is not None:
-            return found
-        near = difflib.get_close_matches(token, self._likely(token), n=4, cutoff=0.5)
+        number: int | None = self._vocabulary.get(token) if self.generation else self.raw.token_to_id(token)
+        if number is not None:
+            return number
+        similar = difflib.get_close_matches(token, self._likely(token), n=4, cutoff=0.5)
         hint = (
-            f"Close to it are {', '.join(map(repr, near))}." if near else "Tokens that can be added stand in its file."
+            f"Close to it are {', '.join(map(repr, similar))}."
+            if similar
+            else "Tokens that can be added stand in its file."
         )
         raise InputError(f"The tokenizer {self.name} has no token {token!r}.", hint=hint, token=token)
 
     def frame(self) -> tuple[list[int], list[int]]:
         """The special tokens that are put before and after a document, whatever it is."""
-        probes = self._known(("a", "the", "0", ".")) or self._known(list(itertools.islice(self._vocabulary, 64)))
+        probes = self._with_ids(("a", "the", "0", ".")) or self._with_ids(list(itertools.islice(self._vocabulary, 64)))
         bare = [ids.tolist() for ids in self.ids(probes)]
         whole = [ids.tolist() for ids in self.ids(probes, special=True)]
         if not probes:  # nothing that it knows: what stands around nothing
@@ -232,45 +234,47 @@ class LoadedTokenizer:
             hint="Leave it out with --no-special-tokens.",
         )
 
-    def _known(self, texts: Sequence[str]) -> list[str]:
+    def _with_ids(self, texts: Sequence[str]) -> list[str]:
         """Those that have ids."""
         return [text for text, ids in zip(texts, self.ids(texts), strict=True) if len(ids)]
 
     def _likely(self, token: str) -> list[str]:
         """Special tokens first: it is mostly one of them that is meant."""
         special = [added["content"] for added in json.loads(self._data).get("added_tokens") or ()]
-        first = [known for known in self._vocabulary if known[:1] == token[:1] and known not in special]
+        first = [
+            token_text for token_text in self._vocabulary if token_text[:1] == token[:1] and token_text not in special
+        ]
         return special + sorted(first)[:5000]
 
 
-def find_tokenizer(given: Any) -> TokenizerFile:
+def find_tokenizer(tokenizer: Any) -> TokenizerFile:
     """A path to tokenizer.json or to a folder that has one, a name on the Hub, or a tokenizer of `tokenizers`
     or `transformers` (fast)."""
-    backend = getattr(given, "backend_tokenizer", given)
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if (data := _object_bytes(backend)) is not None:
-        eos = getattr(given, "eos_token", None)
+        eos = getattr(tokenizer, "eos_token", None)
         return TokenizerFile("given as an object", hashlib.sha256(data).hexdigest(), None, data, eos, "the tokenizer")
-    path = Path(given).expanduser()
+    path = Path(tokenizer).expanduser()
     is_file = path.is_file()
     if path.is_dir():
         if not (path / FILE).is_file():
             raise InputError(
-                f"The folder {str(given)!r} has no {FILE}.",
+                f"The folder {str(tokenizer)!r} has no {FILE}.",
                 hint="Save the fast tokenizer there: AutoTokenizer.from_pretrained(...).save_pretrained(folder).",
             )
         path = path / FILE
     elif not path.exists():
-        path = _from_hub(str(given))
+        path = _from_hub(str(tokenizer))
     loaded = None if is_file else load_folder(path.parent)
     eos, eos_from = _configured_eos(path.parent)
     if loaded is not None:
         eos, eos_from = loaded.eos, eos_from or "its class"
     if loaded is None or loaded.data is None:
         sha256 = hashlib.sha256(_bytes_of(path)).hexdigest()
-        return TokenizerFile(str(given), sha256, str(path.resolve()), None, eos, eos_from)
+        return TokenizerFile(str(tokenizer), sha256, str(path.resolve()), None, eos, eos_from)
     sha256 = hashlib.sha256(loaded.data).hexdigest()
     note = f"the files next to {FILE} change it: transformers {loaded.version} loaded the folder"
-    return TokenizerFile(str(given), sha256, None, loaded.data, eos, eos_from, note)
+    return TokenizerFile(str(tokenizer), sha256, None, loaded.data, eos, eos_from, note)
 
 
 def _configured_eos(folder: Path) -> tuple[str | None, str]:
@@ -303,9 +307,9 @@ def _from_hub(name: str) -> Path:
 
     try:
         path = Path(hf_hub_download(name, FILE))
-        for other in _BESIDE:
+        for file_name in _OTHER_FILES:
             with contextlib.suppress(EntryNotFoundError):
-                hf_hub_download(name, other)
+                hf_hub_download(name, file_name)
         return path
     except HFValidationError as error:
         raise InputError(
@@ -328,16 +332,16 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _object_bytes(given: Any) -> bytes | None:
+def _object_bytes(tokenizer: Any) -> bytes | None:
     """What a tokenizer of `tokenizers` would save; None if it is not one."""
-    if hasattr(given, "to_str"):
-        return str(given.to_str()).encode()
-    if type(given).__module__.partition(".")[0] != "tokenizers":
+    if hasattr(tokenizer, "to_str"):
+        return str(tokenizer.to_str()).encode()
+    if type(tokenizer).__module__.partition(".")[0] != "tokenizers":
         return None
     # 1.x saves nothing, and travels by pickle as its file's text.
-    held = given.__reduce__()[1]
-    if held and isinstance(held[0], str):
-        return held[0].encode()
+    arguments = tokenizer.__reduce__()[1]
+    if arguments and isinstance(arguments[0], str):
+        return arguments[0].encode()
     raise InputError("This tokenizer cannot be sent to workers.", hint=f"Give the path of its {FILE}.")
 
 
@@ -384,7 +388,7 @@ def _parse(data: bytes, name: str) -> Any:
 def _has_model(data: bytes) -> bool:
     """Whether this is what a tokenizer's file looks like."""
     try:
-        held = json.loads(data)
+        settings = json.loads(data)
     except ValueError:
         return False
-    return isinstance(held, dict) and isinstance(held.get("model"), dict)
+    return isinstance(settings, dict) and isinstance(settings.get("model"), dict)
