@@ -122,9 +122,9 @@ def make_shards(
         if read_schema(path, writing.format).equals(schema, check_metadata=True):
             shards.append(OutputShard(path, split, unit.rows, unit.size, unit.sha256))
         else:
-            file = write_rows(_rewritten_folder(folder) / unit.name, read_rows(path, writing.format), schema, writing)
+            file = write_rows(_work_folder(folder) / unit.name, read_rows(path, writing.format), schema, writing)
             shards.append(
-                OutputShard(_rewritten_folder(folder) / unit.name, split, file.rows, file.file.size, file.file.sha256)
+                OutputShard(_work_folder(folder) / unit.name, split, file.rows, file.file.size, file.file.sha256)
             )
         advance(unit.size)
     return shards
@@ -153,7 +153,7 @@ def cut_shards(
     for table in _tables(folder, units, units_format, schema, advance):
         while table.num_rows or (file is None and not shards):
             if file is None:
-                target = _rewritten_folder(folder) / f"{len(shards):08d}{EXTENSIONS[writing.format]}"
+                target = _work_folder(folder) / f"{len(shards):08d}{EXTENSIONS[writing.format]}"
                 file, remaining = RowsFile(target.with_name(f".{target.name}.tmp"), schema, writing), rows
             part, table = table.slice(0, remaining), table.slice(remaining)
             file.write(part)
@@ -187,7 +187,7 @@ def _tables(
         advance(unit.size)
 
 
-def _rewritten_folder(folder: Path) -> Path:
+def _work_folder(folder: Path) -> Path:
     """Return the folder for shards that are not unit files. They are made again after a crash."""
     path = folder / "made"
     path.mkdir(exist_ok=True)

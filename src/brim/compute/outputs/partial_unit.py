@@ -22,12 +22,7 @@ import pyarrow as pa
 from brim.state.atomic_files import sync_file, sync_folder, write_whole
 from brim.state.record_log import record_line, record_of
 
-_INTERVAL_S = 30.0
-
-
-def receipt_interval_s() -> float:
-    """Seconds between two receipts; tests set the variable."""
-    return float(os.environ.get("BRIM_PARTIAL_UNIT_SECONDS") or _INTERVAL_S)
+_INTERVAL_S = 30.0  # between two receipts
 
 
 def partial_files(folder: Path, number: int) -> tuple[Path, Path, Path]:
@@ -78,7 +73,8 @@ class PartialUnit:
     def __init__(self, folder: Path, number: int, identity: str) -> None:
         self._folder = folder
         results, left_out, self._receipt = partial_files(folder, number)
-        self._identity, self._interval_s = identity, receipt_interval_s()
+        self._identity = identity
+        self._interval_s = float(os.environ.get("BRIM_PARTIAL_UNIT_SECONDS") or _INTERVAL_S)
         receipt = self._read_receipt(results, left_out)
         if receipt is None:
             self._receipt.unlink(missing_ok=True)

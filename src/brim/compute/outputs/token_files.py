@@ -64,7 +64,7 @@ class JoinedFooter:
                         end = min(end, start)
                         index = bytes(encoded[start : start + size])
                         self._indexes.append(
-                            (chunk, fields, index if fields == _COLUMN_INDEX else _shift_offset_index(index, by))
+                            (chunk, fields, index if fields == _COLUMN_INDEX else _shift_index(index, by))
                         )
             self._groups.append(_shift_group(group, by, len(self._groups)))
         self._rows += footer[_ROWS][1]
@@ -87,7 +87,7 @@ class JoinedFooter:
         return b"".join([*parts, data, len(data).to_bytes(4, "little"), MAGIC])
 
 
-def _shift_offset_index(index: bytes, by: int) -> bytes:
+def _shift_index(index: bytes, by: int) -> bytes:
     """Add `by` to the offsets of an OffsetIndex, which count from the start of the file."""
     offset_index, _ = thrift.decode(index)
     for location in offset_index[1][1].items:
@@ -175,14 +175,12 @@ class ShardWriter:
         self._pool.drain()
         for shard in self._shards:
             shard.close()
-        token_shards = []
+        shards = []
         for number, shard in enumerate(self._shards):
             name = shard_name("data", self._split, number, len(self._shards), f".{self._options.format}")
             file = shard.file
-            token_shards.append(
-                TokenShard(file.path, name, self._split, shard.rows, shard.tokens, file.size, file.sha256)
-            )
-        return token_shards
+            shards.append(TokenShard(file.path, name, self._split, shard.rows, shard.tokens, file.size, file.sha256))
+        return shards
 
     def abandon(self) -> None:
         """Close the files after a failure."""
@@ -384,11 +382,11 @@ class BinWriter:
         rows = (self._documents, 0, 0)
         tokens = (self._tokens, 0, 0)
         hashes = (self._digest.hexdigest(), *(sha256_of(path, lambda _: None) for path in paths[1:]))
-        token_shards = [
+        shards = [
             TokenShard(path, path.name, self._split, row, count, path.stat().st_size, sha256)
             for path, row, count, sha256 in zip(paths, rows, tokens, hashes, strict=True)
         ]
-        return token_shards, dropped
+        return shards, dropped
 
     def abandon(self) -> None:
         self._tokens_file.close()

@@ -111,10 +111,15 @@ def finish_tokens(
     """
     types = _types(units, options)
     schema = pa.schema([column for column in types if column.name != NOTE])
-    kept = pa.schema([column for column in schema if column.name != IDS], source.metadata if source else None)
-    schema = with_features(schema.with_metadata(with_features(kept).metadata))
-    if options.format == "bin" or options.pack is not None:
-        _refuse_kept(schema)
+    columns = pa.schema([column for column in schema if column.name != IDS], source.metadata if source else None)
+    schema = with_features(schema.with_metadata(with_features(columns).metadata))
+    kept = [name for name in schema.names if name != IDS]
+    if kept and (options.format == "bin" or options.pack is not None):
+        raise InputError(
+            f"--keep-columns={' '.join(kept)} cannot be used with --pack or --format=bin: their rows are not "
+            "documents.",
+            hint="Leave out one of them.",
+        )
     if options.format != "bin" and options.pack is not None:
         schema = with_features(schema.append(pa.field(SEQ_LENGTHS, pa.list_(pa.int32()))))
     work = folder / _WORK
@@ -142,7 +147,13 @@ def finish_tokens(
             for output in outputs:
                 output.abandon()
         dropped = sum(count for _, count in split_results)
-        _refuse_no_rows(options, counter.counts.tokens, dropped)
+        if options.pack is not None and counter.counts.tokens == dropped:
+            splits = "" if len(options.splits) == 1 else ", in several splits"
+            raise InputError(
+                f"No row of {options.pack:,} tokens (--pack) is full: all documents together have {dropped:,} tokens"
+                f"{splits}.",
+                hint="Start over with fewer tokens per row, or keep them as a shorter one: --fresh --pack-tail=keep.",
+            )
         token_shards = [replace(each, path=folder / each.name) for files, _ in split_results for each in files]
         for files, _ in split_results:
             for each in files:
@@ -215,16 +226,6 @@ def _types(units: Sequence[Path], options: FinishOptions) -> pa.Schema:
     return unify(schemas) if schemas else pa.schema([pa.field(IDS, pa.list_(pa.type_for_alias(options.dtype)))])
 
 
-def _refuse_kept(schema: pa.Schema) -> None:
-    kept_columns = [name for name in schema.names if name != IDS]
-    if kept_columns:
-        raise InputError(
-            f"--keep-columns={' '.join(kept_columns)} cannot be used with --pack or --format=bin: their rows are not "
-            "documents.",
-            hint="Leave out one of them.",
-        )
-
-
 def _check_row_room(batch: pa.RecordBatch, options: FinishOptions, limit_bytes: int) -> None:
     """Raise MemoryLimitError if writing a long document as one row would exceed the limit."""
     tokens = int(np.diff(ends_of(batch), prepend=0).max(initial=0))
@@ -238,16 +239,6 @@ def _check_row_room(batch: pa.RecordBatch, options: FinishOptions, limit_bytes: 
             hint=f"Give --memory={-(-need_bytes // 10**7) * 10}MB: finished units are kept.",
             limit_bytes=limit_bytes,
             need_bytes=need_bytes,
-        )
-
-
-def _refuse_no_rows(options: FinishOptions, tokens: int, dropped: int) -> None:
-    """Raise InputError if all tokens together do not fill one packed row."""
-    if options.pack is not None and tokens == dropped:
-        raise InputError(
-            f"No row of {options.pack:,} tokens (--pack) is full: all documents together have {tokens:,} tokens"
-            f"{'' if len(options.splits) == 1 else ', in several splits'}.",
-            hint="Start over with fewer tokens per row, or keep them as a shorter one: --fresh --pack-tail=keep.",
         )
 
 

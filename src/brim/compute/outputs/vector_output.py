@@ -1,7 +1,8 @@
 """Make the file of an embedding job from the units' files.
 
-A `.parquet` file has kept columns and vectors. `.safetensors` and `.npy` have numbers only, and the kept columns are in `NAME.rows.parquet` next to them, row for row. Files are made in a folder of the job. Units are mapped and read
-one table at a time, and the files are hashed while they are written, in one pass that a crash only repeats.
+A `.parquet` file has kept columns and vectors. `.safetensors` and `.npy` have numbers only; the kept columns are in
+`NAME.rows.parquet` next to them, row for row. Files are made in a folder of the job. Units are mapped and read in small
+tables, and the files are hashed while they are written, in one pass that is repeated after a crash.
 """
 
 from __future__ import annotations

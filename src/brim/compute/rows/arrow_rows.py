@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from brim.compute.rows.open_files import AnyFile, open_forward, open_random
+from brim.compute.rows.schemas import contains_type
 from brim.errors import InputError
 from brim.formats.file_views import FileView
 from brim.state.atomic_files import open_regular
@@ -144,7 +145,7 @@ class ArrowFile:
             self.schema: pa.Schema = pa.ipc.open_stream(self._content.source(self._start)).schema
         except (pa.ArrowException, OSError) as error:
             raise self._broken(0, "it does not start with a schema") from error
-        self.has_dictionaries = any(_holds_dictionary(field.type) for field in self.schema)
+        self.has_dictionaries = any(contains_type(kind, pa.types.is_dictionary) for kind in self.schema.types)
 
     def _broken(self, offset: int, why: str) -> InputError:
         return InputError(
@@ -259,9 +260,3 @@ def _field(view: Any, table: int, number: int) -> int:
         return 0
     offset = struct.unpack_from("<H", view, vtable + 4 + 2 * number)[0]
     return table + offset if offset else 0
-
-
-def _holds_dictionary(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return True
-    return any(_holds_dictionary(kind.field(number).type) for number in range(kind.num_fields))

@@ -126,9 +126,8 @@ def row_units(layout: TableLayout, unit_bytes: int, align: int, limit: int | Non
         end = min(max(math.ceil(goal / align), start // align + 1) * align, total)
         max_end = int(before[min(int(np.searchsorted(before, start, "right")) - 1 + SPANS_PER_UNIT, len(before) - 1)])
         if end > max_end:  # more files than a unit may have: use the multiple below, or else the one above
-            end = min(
-                max_end // align * align if max_end // align * align > start else (max_end // align + 1) * align, total
-            )
+            below = max_end // align * align
+            end = min(below if below > start else below + align, total)
         parts = _parts(layout, before, start, end, rows_before, bytes_before)
         yield make_unit(number, parts, rows=end - start, first_row=start)
         start, number = end, number + 1

@@ -85,11 +85,8 @@ def _rows_at(row_files: RowFiles, number: int, start: int, end: int) -> tuple[in
     """Return the first block of complete rows of a part of a file, and where it starts."""
     span = Span(row_files.full(number), row_files.kind, start, end)
     with looked_into(row_files.file(number)) as content:
-        if (
-            row_files.kind == "jsonl"
-            and end - start > SAMPLE_BYTES
-            and b"\n" not in content.read_at(start, SAMPLE_BYTES)
-        ):
+        is_long = row_files.kind == "jsonl" and end - start > SAMPLE_BYTES
+        if is_long and b"\n" not in content.read_at(start, SAMPLE_BYTES):
             return start, shortened_row(blocks(row_files.file(number), start, end))
         return next(row_blocks(content, span, row_files.shown(number), SAMPLE_BYTES, row_files.delimiter))
 
@@ -242,11 +239,8 @@ def mapped_layout(dataset: Any) -> tuple[TableLayout, dict[str, str]] | None:
         batch_offsets.append(own_places)
     if stored is None:
         return None
-    layout.rows, layout.bytes, layout.batch_offsets = (
-        np.concatenate(rows),
-        np.concatenate(sizes),
-        np.concatenate(batch_offsets),
-    )
+    layout.rows, layout.bytes = np.concatenate(rows), np.concatenate(sizes)
+    layout.batch_offsets = np.concatenate(batch_offsets)
     return layout, {field.name: stored[field.name] for field in layout.schema}
 
 

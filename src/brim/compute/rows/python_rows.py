@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.compute.rows.schemas import TypesDiffer, holds_float, merged, merged_type
+from brim.compute.rows.schemas import TypesDiffer, contains_type, merged, merged_type
 from brim.errors import InputError
 from brim.sources.exact_values import InexactInteger, exact
 
@@ -84,7 +84,7 @@ def _array(values: list[Any], name: str, known_type: pa.DataType, is_voted: bool
     try:
         array = pa.array(values)
         kind = merged_type(known_type, array.type, name)
-        if kind.equals(array.type) or not holds_float(kind):
+        if kind.equals(array.type) or not contains_type(kind, pa.types.is_floating):
             return array, {}
         return pa.array([exact(value, kind) for value in values], kind), {}
     except (*_FAILURES, TypesDiffer):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from brim.compute.rows.cut_text import BOM, RowScanner, blocks, csv_header
 from brim.compute.rows.open_files import AnyFile, FileContent, head_of, looked_into
 from brim.compute.rows.python_rows import table_of
-from brim.compute.rows.schemas import TypesDiffer, cast, merged, unify
+from brim.compute.rows.schemas import TypesDiffer, cast, contains_type, merged, unify
 from brim.compute.rows.source_hash import SourceHash
 from brim.compute.rows.unit import Kind, Span
 from brim.compute.rows.unreadable import OnUnreadable, UnreadableRow
@@ -42,7 +42,11 @@ def row_blocks(
             block = content.read_at(offset, size)
             if offset + len(block) >= span.end or len(block) < size:
                 break
-            end = _last_end(block, span.kind, delimiter)
+            if span.kind == "csv" and b'"' in block:
+                ends = RowScanner("csv", delimiter).feed(block)
+                end = int(ends[-1]) if len(ends) else 0
+            else:
+                end = block.rfind(b"\n") + 1
             if end:
                 block = block[:end]
                 break
@@ -52,13 +56,6 @@ def row_blocks(
         yield offset, block
         offset += len(block)
         content.release(offset)
-
-
-def _last_end(block: bytes, kind: Kind, delimiter: str) -> int:
-    if kind != "csv" or b'"' not in block:
-        return block.rfind(b"\n") + 1
-    ends = RowScanner("csv", delimiter).feed(block)
-    return int(ends[-1]) if len(ends) else 0
 
 
 class TextReader:
@@ -200,10 +197,10 @@ class TextReader:
         """Return whether new fields can be ignored: the columns are chosen, their types known, and none is a struct."""
         if self.columns is None or expected is None or len(expected) < len(self.columns):
             return False
-        return not any(_holds_struct(field.type) for field in expected)
+        return not any(contains_type(field.type, pa.types.is_struct) for field in expected)
 
     def _expected(self) -> pa.Schema | None:
-        fields = [field for field in self.schema if not _holds_null(field.type)]
+        fields = [field for field in self.schema if not contains_type(field.type, pa.types.is_null)]
         return pa.schema(fields) if fields else None
 
     def _json_by_line(self, text: bytes, position: BlockPosition) -> pa.Table | None:
@@ -400,7 +397,7 @@ def parse_json(text: bytes, expected: pa.Schema | None, *, ignore_others: bool =
         plain = without_dates(table.schema)
         if plain is table.schema or plain.equals(table.schema):
             return table
-        fields = [field for field in plain if not _holds_null(field.type)]
+        fields = [field for field in plain if not contains_type(field.type, pa.types.is_null)]
         narrowed = pa.schema(fields)
         if expected is not None and narrowed.equals(expected):
             return None
@@ -419,14 +416,6 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_without_dates(field.type)) for field in kind])
     return kind
-
-
-def _holds_null(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_null(kind)) or any(_holds_null(kind.field(i).type) for i in range(kind.num_fields))
-
-
-def _holds_struct(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind)) or any(_holds_struct(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def parse_csv(

@@ -326,11 +326,9 @@ def _describe_row(unit: Unit, reading: Reading, offset: int) -> str:
             return f"{shown}, row {unit.origins[number][1] + remaining:,}"
         if span.kind in ("parquet", "arrow"):
             return f"{shown}, row {span.start + remaining:,}"
-        byte_offset = (
-            end_of_row(file, span.kind, span.start, span.end, remaining, delimiter) if remaining else span.start
-        )
+        byte = end_of_row(file, span.kind, span.start, span.end, remaining, delimiter) if remaining else span.start
         if too_far(file, span.start):
-            return f"{shown}, byte {byte_offset:,}"
+            return f"{shown}, byte {byte:,}"
         before = count_rows(file, span.kind, 0, span.start, delimiter) if span.start else 0
-        return f"{shown}, row {before + remaining:,} (byte {byte_offset:,})"
+        return f"{shown}, row {before + remaining:,} (byte {byte:,})"
     return f"row {offset:,} of unit {unit.number:,}"

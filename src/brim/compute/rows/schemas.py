@@ -7,7 +7,7 @@ structs of those, missing columns and struct fields. Everything else is a confli
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -114,11 +114,9 @@ def merged_type(first: pa.DataType, second: pa.DataType, column: str) -> pa.Data
     raise TypesDiffer(column, first, second)
 
 
-def holds_float(kind: pa.DataType) -> bool:
-    """Return whether a value of this type is or contains a float."""
-    return bool(pa.types.is_floating(kind)) or any(
-        holds_float(kind.field(number).type) for number in range(kind.num_fields)
-    )
+def contains_type(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether a type, or a type nested in it, passes a test such as `pa.types.is_floating`."""
+    return test(kind) or any(contains_type(kind.field(number).type, test) for number in range(kind.num_fields))
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -180,9 +178,8 @@ def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
             elif (column := table.column(index)).type.equals(field.type):
                 columns.append(column)
             else:
-                columns.append(
-                    pa.chunked_array([_cast_array(chunk, field.type) for chunk in column.chunks], field.type)
-                )
+                chunks = [_cast_array(chunk, field.type) for chunk in column.chunks]
+                columns.append(pa.chunked_array(chunks, field.type))
         except pa.ArrowInvalid as error:
             raise InputError(
                 f"The column {field.name!r} is {table.schema.field(index).type} in some rows and {field.type} in "

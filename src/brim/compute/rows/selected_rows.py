@@ -81,11 +81,9 @@ class SelectedRows:
         absent = cells.is_null() if cells.null_count else None
         if is_list_type(cells.type):
             lengths = pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False)
-            array_class = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
+            array = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
             offsets = pa.array(cuts.running(lengths), pa.int64() if pa.types.is_large_list(kind) else pa.int32())
-            return array_class.from_arrays(
-                offsets, self._files(cells.flatten(), kind.value_type), type=kind, mask=absent
-            )
+            return array.from_arrays(offsets, self._files(cells.flatten(), kind.value_type), type=kind, mask=absent)
         if not pa.types.is_struct(kind):
             return self._content(cells, kind)
         paths = self._table.files.paths.take(cells)

@@ -23,6 +23,7 @@ from brim.compute.rows.arrow_rows import ArrowFile
 from brim.compute.rows.cut_text import blocks, csv_header
 from brim.compute.rows.open_files import AnyFile, as_arrow_file, head_of, located, looked_into
 from brim.compute.rows.parquet_rows import ParquetRows, column_ranges, parquet_file
+from brim.compute.rows.schemas import contains_type
 from brim.compute.rows.unit import Reading, Span, Unit
 from brim.storage.reading import RemoteFile
 
@@ -56,7 +57,7 @@ class SourceHash:
         self.update(f"{batch.num_rows}\0".encode())
         for name in names:
             column = batch.column(name)
-            if _has_dictionary(column.type):
+            if contains_type(column.type, pa.types.is_dictionary):
                 with pa.BufferOutputStream() as sink:
                     with pa.ipc.new_stream(sink, pa.schema([batch.schema.field(name)])) as stream:
                         stream.write_batch(batch.select([name]))
@@ -70,12 +71,6 @@ class SourceHash:
     def hexdigest(self) -> str:
         """Return the hash, or an empty text if it could not be computed."""
         return self._digest.hexdigest() if self._is_computable else ""
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return True
-    return any(_has_dictionary(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def stored_columns(reading: Reading) -> list[str] | None:

@@ -1,9 +1,8 @@
-"""gigatoken (the extra `fast`), and the proof while it runs that its ids are those of the reference.
+"""Encode texts with gigatoken (the extra `fast`), and check while it runs that its ids are those of the reference.
 
-Texts that are plain ASCII go straight to it. Others do if no code point of theirs is one on which the two may differ,
-and if composing characters (NFC) cannot make, end or move an added token.
-A sample is encoded by both. One difference, and the fast way is over for the job: the unit is done again by the
-reference, and what differed is told.
+gigatoken encodes ASCII texts, and others if they have no code point on which the two may differ, and if composing
+characters (NFC) cannot make, end or move an added token. Both encode a sample. After one difference, the job uses the
+reference only: the unit is repeated, and the difference is reported.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from brim.records import dataclass
 
 # Code points on which tokenizers that compose characters (NFC) may differ, as their tables of Unicode do. Found by
 # trying all 1,112,064, alone and among marks of several classes, with tokenizers 0.23.3 and 1.0.0rc3 and gigatoken 0.10
-# (tests/generators/code_points.py); scripts that Unicode brought since 9 with compositions are in it as a whole,
-# because there pairs decide. Without composition no code point was found on which they differ.
+# (tests/generators/code_points.py); scripts with compositions that Unicode added since version 9 are included
+# completely, because pairs matter there. Without composition no code point was found on which they differ.
 _SCRIPTS = ((0x105C0, 0x105FF), (0x11380, 0x113FF), (0x11900, 0x1195F), (0x16100, 0x1613F), (0x16D40, 0x16D7F))
 _MARKS = (
     (0x7FD, 0x7FD), (0x897, 0x89F), (0x8CA, 0x8D3), (0x9FE, 0x9FE), (0xC3C, 0xC3C), (0xD3B, 0xD3C), (0xEBA, 0xEBA),
@@ -56,7 +55,7 @@ def _table() -> npt.NDArray[np.uint8]:
     table = np.zeros(0x110000, np.uint8)
     for first, last in (*_SCRIPTS, *_MARKS):
         table[first : last + 1] = _DOUBT
-    # Marks are the ones that this Python knows: those that are newer are all in doubt by themselves.
+    # Marks are those in Python's tables: newer ones are all doubtful.
     for first, last in ((0x300, 0x20000), (0x2F800, 0x2FA20), (0xE0000, 0xE0200)):
         for point in range(first, last):
             character = chr(point)
@@ -73,7 +72,7 @@ def _table() -> npt.NDArray[np.uint8]:
 
 
 def doubtful(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    """The places of code points in doubt, and of marks that follow a mark: their order is the tables' to decide."""
+    """Return the positions of doubtful code points, and of marks after a mark, whose order depends on the tables."""
     return np.flatnonzero(_is_doubtful(_table()[points]))
 
 
@@ -98,7 +97,7 @@ class ComposedTokens:
         self._is_ascii = all(map(str.isascii, tokens))
 
     def affect(self, text: str) -> bool:
-        """Whether `text`, which has code points that NFC may change, can hold an added token before or after NFC."""
+        """Return whether `text`, which NFC may change, can contain an added token before or after NFC."""
         if self._pattern is None:
             return self._is_too_large  # a pattern of thousands takes longer than the reference
         if self._pattern.search(text) is not None:
@@ -116,33 +115,37 @@ _GPT4 = (
 )
 _QWEN = _GPT4.replace(r"\p{N}{1,3}", r"\p{N}")
 _SPLITS = (_GPT4, _QWEN)
-_FIRST_TEXTS, _EVERY = 200, 500  # encoded by both: so many at the start, and each so-and-so-manieth
-_CACHE_BYTES = 48 << 20  # what it may keep of the words that it has seen
-_LOOK_BYTES = 1 << 20  # how much it encodes between two looks at that
+_FIRST_TEXTS, _EVERY = 200, 500  # both encode the first 200 texts, and then every 500th
+_CACHE_BYTES = 48 << 20  # for gigatoken's cache of words
+_LOOK_BYTES = 1 << 20  # encoded between two checks of the cache
 _SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
 class FastKind:
-    """A kind of tokenizer whose ids were found to be the same. `marks`: it composes characters, where tables differ.
+    """A kind of tokenizer whose ids are the same. `marks`: it composes characters, for which tables differ.
 
     `required`: a tokenizer that the fast encoder cannot load is an error, not a reason to use the reference.
     """
 
     marks: bool
-    added: tuple[str, ...]  # tokens that may stand in texts
+    added: tuple[str, ...]  # added tokens, which texts may contain
     required: bool = False
 
 
 def kind_of(data: bytes) -> FastKind | None:
-    """None if nothing is known of this kind: byte-level BPE of GPT-2, GPT-4, Llama 3, Qwen, RoBERTa; Metaspace BPE."""
+    """Recognize byte-level BPE of GPT-2, GPT-4, Llama 3, Qwen, RoBERTa, and Metaspace BPE; None for others."""
     settings = json.loads(data)
     model = settings["model"]
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     if model.get("type", "BPE") != "BPE" or "merges" not in model or any(model.get(name) for name in odd):
         return None
     normalizer, splitter = settings.get("normalizer"), settings.get("pre_tokenizer")
-    if not (_is_byte_level(splitter) or _is_metaspace(normalizer, splitter)):
+    if splitter is None:
+        is_metaspace = _is_prefix(normalizer)
+    else:
+        is_metaspace = normalizer is None and splitter.get("type") == "Metaspace" and splitter.get("replacement") == "▁"
+    if not (is_metaspace or _is_byte_level(splitter)):
         return None
     composes = normalizer == {"type": "NFC"}
     if not (composes or normalizer is None or _is_prefix(normalizer)):
@@ -158,7 +161,7 @@ def kind_of(data: bytes) -> FastKind | None:
 
 
 def _added_are_separate(added: Sequence[dict[str, Any]], *, has_prefix: bool) -> bool:
-    """Whether it cannot matter in which order the added tokens are looked for.
+    """Return whether the order in which added tokens are searched cannot matter.
 
     The reference looks for tokens with `normalized` after all others; gigatoken takes the first in the text. They
     differ where two of them can overlap, by the white space that `lstrip` and `rstrip` take as well.
@@ -176,7 +179,7 @@ def _added_are_separate(added: Sequence[dict[str, Any]], *, has_prefix: bool) ->
 
 
 def _can_overlap(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether one of `first` can stand inside one of `second`, or end with what one of `second` begins with."""
+    """Return whether one of `first` can be inside one of `second`, or overlap its start."""
     if not first or not second:
         return False
     starts = {content[:end] for content in second for end in range(1, len(content) + 1)}
@@ -210,14 +213,8 @@ def _is_byte_level(splitter: Any) -> bool:
     )
 
 
-def _is_metaspace(normalizer: Any, splitter: Any) -> bool:
-    if splitter is None:
-        return _is_prefix(normalizer)
-    return normalizer is None and splitter.get("type") == "Metaspace" and splitter.get("replacement") == "▁"
-
-
 def _is_prefix(normalizer: Any) -> bool:
-    """Llama 2: a space in front, and spaces as ▁."""
+    """Recognize the normalizer of Llama 2: a space in front, and spaces as ▁."""
     parts = normalizer.get("normalizers", []) if isinstance(normalizer, dict) else []
     return parts == [
         {"type": "Prepend", "prepend": "▁"},
@@ -226,7 +223,7 @@ def _is_prefix(normalizer: Any) -> bool:
 
 
 def choose(choice: EncoderChoice, data: bytes) -> FastKind | None:
-    """The fast way where it is installed, wanted, and known to give the same ids; else None."""
+    """Return the kind of tokenizer if the fast encoder is installed, allowed, and gives the same ids; else None."""
     installed = choice != "reference" and importlib.util.find_spec("gigatoken") is not None
     if choice == "fast" and not installed:
         raise missing("fast", "The fast encoder is not installed.")
@@ -240,7 +237,7 @@ def choose(choice: EncoderChoice, data: bytes) -> FastKind | None:
 
 
 class FastEncoder:
-    """gigatoken. It keeps all words that it has seen: it is loaded anew when they take much."""
+    """gigatoken. It caches all words, so it is loaded again when the cache is large."""
 
     def __init__(self, data: bytes) -> None:
         import gigatoken
@@ -252,7 +249,7 @@ class FastEncoder:
     def _load(self) -> None:
         self._raw = self._library.Tokenizer.from_json(self._data).backend
         memory_bytes, self._seen_bytes = process_bytes(os.getpid()), 0
-        # From the first time on: what is not given back in between must not add up.
+        # The limit is set at the first load: memory that is not freed between loads must not add up.
         self._most_bytes = max(self._most_bytes or memory_bytes + _CACHE_BYTES, memory_bytes + _CACHE_BYTES // 4)
 
     @property
@@ -260,12 +257,10 @@ class FastEncoder:
         return fast_name()
 
     def encode(self, texts: pa.Array) -> Encoded:
-        """Of valid UTF-8: it ends the process on anything else."""
+        """Encode valid UTF-8; anything else would abort the process."""
         offsets, data = text_buffers(texts)
-        encode_text = self._raw.encode
-        encoded = Encoded.from_parts(
-            [encode_text(data[start:end]) for start, end in itertools.pairwise(offsets.tolist())]
-        )
+        encode = self._raw.encode
+        encoded = Encoded.from_parts([encode(data[start:end]) for start, end in itertools.pairwise(offsets.tolist())])
         self._seen_bytes += len(data)
         if self._seen_bytes >= _LOOK_BYTES:
             self._seen_bytes = 0
@@ -283,7 +278,7 @@ def fast_name() -> str:
 
 
 class ProvedEncoder:
-    """The fast encoder for as long as it gives what the reference gives. `differed` tells why it does not any more."""
+    """Uses the fast encoder until it differs from the reference; then `differed` has the reason."""
 
     def __init__(self, fast: Encoder, reference: Encoder, kind: FastKind) -> None:
         self._fast, self._reference, self._kind = fast, reference, kind
@@ -294,7 +289,7 @@ class ProvedEncoder:
         try:
             self._compare(probes.filter(pa.array(self._is_sure(probes))))
         except RestartUnit:
-            pass  # nothing has been done yet
+            pass  # no text was encoded yet
 
     @property
     def encoder(self) -> str:
@@ -314,10 +309,10 @@ class ProvedEncoder:
         return encoded
 
     def _is_sure(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        """Which texts are the fast encoder's: not those on whose code points or added tokens the two may differ."""
+        """Return which texts the fast encoder may encode: no code point or added token on which the two may differ."""
         sure = np.ones(len(texts), bool)
         if not self._kind.marks:
-            return sure  # every code point was tried, and there is none
+            return sure  # the two agree on every code point
         offsets, data = text_buffers(texts)
         if data.isascii():
             return sure
@@ -353,7 +348,7 @@ class ProvedEncoder:
 
 
 def text_buffers(texts: pa.Array) -> tuple[npt.NDArray[np.int64], bytes]:
-    """Where each text begins and ends, and the bytes of all of them."""
+    """Return the offsets of the texts, and the bytes of all."""
     _, offset_buffer, data = texts.buffers()
     kind = np.int32 if pa.types.is_string(texts.type) else np.int64
     if offset_buffer is None or not len(texts):
@@ -366,9 +361,9 @@ def text_buffers(texts: pa.Array) -> tuple[npt.NDArray[np.int64], bytes]:
 
 
 def _with_added(added: Sequence[str]) -> list[str]:
-    """Texts in which a tokenizer's own tokens stand: as written, composed, taken apart, and with a mark after them.
+    """Make texts with a tokenizer's added tokens: as written, composed, decomposed, and followed by a mark.
 
-    Those after the first 256 stand in one text each, so that thousands of them do not delay every worker by seconds.
+    Tokens after the first 256 get one text each, so that thousands of them do not delay every worker by seconds.
     """
     shapes = ("{}", " {} ", "a{}b", "{}{}", "the {}\n{} end", "{}.")
     texts = [shape.format(*[token] * shape.count("{}")) for token in added[:256] for shape in shapes]
@@ -387,7 +382,7 @@ _WHITE = (" ", "  ", "   ", "\n", "\r\n", "\r", "\t", "\x0b", "\x0c", "\xa0", "\
 
 
 def _probes() -> tuple[str, ...]:
-    """The fixed set: each word with each kind of white space on both sides, and things in a row."""
+    """Make the fixed texts: each word with each kind of white space on both sides, and repetitions."""
     pairs = zip(_SAMPLE_TEXTS, _SAMPLE_TEXTS[7:] + _SAMPLE_TEXTS, strict=False)
     mixed = [f"{white}{text}{white}{next_text}" for text, next_text in pairs for white in _WHITE]
     rows = [text * count for text in (*_SAMPLE_TEXTS[::5], *_WHITE, "a", "1", "\u0301", "'s") for count in (2, 17)]

@@ -1,4 +1,4 @@
-"""Rows as a function wants to see them: Python, NumPy, Arrow, or the format that a dataset has."""
+"""Convert rows to the arguments of a function: Python, NumPy, Arrow, or the format of a dataset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Decode = Callable[[pa.Table], list[Any]]  # a table of one column, as Python val
 
 
 class LazyRows:
-    """The columns of consecutive rows, as Python lists, made on demand."""
+    """The columns of consecutive rows as Python lists, made on demand."""
 
     __slots__ = ("_decoders", "_lists", "names", "table")
 
@@ -34,32 +34,32 @@ class LazyRows:
         self._lists: dict[str, list[Any]] = {}
 
     def stored(self, name: str) -> list[Any]:
-        """A column as it is stored, not decoded."""
+        """Return a column without decoding it."""
         values = self._lists.get(name)
         if values is None:
             values = self._lists[name] = self.table.column(name).to_pylist()
         return values
 
     def value(self, name: str, row: int) -> Any:
-        """One value. Images and the like are decoded one by one, for they are large."""
+        """Return one value. Images and the like are decoded individually, because they are large."""
         decode = self._decoders.get(name)
         if decode is None:
             return self.stored(name)[row]
         return decode(self.table.select([name]).slice(row, 1))[0]
 
     def is_fixed(self, name: str) -> bool:
-        """Whether its values are such that only another one can take their place."""
+        """Return whether the values of a column are immutable."""
         kind = self.table.schema.field(name).type
         return name not in self._decoders and any(test(kind) for test in _FIXED_KINDS)
 
     def column(self, name: str) -> list[Any]:
-        """A whole column, for the function to keep or change."""
+        """Return a new list of a column's values, which the function may change."""
         decode = self._decoders.get(name)
         return self.table.column(name).to_pylist() if decode is None else decode(self.table.select([name]))
 
 
 class LazyRow(MutableMapping[str, Any]):
-    """One row. `touched` holds what was set, and what was read and could have been changed in place."""
+    """A row as a mapping. `touched` has the values that were set, and those read that are mutable."""
 
     __slots__ = ("_row", "_rows", "deleted", "touched")
 
@@ -104,14 +104,14 @@ class LazyRow(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def changes(self) -> dict[str, Any]:
-        """What of `touched` may differ from the input."""
+        """Return the values of `touched` that may differ from the input."""
         return self.touched
 
     def __repr__(self) -> str:
         return repr(dict(self))
 
     def copy(self) -> LazyRow:
-        """Another mapping over the same row."""
+        """Return another mapping over the same row."""
         row = type(self)(self._rows, self._row)
         row.touched = dict(self.touched)
         row.deleted = None if self.deleted is None else set(self.deleted)
@@ -139,15 +139,13 @@ class LazyRow(MutableMapping[str, Any]):
 
 
 class LazyBatch(LazyRow):
-    """Rows together: each value is the list of a column's values."""
+    """A batch as a mapping: each value is the list of a column's values."""
 
     __slots__ = ("_copies",)
 
     def __init__(self, rows: LazyRows, row: int = 0) -> None:
         super().__init__(rows, row)
-        self._copies: dict[
-            str, tuple[list[Any], list[Any]]
-        ] = {}  # lists of what cannot be changed, and what was in them
+        self._copies: dict[str, tuple[list[Any], list[Any]]] = {}  # lists of immutable values, and copies of them
 
     def _read(self, key: str) -> Any:
         value = self.touched[key] = self._rows.column(key)
@@ -156,9 +154,9 @@ class LazyBatch(LazyRow):
         return value
 
     def changes(self) -> dict[str, Any]:
-        return {name: value for name, value in self.touched.items() if not self._is_as_given(name, value)}
+        return {name: value for name, value in self.touched.items() if not self._is_unchanged(name, value)}
 
-    def _is_as_given(self, name: str, value: Any) -> bool:
+    def _is_unchanged(self, name: str, value: Any) -> bool:
         column, before = self._copies.get(name, (None, list[Any]()))
         if column is None or value is not column or (self.deleted is not None and name in self.deleted):
             return False
@@ -167,15 +165,15 @@ class LazyBatch(LazyRow):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of one call, and which columns of the input it starts from."""
+    """The arguments of one call, and how its result is merged with the input."""
 
     args: tuple[Any, ...]
     lazy: LazyRow | None  # the mapping the function may have changed
-    merges: bool  # whether a dict that comes back is laid over the input's columns
+    merges: bool  # whether a returned dict is merged over the input's columns
 
 
 class Inputs:
-    """Makes the arguments of calls from tables."""
+    """Makes the arguments of calls from tables of one schema."""
 
     def __init__(
         self, schema: pa.Schema, options: MapStepOptions, format_kwargs: Mapping[str, Any], rank: Callable[[], int]
@@ -188,29 +186,29 @@ class Inputs:
         self._decoders: dict[str, Decode] = {}
         own_format = options.format_type is not None
         if any(pa.types.is_dictionary(field.type) for field in schema):  # `datasets` has no feature for them
-            self._schema = pa.schema([_without_dictionary(field) for field in schema], schema.metadata)
+            kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in schema.types]
+            fields = [field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)]
+            self._schema = pa.schema(fields, schema.metadata)
         if exotic or own_format:
             datasets = import_datasets(f"the column {exotic[0]!r}" if exotic else "a dataset with a format")
-            feature_objects = datasets.Features.from_dict(features)
-            self._schema = feature_objects.arrow_schema
-            self._formatter = datasets.formatting.get_formatter(
-                options.format_type, features=feature_objects, **format_kwargs
-            )
+            objects = datasets.Features.from_dict(features)
+            self._schema = objects.arrow_schema
+            self._formatter = datasets.formatting.get_formatter(options.format_type, features=objects, **format_kwargs)
             if not own_format:
                 self._decoders = dict.fromkeys(exotic, self._formatter.format_column)
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The schema of what `arrange` gives, where that is not the source's."""
+        """The schema of tables from `arrange`; None if it is the source's."""
         return self._schema
 
     @property
     def decodes(self) -> bool:
-        """Whether values are decoded for the function: they may be large."""
+        """Whether values are decoded for the function, and so may be large."""
         return bool(self._decoders)
 
     def arrange(self, table: pa.Table) -> pa.Table:
-        """A table with the types that its features have; files are read without those of `datasets`."""
+        """Cast a table to the types of its features; files are read without the extension types of `datasets`."""
         if self._schema is None or table.schema.types == self._schema.types:
             return table
         if self._formatter is None:
@@ -220,7 +218,7 @@ class Inputs:
         return table_cast(table, self._schema)
 
     def batch(self, table: pa.Table, first_row: int | None) -> Call:
-        """The call for a whole table."""
+        """Return the call for a whole table."""
         index: tuple[Any, ...] = ()
         if self._options.with_indices:
             start = first_row or 0
@@ -231,7 +229,7 @@ class Inputs:
         return (self._rank(),) if self._options.with_rank else ()
 
     def rows(self, table: pa.Table, first_row: int | None) -> Iterator[Call]:
-        """The calls for each row of a table."""
+        """Yield the call for each row of a table."""
         shared = LazyRows(table, self._decoders)
         start, indices = first_row or 0, self._options.with_indices
         plain = self._options.format_type is None and self._options.input == "python"
@@ -247,7 +245,7 @@ class Inputs:
                 yield Call((lazy, *index), lazy, True)
 
     def _call(self, table: pa.Table, row: int | None, index: tuple[Any, ...]) -> Call:
-        """The call for a table, or for the one row of it."""
+        """Return the call for a table, or for its only row."""
         options = self._options
         if options.input == "python" and options.format_type is None:
             rows = LazyRows(table, self._decoders)
@@ -268,12 +266,8 @@ class Inputs:
         return Call((data, *index), None, merges)
 
 
-def _without_dictionary(field: pa.Field) -> pa.Field:
-    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-
-
 def to_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """A column as an array of its own type. Lists of one length become a matrix, others an array of arrays."""
+    """Convert a column to an array. Lists of one length become a matrix, others an array of arrays."""
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
         return _lists(array)

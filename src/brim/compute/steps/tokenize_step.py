@@ -33,16 +33,16 @@ from brim.records import dataclass
 
 PIECE_CHARS = 1 << 16  # at 490 bytes each: 32 MB
 _WINDOW = 1024
-_SEARCH = 4096  # how far before the limit a space is looked for
+_SEARCH = 4096  # characters before the limit in which a space is searched
 _TRIES = 3
-_BLIND_TRIES = 32  # where it is not known which places are ends of tokens
+_BLIND_TRIES = 32  # if the ends of tokens are unknown
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
 _BEFORE_WHITE = re.compile(r"(?<=\S)(?=\s)")
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The left piece ends at `end`, the right one starts at `start`: after a space that is left out, if need be."""
+    """The left part ends at `end`, the right one starts at `start`, perhaps after an omitted space."""
 
     end: int
     start: int
@@ -50,14 +50,14 @@ class Cut:
 
 
 def cut_text(loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
-    """Each piece of a text in UTF-8, and whether the cut before it passed the test.
+    """Yield the parts of a text in UTF-8, each with whether the cut before it passed the test.
 
-    Only a window of the text is a Python string at a time: as a whole it can take four times its bytes.
+    Only a window of the text is a Python string at a time, since a whole string can take four times its bytes.
     """
     position, exact = 0, True
     while True:
         stop = min(position + 4 * (limit + _WINDOW + 2), len(text))  # a character has four bytes at most
-        # A character that the window cuts lies behind everything that is looked at.
+        # A character that the window cuts is after everything that is searched.
         window = str(text[position:stop], "utf-8", "strict" if stop == len(text) else "ignore")
         if len(window) <= limit:
             yield window, exact
@@ -68,16 +68,23 @@ def cut_text(loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS
 
 
 def _best(loaded: LoadedTokenizer, text: str, limit: int) -> Cut:
-    """Where to cut `text` so that its first piece has at most `limit` characters."""
+    """Return where to cut `text` so that its first part has at most `limit` characters."""
     low = max(1, limit - _SEARCH)
     for pattern in (_BETWEEN_WORDS, _BEFORE_WHITE):
         cuts = [match.start() for match in pattern.finditer(text, low, limit)]
         for position in reversed(cuts[-_TRIES:]):
-            # Sentencepiece tokenizers of the older kind put a space before every piece: leave ours out.
+            # Older Sentencepiece tokenizers put a space before every part: omit ours.
             for start in (position, position + 1):
                 if _passes(loaded, text, position, start):
                     return Cut(position, start, True)
-    for position in _token_ends(loaded, text, limit):
+    # The last positions before the limit where a token ends in its context: ends of words first.
+    start = max(0, limit - _WINDOW)
+    tries = _BLIND_TRIES if loaded.generation else _TRIES
+    ends = [
+        [start + end for end in ends if 0 < start + end <= limit]
+        for ends in loaded.token_ends(text[start : limit + _WINDOW])
+    ]
+    for position in [*reversed(ends[0][-_TRIES:]), *reversed(ends[1][-tries:])]:
         if _passes(loaded, text, position, position):
             return Cut(position, position, True)
     position = limit
@@ -93,20 +100,11 @@ def _passes(loaded: LoadedTokenizer, text: str, end: int, start: int) -> bool:
     return np.array_equal(ids[0], np.concatenate(ids[1:]))
 
 
-def _token_ends(loaded: LoadedTokenizer, text: str, limit: int) -> list[int]:
-    """The last places before the limit where a token ends in its surroundings: ends of words first."""
-    low = max(0, limit - _WINDOW)
-    word_ends, other_ends = loaded.token_ends(text[low : limit + _WINDOW])
-    tries = _BLIND_TRIES if loaded.generation else _TRIES
-    candidates = [[low + end for end in ends if 0 < low + end <= limit] for ends in (word_ends, other_ends)]
-    return [*reversed(candidates[0][-_TRIES:]), *reversed(candidates[1][-tries:])]
-
-
 IDS, NOTE = "input_ids", "_brim_note"
-# What NOTE says of a document; finishing counts it and drops the column.
+# Values of NOTE for a document; finishing counts them and drops the column.
 PLAIN, NULL, CUT, ROUGH = range(4)
 Dtype = Literal["int32", "uint16", "uint32"]
-# Encoded at once: takes up to 50 MB.
+# Text that is encoded at once; takes up to 50 MB.
 _GROUP_BYTES = 1 << 18
 _NO_IDS = np.empty(0, np.uint32)
 
@@ -126,7 +124,7 @@ class TokenizeStepOptions(TextOptions):
 
 
 def choose_dtype(dtype: str, output: str, vocab_size: int) -> Dtype:
-    """auto: int32 for Parquet and Arrow, because torch takes it as it is; for bin the smallest that fits."""
+    """Resolve `auto`: int32 for Parquet and Arrow, because torch uses it directly; for bin the smallest that fits."""
     if dtype == "auto":
         return "int32" if output != "bin" else "uint16" if vocab_size <= 1 << 16 else "uint32"
     if dtype == "uint16" and vocab_size > 1 << 16:
@@ -138,7 +136,7 @@ def choose_dtype(dtype: str, output: str, vocab_size: int) -> Dtype:
 
 @dataclass(slots=True)
 class TokenizeStep:
-    """Made in the parent, opened in workers. `threads` is set by who runs it, before `open`."""
+    """Made in the parent, opened in workers. The worker sets `threads` before `open`."""
 
     tokenizer: TokenizerFile
     options: TokenizeStepOptions = field(default_factory=TokenizeStepOptions)
@@ -147,13 +145,13 @@ class TokenizeStep:
     batch_bytes: int = 1_000_000
     indices: bool = False
     splittable: bool = True
-    runs_own_code: bool = False  # of the user: nothing here needs pandas
+    runs_own_code: bool = False  # no code of the user runs, so pandas is not needed
     repeats: str | None = ""
     _loaded: LoadedTokenizer | None = None
     fast: FastKind | None = None  # the fast encoder is used, as long as it gives the same ids
     _proved: ProvedEncoder | None = None
     _load_failure: str = ""  # why the fast encoder could not be used
-    # What is put before and after every document; None until it is settled.
+    # Ids before and after every document; None until `check`.
     _frame: tuple[list[int], list[int]] | None = None
 
     @property
@@ -174,12 +172,12 @@ class TokenizeStep:
             "long_documents": options.long_documents,
             "long_chars": options.long_chars,
             "keep": list(options.keep_columns),
-            # Jobs of the time before 1.x say nothing of it, and go on.
+            # Absent for generation 0, so that jobs from before tokenizers 1.x resume.
             **({"tokenizers_generation": generation()} if generation() else {}),
         }
 
     def check(self, loaded: LoadedTokenizer | None = None) -> LoadedTokenizer:
-        """Everything about the tokenizer that can be wrong, before the job starts."""
+        """Check the tokenizer before the job starts."""
         loaded = loaded or LoadedTokenizer(self.tokenizer.read(), self.tokenizer.name)
         choose_dtype(self.options.dtype, "", loaded.vocab_size)
         if 0 < loaded.dropout < 1:
@@ -192,17 +190,18 @@ class TokenizeStep:
         return loaded
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The columns that workers write. A column that is missing or no text is an InputError."""
+        """Return the columns that workers write; raise InputError if a column is missing or not text."""
         kind = _field(schema, self.options.column).type
         if not _is_text(kind):
             raise InputError(
                 f"The column {self.options.column!r} is not text but {kind}.", hint="Choose another with --column."
             )
-        fields = [pa.field(IDS, pa.list_(_arrow(self.options.dtype))), pa.field(NOTE, pa.uint8())]
+        ids = pa.list_(pa.type_for_alias(self.options.dtype))
+        fields = [pa.field(IDS, ids), pa.field(NOTE, pa.uint8())]
         return pa.schema(fields + [_field(schema, name).remove_metadata() for name in self.options.keep_columns])
 
     def open(self, schema: pa.Schema) -> None:
-        # The engine has a worker for each core; a pool of threads in each would only be in the way.
+        # There is one worker per core, so a pool of threads in each would only slow them down.
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if self.threads > 1 else "false"
         os.environ["RAYON_NUM_THREADS"] = str(self.threads)
         self.output_schema(schema)
@@ -315,16 +314,16 @@ class TokenizeStep:
 
     @property
     def _max_own_ids(self) -> int | None:
-        """How many ids of its own a document may have."""
+        """How many ids a document may have, without special tokens."""
         assert self._frame is not None
         if self.options.max_length is None:
             return None
         return self.options.max_length - len(self._frame[0]) - len(self._frame[1])
 
     def _long(self, texts: pa.Array, row: int, offset: int, *, framed: bool) -> tuple[Ids, int]:
-        """The ids of a long document, with what is put around every document if `framed`, and its note.
+        """Return the ids of a long document, with its special tokens if `framed`, and its note.
 
-        They are written to one array as they come, so that there is never a second copy of them.
+        Ids are written directly to one array, so that there is never a second copy of them.
         """
         assert self._loaded is not None
         assert self._frame is not None
@@ -336,7 +335,7 @@ class TokenizeStep:
                 hint="Let it be cut with --long-documents=cut, or raise --long-chars.",
             )
         before, after = self._frame if framed else ([], [])
-        # Hardly a tokenizer has more than one id for a byte. Pages that are not written take no memory.
+        # Tokenizers rarely have more than one id per byte. Pages that are not written take no memory.
         ids, count = np.empty(len(before) + len(text) + len(after), np.uint32), len(before)
         ids[:count] = before
         max_ids = sys.maxsize if self._max_own_ids is None else self._max_own_ids + len(before)
@@ -355,7 +354,7 @@ class TokenizeStep:
 
 
 def _bytes_of(texts: pa.Array, row: int) -> memoryview:
-    """The UTF-8 of one text; no copy."""
+    """Return the UTF-8 of one text; no copy."""
     _, offset_buffer, data = texts.buffers()
     kind = np.int32 if pa.types.is_string(texts.type) else np.int64
     start, end = np.frombuffer(offset_buffer, kind, 2, (texts.offset + row) * kind().itemsize).tolist()
@@ -363,7 +362,7 @@ def _bytes_of(texts: pa.Array, row: int) -> memoryview:
 
 
 def _check_utf8(texts: pa.Array, offset: int) -> None:
-    """Parquet and Arrow files may hold anything in a column of text."""
+    """Check UTF-8, since Parquet and Arrow files may have any bytes in a text column."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
@@ -373,13 +372,13 @@ def _check_utf8(texts: pa.Array, offset: int) -> None:
             except UnicodeDecodeError as error:
                 raise BadRow(offset + row, 1) from InputError(
                     f"A text is not UTF-8 (its byte {error.start:,}).",
-                    hint="Mend it, or leave such rows out with --on-error=skip.",
+                    hint="Fix it, or skip such rows with --on-error=skip.",
                 )
         raise
 
 
 def _groups(column: pa.ChunkedArray, group_bytes: int) -> Iterator[tuple[int, int]]:
-    """Rows from, to: as many as `group_bytes` bytes hold, at least one."""
+    """Yield row ranges (start, stop) of up to `group_bytes` bytes, at least one row each."""
     sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy()
     ends = np.cumsum(sizes, dtype=np.int64)
     start, before = 0, 0
@@ -387,10 +386,6 @@ def _groups(column: pa.ChunkedArray, group_bytes: int) -> Iterator[tuple[int, in
         stop = max(start + 1, int(np.searchsorted(ends, before + group_bytes, side="right")))
         yield start, stop
         start, before = stop, int(ends[stop - 1])
-
-
-def _arrow(dtype: str) -> pa.DataType:
-    return {"int32": pa.int32(), "uint16": pa.uint16(), "uint32": pa.uint32()}[dtype]
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -403,10 +398,10 @@ def _is_text(kind: pa.DataType) -> bool:
 def _field(schema: pa.Schema, name: str) -> pa.Field:
     if name in schema.names:
         return schema.field(name)
-    similar = difflib.get_close_matches(name, schema.names, n=3)
-    listed = ", ".join(map(repr, similar or schema.names[:20])) or "none"
+    close = difflib.get_close_matches(name, schema.names, n=3)
+    listed = ", ".join(map(repr, close or schema.names[:20])) or "none"
     raise InputError(
         f"The source has no column {name!r}.",
-        hint=f"{'Close to it are' if similar else 'It has'} {listed}.",
+        hint=f"{'Close to it are' if close else 'It has'} {listed}.",
         column=name,
     )

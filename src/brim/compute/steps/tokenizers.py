@@ -1,6 +1,6 @@
 """Which tokenizer: a file, a folder, a name on the Hub, or an object, found once and known by its SHA-256.
 
-What encoding gives is the ids of all texts in one array, and where each text ends in it. No Python lists.
+Encoding returns the ids of all texts in one array, and where each text ends in it. No Python lists.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Encoded:
         return np.diff(self.offsets)
 
     def with_others(self, rows: npt.NDArray[np.int64], inserted: Encoded) -> Encoded:
-        """These and others in one: `rows` are the places of the others, in the order of the result."""
+        """Insert other texts: `rows` are their rows in the result, in order."""
         if not len(rows):
             return self
         count = len(self) + len(rows)
@@ -67,7 +67,7 @@ class Encoded:
         return Encoded(offsets_of(lengths), values)
 
     def cut(self, max_ids: int) -> Encoded:
-        """No text has more than so many ids: those at its start."""
+        """Keep the first `max_ids` ids of each text."""
         lengths = self.lengths
         if not len(lengths) or lengths.max() <= max_ids:
             return self
@@ -75,7 +75,7 @@ class Encoded:
         return Encoded(offsets_of(np.minimum(lengths, max_ids)), self.values[position < max_ids])
 
     def framed(self, before: Sequence[int], after: Sequence[int], rows: npt.NDArray[np.bool_]) -> Encoded:
-        """With the same ids before and after each of the texts that `rows` says."""
+        """Add the same ids before and after each text for which `rows` is true."""
         if not (before or after) or not rows.any():
             return self
         lengths = self.lengths + rows * (len(before) + len(after))
@@ -92,11 +92,11 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """Who turns texts into ids, without special tokens around them. Texts are strings of Arrow without nulls."""
+    """Converts texts to ids, without special tokens. Texts are an Arrow array of strings without nulls."""
 
     @property
     def encoder(self) -> str:
-        """What encodes, for people."""
+        """The name and version of the library, for messages."""
 
     def encode(self, texts: pa.Array) -> Encoded: ...
 
@@ -107,27 +107,27 @@ def offsets_of(lengths: Any) -> npt.NDArray[np.int64]:
     return offsets
 
 
-_OTHER_FILES = (CONFIG, SPECIAL_MAP, ADDED, "config.json")  # what transformers reads of a repository, beside FILE
+_OTHER_FILES = (CONFIG, SPECIAL_MAP, ADDED, "config.json")  # the other files of a repository that transformers reads
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """`path` is where workers read it; `data` travels with the step where there is no file."""
+    """A tokenizer: workers read it from `path`; `data` is sent with the step if it has no file."""
 
-    name: str  # for people: what was given
+    name: str  # for messages: as the user gave it
     sha256: str
     path: str | None = None
     data: bytes | None = None
     eos: str | None = None  # the token that ends a document, as the tokenizer's configuration names it
     eos_from: str = ""  # the file, or the object, that names it
-    note: str = ""  # for people: what was done to load it
+    note: str = ""  # for messages: how it was loaded
 
     def read(self) -> bytes:
         data = self.data if self.path is None else _bytes_of(Path(self.path))
         assert data is not None
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise SourceChangedError(
-                f"The tokenizer {self.name} is not what it was when the job began.",
+                f"The tokenizer {self.name} changed since the job began.",
                 hint="Give the old file back, or start over with --fresh.",
                 path=self.path,
             )
@@ -137,7 +137,7 @@ class TokenizerFile:
 class LoadedTokenizer:
     """The reference: the `tokenizers` that is installed, 0.2x or 1.x, as brim uses it.
 
-    A tokenizer's own truncation and padding are off, and `switched_off` names what was on.
+    The tokenizer's truncation and padding are switched off; `switched_off` names those that were on.
     """
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -153,21 +153,21 @@ class LoadedTokenizer:
 
     @property
     def encoder(self) -> str:
-        """What encodes, for people."""
+        """The name and version of the library, for messages."""
         return reference_name()
 
     @property
     def dropout(self) -> float:
-        """The share of merges that are left out by chance, so that a text has other ids each time. 1.x has none."""
+        """The fraction of merges that are skipped at random, so that ids of a text vary. 1.x has none."""
         return (0 if self.generation else getattr(self.raw.model, "dropout", None)) or 0.0
 
     def ids(self, texts: Sequence[str], special: bool = False) -> list[Ids]:
-        """The ids of each text, by itself; with what the tokenizer puts around it if it is `special`."""
+        """Return the ids of each text, with the tokenizer's special tokens if `special`."""
         if not texts:
             return []
         if self.generation:
             return [each.ids_array for each in self.raw.encode_batch(list(texts), add_special_tokens=special)]
-        # As arrays of C integers: NumPy takes a list of them apart several times as slowly.
+        # As arrays of C integers: NumPy converts lists several times more slowly.
         return [
             np.frombuffer(array("I", each.ids), np.uint32)
             for each in self.raw.encode_batch_fast(list(texts), add_special_tokens=special)
@@ -177,7 +177,7 @@ class LoadedTokenizer:
         return Encoded.from_parts(self.ids(texts.to_pylist()))
 
     def token_ends(self, text: str) -> tuple[list[int], list[int]]:
-        """Where the words end, and where the other tokens; nothing if the library does not tell."""
+        """Return where words end and where other tokens end; 1.x does not report ends of words."""
         if self.generation:
             return [], list(range(1, len(text)))
         encoding = self.raw.encode(text, add_special_tokens=False)
@@ -193,7 +193,7 @@ class LoadedTokenizer:
             return vocabulary
         settings = json.loads(self._data)
         vocabulary = settings["model"]["vocab"]
-        if not isinstance(vocabulary, dict):  # of Unigram: each with its score
+        if not isinstance(vocabulary, dict):  # Unigram: pairs of token and score
             vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
         return vocabulary | {added["content"]: added["id"] for added in settings.get("added_tokens") or ()}
 
@@ -209,20 +209,17 @@ class LoadedTokenizer:
         number: int | None = self._vocabulary.get(token) if self.generation else self.raw.token_to_id(token)
         if number is not None:
             return number
-        similar = difflib.get_close_matches(token, self._likely(token), n=4, cutoff=0.5)
-        hint = (
-            f"Close to it are {', '.join(map(repr, similar))}."
-            if similar
-            else "Tokens that can be added stand in its file."
-        )
+        close = difflib.get_close_matches(token, self._likely(token), n=4, cutoff=0.5)
+        listed = f"Close to it are {', '.join(map(repr, close))}."
+        hint = listed if close else "Tokens that can be added stand in its file."
         raise InputError(f"The tokenizer {self.name} has no token {token!r}.", hint=hint, token=token)
 
     def frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens that are put before and after a document, whatever it is."""
+        """Return the special tokens that are put before and after every document."""
         probes = self._with_ids(("a", "the", "0", ".")) or self._with_ids(list(itertools.islice(self._vocabulary, 64)))
         bare = [ids.tolist() for ids in self.ids(probes)]
         whole = [ids.tolist() for ids in self.ids(probes, special=True)]
-        if not probes:  # nothing that it knows: what stands around nothing
+        if not probes:  # no text has ids: use the special tokens of an empty text
             (around,) = self.ids([""], special=True)
             return around.tolist(), []
         for start in range(len(whole[0]) - len(bare[0]) + 1):
@@ -235,21 +232,18 @@ class LoadedTokenizer:
         )
 
     def _with_ids(self, texts: Sequence[str]) -> list[str]:
-        """Those that have ids."""
+        """Return the texts that have ids."""
         return [text for text, ids in zip(texts, self.ids(texts), strict=True) if len(ids)]
 
     def _likely(self, token: str) -> list[str]:
-        """Special tokens first: it is mostly one of them that is meant."""
+        """Return tokens to suggest, special tokens first."""
         special = [added["content"] for added in json.loads(self._data).get("added_tokens") or ()]
-        first = [
-            token_text for token_text in self._vocabulary if token_text[:1] == token[:1] and token_text not in special
-        ]
+        first = [text for text in self._vocabulary if text[:1] == token[:1] and text not in special]
         return special + sorted(first)[:5000]
 
 
 def find_tokenizer(tokenizer: Any) -> TokenizerFile:
-    """A path to tokenizer.json or to a folder that has one, a name on the Hub, or a tokenizer of `tokenizers`
-    or `transformers` (fast)."""
+    """Find a tokenizer by path (tokenizer.json or its folder) or Hub name, or use a tokenizer object."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if (data := _object_bytes(backend)) is not None:
         eos = getattr(tokenizer, "eos_token", None)
@@ -278,7 +272,7 @@ def find_tokenizer(tokenizer: Any) -> TokenizerFile:
 
 
 def _configured_eos(folder: Path) -> tuple[str | None, str]:
-    """The `eos_token` that the files next to a tokenizer name, and the name of the file."""
+    """Return the `eos_token` in the files next to a tokenizer, and the name of the file."""
     for name in (CONFIG, SPECIAL_MAP):
         token = read_json(folder / name).get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token
@@ -287,7 +281,7 @@ def _configured_eos(folder: Path) -> tuple[str | None, str]:
     return None, ""
 
 
-# A file, mistyped or not there: a name on the Hub has dots for versions (Llama-3.1-8B), hardly such an end.
+# A mistyped or missing file: names on the Hub have dots for versions (Llama-3.1-8B), but not these endings.
 _FILE_NAME = re.compile(r"(^|/)tokenizer\.|\.(jso?n?|josn|jsonl|txt|model|bin|vocab|bpe|spm|zip|gz|zst)$", re.I)
 
 
@@ -300,8 +294,8 @@ def _bytes_of(path: Path) -> bytes:
 
 def _from_hub(name: str) -> Path:
     if _FILE_NAME.search(name) or name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        raise InputError(f"There is no tokenizer file {name!r}.", hint=f"Give the path of a {FILE}.")
-    _version()  # before the Hub is asked: without the library its file is of no use
+        raise InputError(f"The tokenizer file {name!r} does not exist.", hint=f"Give the path of a {FILE}.")
+    _version()  # before the request: without the library the file cannot be used
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -313,11 +307,11 @@ def _from_hub(name: str) -> Path:
         return path
     except HFValidationError as error:
         raise InputError(
-            f"{name!r} is no file, no folder and no name on the Hub.", hint=f"Give the path of a {FILE}."
+            f"{name!r} is not a file, a folder or a name on the Hub.", hint=f"Give the path of a {FILE}."
         ) from error
     except LocalEntryNotFoundError as error:
         raise InputError(
-            f"{name!r} is no file or folder here, not in the local cache, and the Hub cannot be reached.",
+            f"{name!r} is not a local file or folder, not in the local cache, and the Hub cannot be reached.",
             hint=f"Connect once to fetch it, or give the path of its {FILE}.",
         ) from error
     except EntryNotFoundError as error:
@@ -327,18 +321,18 @@ def _from_hub(name: str) -> Path:
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise InputError(
-            f"{name!r} is no file or folder here, and the Hub does not give it: {str(error).splitlines()[0]}",
+            f"{name!r} is not a local file or folder, and the Hub does not provide it: {str(error).splitlines()[0]}",
             hint="Check the name; a private one needs `hf auth login`.",
         ) from error
 
 
 def _object_bytes(tokenizer: Any) -> bytes | None:
-    """What a tokenizer of `tokenizers` would save; None if it is not one."""
+    """Return the JSON of a `tokenizers` tokenizer; None for other objects."""
     if hasattr(tokenizer, "to_str"):
         return str(tokenizer.to_str()).encode()
     if type(tokenizer).__module__.partition(".")[0] != "tokenizers":
         return None
-    # 1.x saves nothing, and travels by pickle as its file's text.
+    # 1.x cannot save, but its pickle contains the text of its file.
     arguments = tokenizer.__reduce__()[1]
     if arguments and isinstance(arguments[0], str):
         return arguments[0].encode()
@@ -360,7 +354,7 @@ def reference_name() -> str:
 
 
 def generation() -> int:
-    """0 for tokenizers 0.2x, 1 for 1.x: their tables of Unicode differ, and so may the ids."""
+    """Return 0 for tokenizers 0.2x, 1 for 1.x: their Unicode tables differ, and so may the ids."""
     return min(int(_version().partition(".")[0]), 1)
 
 
@@ -376,19 +370,12 @@ def _parse(data: bytes, name: str) -> Any:
             file.flush()
             return Tokenizer.from_file(file.name)
     except Exception as error:  # tokenizers raises nothing more exact
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        if _has_model(data):
+        settings, reason = None, (str(error).splitlines() or [type(error).__name__])[0]
+        with contextlib.suppress(ValueError):
+            settings = json.loads(data)
+        if isinstance(settings, dict) and isinstance(settings.get("model"), dict):
             raise InputError(
                 f"tokenizers {_version()} does not take the tokenizer {name}: {reason}",
                 hint="Another version may: pip install 'tokenizers<1'." if generation() else "A newer version may.",
             ) from error
         raise InputError(f"{name} is not a tokenizer: {reason}", hint=f"Give a {FILE}.") from error
-
-
-def _has_model(data: bytes) -> bool:
-    """Whether this is what a tokenizer's file looks like."""
-    try:
-        settings = json.loads(data)
-    except ValueError:
-        return False
-    return isinstance(settings, dict) and isinstance(settings.get("model"), dict)

@@ -1,4 +1,4 @@
-"""Models of transformers: texts, images, or both in one space (CLIP and its kin)."""
+"""Load models of transformers: for texts, for images, or for both in one space (such as CLIP)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from brim.errors import InputError
 from brim.options.compute_options import ModelOptions
 
 _POSITIONS = ("position_embeddings", "position_embedding", "wpe")  # as BERT, CLIP and GPT-2 call the table
-_UNSET_LENGTH = 100_000  # a tokenizer without a limit says 10**30
+_UNSET_LENGTH = 100_000  # a tokenizer without a limit has 10**30
 
 
 def pretrained_model(spec: str, options: ModelOptions, device: str, *, text: bool, image: bool) -> Model:
@@ -25,14 +25,14 @@ def pretrained_model(spec: str, options: ModelOptions, device: str, *, text: boo
     model = model.to(device).eval()
     parts = _Parts(path, model, options, device)
     if hasattr(model, "get_text_features") and hasattr(model, "get_image_features"):
-        return _TwinModel(parts, text=text, image=image)
+        return _DualModel(parts, text=text, image=image)
     if text and image:
         raise InputError("This model is not one for texts and images together.", hint="Leave --column or --image out.")
     return _OneModel(parts, text=text)
 
 
 class _Parts:
-    """What the models here share."""
+    """A loaded model with its tokenizer and image processor."""
 
     def __init__(self, path: str, model: Any, options: ModelOptions, device: str) -> None:
         self.path, self.model, self.options, self.device = path, model, options, device
@@ -68,7 +68,7 @@ class _Parts:
 
 
 def text_positions(model: Any) -> int | None:
-    """The length of the longest text that a model has positions for; None if they are not a table."""
+    """Return the number of positions of a model's table; None if it has no such table."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in _POSITIONS and isinstance(module, torch.nn.Embedding):
             unused = 0 if module.padding_idx is None else module.padding_idx + 1  # as in RoBERTa
@@ -86,15 +86,15 @@ def refuse_more_tokens(max_tokens: int | None, positions: int | None) -> None:
 
 
 def token_counts(tokenizer: Any, texts: Sequence[str], max_tokens: int | None) -> list[int]:
-    """Characters are a poor guess: sorted by tokens, batches have up to a third less padding."""
+    """Count tokens. Sorted by tokens instead of characters, batches have up to a third less padding."""
     encoding = tokenizer(
         list(texts), truncation=max_tokens is not None, max_length=max_tokens, return_attention_mask=False
     )
     return [len(ids) for ids in encoding["input_ids"]]
 
 
-class _TwinModel:
-    """Texts and images each have their own half. `projection` brings both into one space."""
+class _DualModel:
+    """A model with a text half and an image half. With `projection`, both map into one space."""
 
     def __init__(self, parts: _Parts, *, text: bool, image: bool) -> None:
         self._parts = parts
@@ -129,7 +129,7 @@ class _TwinModel:
 
 
 class _OneModel:
-    """A model of texts or of images. The mean of the tokens if nothing else is asked for; of an image, its first."""
+    """A model of texts or of images. By default, pools the mean of the tokens; of an image, the first one."""
 
     def __init__(self, parts: _Parts, *, text: bool) -> None:
         self._parts = parts
@@ -164,7 +164,7 @@ class _OneModel:
 
 
 def outputs_of(model: Any, *, text: bool, image: bool) -> dict[str, VectorType]:
-    """The model itself is asked: its files spell the sizes in many ways."""
+    """Encode a sample to get the types of the outputs, which config files name in many ways."""
     images = None
     if image:
         from PIL import Image
@@ -188,7 +188,7 @@ def _pixels_of(processor: Any, image: Any) -> Any:
 
 
 def _pooled(result: Any) -> Any:
-    """Older versions give the vectors themselves."""
+    """Return the vectors; older versions of transformers return them directly."""
     return result if isinstance(result, torch.Tensor) else result.pooler_output
 
 
@@ -203,12 +203,12 @@ def _pool(states: Any, mask: Any, pooling: str) -> Any:
         weights = mask.unsqueeze(-1).to(states.dtype)
         return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)
     positions = torch.arange(mask.shape[1], device=mask.device)
-    last = (mask * (positions + 1)).argmax(dim=1)  # right whichever side is padded
+    last = (mask * (positions + 1)).argmax(dim=1)  # correct for padding on either side
     return states[torch.arange(len(states), device=states.device), last]
 
 
 class SentenceModel:
-    """The preprocessing, prompts, pooling and normalisation are those of the model's own files."""
+    """A sentence-transformers model, with preprocessing, prompts, pooling and normalization of the model's files."""
 
     def __init__(self, spec: str, options: ModelOptions, device: str, *, text: bool, image: bool) -> None:
         if options.pooling is not None or not options.projection:
