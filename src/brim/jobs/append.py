@@ -26,7 +26,7 @@ from brim.jobs.destination_paths import DestinationPaths
 from brim.jobs.shard_set import PlannedShards, ShardSet
 from brim.plans.cut_shards import Shard, shard_name
 from brim.plans.fingerprint import digest_items, digest_json
-from brim.plans.known_rows import is_class_label, planned_again, with_known_classes, without_known_rows
+from brim.plans.known_rows import is_class_label, plan_for_rows, with_known_classes, without_known_rows
 from brim.plans.plan import EXTENSIONS, Plan
 from brim.plans.shard_bytes import PlanSlice, Slice
 from brim.records import dataclass
@@ -386,7 +386,7 @@ def appended_shards(
             f"The existing shards are {extension} files, and the new shards would be {EXTENSIONS[plan.format]} files.",
             hint="Use the same --format as the existing dataset.",
         )
-    plan = planned_again(plan, with_known_classes(plan.table, base.features))
+    plan = plan_for_rows(plan, with_known_classes(plan.table, base.features))
     check_columns(base, plan)
     renames = ledger is None and published is not None and published.renames
     if base.jobs == {plan.fingerprint}:
@@ -430,7 +430,7 @@ def plan_append(
             if not known:
                 return plan
             note(f"{plural(known, 'row')} of {len(plan.table):,} already in the dataset: skipped")
-            return planned_again(plan, table) if len(table) else None
+            return plan_for_rows(plan, table) if len(table) else None
 
         ledger = run.ledger if location.is_local and run.ledger.job is not None else None
         splits = [hub.split] if hub.split is not None and location.is_repository else None

@@ -29,7 +29,7 @@ from brim.memory.limit import effective_limit
 from brim.options.build_options import ReadFilesOptions
 from brim.options.check_options import CheckOptions
 from brim.options.groups import CheckFileOptions
-from brim.plans.shard_bytes import hollow_in
+from brim.plans.shard_bytes import columns_without_content
 from brim.progress import Advance, Progress
 from brim.records import dataclass
 from brim.sizes import format_size
@@ -156,7 +156,7 @@ class _DatasetCheck:
                 look.scan_bytes = viewer_scan_bytes(columns.footer)
                 features = columns.features()
                 look.types = {c.name: type_words(c.type, features.get(c.name)) for c in columns.schema}
-                look.hollow = hollow_in(columns.file)
+                look.hollow = columns_without_content(columns.file)
                 for group in range(columns.footer.num_row_groups):
                     self._count(columns, group, look)
                 look.hollow = [column for column in look.hollow if look.values[column]]  # and not all null

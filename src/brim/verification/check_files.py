@@ -33,7 +33,7 @@ from brim.formats.source_reader import open_file
 from brim.memory.limit import effective_limit, usable_cores
 from brim.options.check_options import CheckOptions
 from brim.options.groups import CheckFileOptions
-from brim.plans.file_checks import REASONS, check_files, check_paths_stay_home, todo
+from brim.plans.file_checks import REASONS, check_files, check_no_local_paths, todo
 from brim.progress import Progress
 from brim.records import dataclass
 from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers, nothing_chosen
@@ -197,7 +197,7 @@ def _names_no_place(table: FileTable) -> Check:
     """Whether the metadata gives away where things lie on this machine."""
     name, count = "metadata names no path of this machine", len(table.rows.column_names) - len(table.columns)
     try:
-        check_paths_stay_home(table)
+        check_no_local_paths(table)
     except InputError as error:
         return Check(name, False, count, detail=str(error))
     return Check(name, True, count)
@@ -208,7 +208,7 @@ def _refusals(name: str, refused: Sequence[Refused], reasons: Sequence[Reason], 
     counts = Counter(r.reason for r in found)
     detail = worded(
         "; ".join(
-            f"{count:,} × {REASONS[reason].one}. {todo(reason, [r.path for r in found if r.reason == reason])}"
+            f"{count:,} × {REASONS[reason].singular}. {todo(reason, [r.path for r in found if r.reason == reason])}"
             for reason, count in counts.most_common()
         )
     )

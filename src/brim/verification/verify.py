@@ -33,9 +33,9 @@ from brim.formats.range_readers import Readable
 from brim.memory.limit import effective_limit
 from brim.options.check_options import VerifyOptions
 from brim.plans.cut_shards import shard_name
-from brim.plans.known_rows import holds_bytes_of, with_known_classes
+from brim.plans.known_rows import has_equal_bytes, with_known_classes
 from brim.plans.plan import Plan
-from brim.plans.shard_bytes import count_rows, hollow_in, locate, splice_of
+from brim.plans.shard_bytes import columns_without_content, count_rows, locate, splice_of
 from brim.progress import Advance, Progress
 from brim.records import dataclass
 from brim.sizes import format_size, plural
@@ -352,7 +352,7 @@ class _Verification:
                 if not is_computed(job) and not is_foreign(job):
                     pairs |= aligned_columns(job.facts["recipe"].get("recipe_text"), columns.schema.names)
             lists = {one: of for one, of in pairs.items() if _holds_list(columns, of)}
-            return columns.rows, hollow_in(columns.file), list(columns.unequal_lists(lists))
+            return columns.rows, columns_without_content(columns.file), list(columns.unequal_lists(lists))
 
     def card(self) -> None:
         """The card loads what the shards hold."""
@@ -600,7 +600,7 @@ class _Verification:
                     self.found(f"{found.path}: has {size:,} bytes in the source and {found.size:,} in {name}")
                     seen[number] += 1
                 else:
-                    if not holds_bytes_of(shard, found, table, number, self.progress.advance):
+                    if not has_equal_bytes(shard, found, table, number, self.progress.advance):
                         self.found(f"{found.path}: differs between the source and {name}", name)
                     seen[number] += 1
 
