@@ -41,7 +41,7 @@ from brim.verification.published import (
     PublishedPart,
     Subset,
     narrow_record,
-    opened,
+    open_published,
     parts_of,
     record_of,
 )
@@ -89,7 +89,7 @@ def find_base(
         for subset in subsets:
             if subset.state in ("unfinished", "incomplete"):
                 raise DestinationError(
-                    f"{subset.name} is {subset.words.rstrip('.')}.", hint="Finish or repair it, then append to it."
+                    f"{subset.name} is {subset.state_text.rstrip('.')}.", hint="Finish or repair it, then append to it."
                 )
     receipts: dict[str, list[Receipt]] = {}
     foreign: list[Subset] = []
@@ -413,7 +413,7 @@ def plan_append(
                 with hub_session(note, run.stop.check), explained(location.repo, begun=False):
                     location = HubClient(location, hub.token).beginning()
             published = stack.enter_context(
-                opened(str(location), settings.state_dir, note, settings.access, token=hub.token)
+                open_published(str(location), settings.state_dir, note, settings.access, token=hub.token)
             )
             address = published.address
 

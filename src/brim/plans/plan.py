@@ -173,10 +173,10 @@ class Plan:
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
 
     def _digest(self, start: int, stop: int) -> str:
-        blocks, bundles = [], self.table.files.bundles
+        blocks, bundles, sizes_of = [], self.table.files.bundles, self.table.files.sizes
         for first in range(start, stop, _BLOCK):
             table, numbers = self._rows(first, min(first + _BLOCK, stop))
-            sizes = [digest_ints(self.table.files.sizes[n]) for n in numbers.values()]
+            sizes = [digest_ints(sizes_of[n]) for n in numbers.values()]
             # Names and sizes inside of folders that are packed as one value.
             found = (bundles.get(n) for column in numbers.values() for n in (column.tolist() if bundles else ()))
             inside = [
