@@ -386,7 +386,7 @@ def test_finish_is_stopped(tmp_path: Path, name: str) -> None:
                 raise KeyboardInterrupt
 
         units = Units(tmp_path / "units", receipts, 1 << 30, table.schema, tmp_path / work)
-        made = output.finish(units, "data", advance).made
+        made = output.finish(units, "data", advance).shards
         assert all(hashlib.sha256(one.path.read_bytes()).hexdigest() == one.sha256 for one in made.values())
         return {shard: one.sha256 for shard, one in made.items()}
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.compute.steps.gigatoken_encoder import FastEncoder, FastKind, ProvedEncoder, choose, doubtful, kind_of
-from brim.compute.steps.step import BadRow, Batch, Redo
+from brim.compute.steps.step import BadRow, Batch, RestartUnit
 from brim.compute.steps.tokenize_step import IDS, TokenizeStep, TokenizeStepOptions
 from brim.compute.steps.tokenizers import Encoded, LoadedTokenizer, find_tokenizer, generation, reference_name
 from brim.errors import InputError, MissingDependencyError
@@ -153,7 +153,7 @@ class Wrong:
         self._reference, self._word = reference, word
 
     def encode(self, texts: pa.Array) -> Encoded:
-        return Encoded.of(
+        return Encoded.from_parts(
             [
                 ids[::-1] if self._word in text else ids
                 for ids, text in zip(self._reference.ids(texts.to_pylist()), texts.to_pylist(), strict=True)
@@ -166,14 +166,14 @@ def test_a_wrong_encoder_is_caught_at_once(made: dict[str, Path]) -> None:
     reference = loaded(made["bpe"])
     assert "Straße" in ProvedEncoder(Wrong(reference, "Straße"), reference, FastKind(False, ())).differed
     encoder = ProvedEncoder(Wrong(reference, "zebra"), reference, FastKind(False, ()))
-    with pytest.raises(Redo):
+    with pytest.raises(RestartUnit):
         encoder.encode(pa.array(["a b", "the zebra"]))
     assert "wrong 1.0" in encoder.differed
     assert "the zebra" in encoder.differed
     assert encoder.encode(pa.array(["the zebra"])).values.tolist() == reference.ids(["the zebra"])[0].tolist()
     late = ProvedEncoder(Wrong(reference, "zebra"), reference, FastKind(False, ()))
     late.encode(pa.array(["a b"] * 500))
-    with pytest.raises(Redo):
+    with pytest.raises(RestartUnit):
         late.encode(pa.array(["the zebra"]))  # number 500
     unseen = ProvedEncoder(Wrong(reference, "zebra"), reference, FastKind(False, ()))
     unseen.encode(pa.array(["a b"] * 501))
@@ -264,7 +264,7 @@ def test_added_tokens_have_the_ids_of_the_reference(
     encoder, reference = proved(path)
     draw = random.Random(f"{kind} {added}")
     texts = pa.array(["".join(draw.choices(PIECES, k=draw.randrange(1, 7))) for _ in range(1500)])
-    ours = Encoded.of([encoder.encode(texts.slice(row, 1)).values for row in range(len(texts))])
+    ours = Encoded.from_parts([encoder.encode(texts.slice(row, 1)).values for row in range(len(texts))])
     assert differing(ours, reference.encode(texts), texts) == []
     assert (encoder.differed, encoder.encoder.split()[0]) == ("", "gigatoken")
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from brim.compute.rows.open_rows import open_rows
-from brim.compute.rows.read_unit import cut_batches, read_unit, where
+from brim.compute.rows.read_unit import cut_batches, describe_row, read_unit
 from brim.compute.rows.row_options import RowOptions
 from brim.compute.rows.schemas import cast, unify
 from brim.compute.rows.unit import RowSource, Unit
@@ -165,7 +165,7 @@ def test_rows_that_can_be_addressed(tmp_path: Path, kind: str, align: int) -> No
     found = table_of(source, units)
     assert found.drop_columns(["code"] if kind == "arrow" else []).to_pylist() == ROWS + ROWS
     assert source.total_rows == 5000
-    assert where(units[-1], source.reading, 0).startswith(f"b.{kind}, row ")
+    assert describe_row(units[-1], source.reading, 0).startswith(f"b.{kind}, row ")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "feather", "arrow"])
@@ -250,7 +250,7 @@ def test_compressed(tmp_path: Path, codec: str, kind: str) -> None:
     assert [unit.key for unit in again] == [unit.key for unit in units]
     assert {path.name.split("-")[0] for path in spool.iterdir()} == {"00000002"}
     shown, before, _ = again[2].origins[0]
-    assert where(again[2], source.reading, 3) == f"{shown}, row {before + 3:,}"
+    assert describe_row(again[2], source.reading, 3) == f"{shown}, row {before + 3:,}"
     limited = units_of(open_rows(data, RowOptions(unit_size=5000, limit=1234)), 50, spool=tmp_path / "other")
     assert sum(unit.rows or 0 for unit in limited) == 1234
 

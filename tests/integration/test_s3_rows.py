@@ -20,7 +20,7 @@ import pytest
 
 import brim as library
 from brim.compute.rows.open_rows import open_rows
-from brim.compute.rows.read_unit import read_unit, where
+from brim.compute.rows.read_unit import describe_row, read_unit
 from brim.compute.rows.row_options import RowOptions
 from brim.compute.rows.schemas import cast, unify
 from brim.compute.rows.unit import RowSource, Unit
@@ -156,7 +156,7 @@ def known(source: str, options: RowOptions, spool: Path) -> dict[str, Any]:
         "totals": (rows.total_bytes, rows.total_rows),
         "units": [(unit.key, unit.bytes, unit.first_row, unit.rows, len(unit.spans)) for unit in units],
         "rows": table_of(rows, units),
-        "where": [where(unit, rows.reading, 1) for unit in (units[0], units[-1])],
+        "where": [describe_row(unit, rows.reading, 1) for unit in (units[0], units[-1])],
     }
 
 
@@ -303,7 +303,7 @@ def test_a_public_bucket_needs_no_credentials(s3: S3Server, s3_prefix: str, monk
     source = open_rows([f"s3://{PUBLIC}/{s3_prefix}{name}" for name in ("x", "y/b.jsonl")], RowOptions(access=access))
     (unit,) = source.units(1)
     assert table_of(source, [unit])["n"].to_pylist() == 2 * [*range(50)]
-    assert where(unit, source.reading, 60).startswith("y/b.jsonl, row 10")
+    assert describe_row(unit, source.reading, 60).startswith("y/b.jsonl, row 10")
 
 
 def test_marks_of_folders_are_no_files(s3: S3Server, s3_prefix: str) -> None:

@@ -184,7 +184,7 @@ class TestEveryStore:
         name, data = next((n, d) for n, d in place.content().items() if n.startswith("data/"))
         place.plant(name, data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
         if not place.store.telling:
-            assert "this store's ETags do not tell content" in run(place, "verify", place.address).stdout
+            assert "this store's ETags do not identify content" in run(place, "verify", place.address).stdout
         deep = () if place.store.telling else ("--deep",)
         assert name in run(place, "verify", place.address, *deep, check=3).stderr
         cells["verify"] = "yes, finds damage" if place.store.telling else "sizes; `--deep` finds damage"

@@ -173,7 +173,7 @@ def test_the_line_of_the_job(source: Path, tmp_path: Path) -> None:
     record["facts"]["rows"] += 1
     for bad, words in (
         (job.replace(b'"rows"', b'"sowr"') + b"\n" + rest, "its line 1 is damaged"),
-        (rest, "it has lost the line that says what was built"),
+        (rest, "the record of the job is missing"),
         (record_line(record) + rest, "is not what its fingerprint is of"),
     ):
         ledger.write_bytes(bad)

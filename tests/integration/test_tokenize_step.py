@@ -22,7 +22,7 @@ from brim.compute.steps.tokenize_step import (
     ROUGH,
     TokenizeStep,
     TokenizeStepOptions,
-    pieces,
+    cut_text,
 )
 from brim.compute.steps.tokenizers import LoadedTokenizer, find_tokenizer, generation
 from brim.errors import InputError, SourceChangedError
@@ -101,7 +101,7 @@ def test_pieces_end_where_characters_do(made: dict[str, Path], kind: str) -> Non
     draw = random.Random(kind)
     text = "".join(draw.choice("aé你🙂 \n") for _ in range(20_000))
     loaded = LoadedTokenizer(made[kind].read_bytes(), kind)
-    parts = [piece for piece, _ in pieces(loaded, memoryview(text.encode()), 1000)]
+    parts = [piece for piece, _ in cut_text(loaded, memoryview(text.encode()), 1000)]
     assert max(map(len, parts)) <= 1000
     at = 0
     for part in parts:
@@ -130,7 +130,7 @@ def test_pieces_are_the_text() -> None:
     raw = tokenizers.Tokenizer(tokenizers.models.BPE())
     text = prose(5000)
     parts = [
-        piece for piece, _ in pieces(LoadedTokenizer(raw.to_str().encode(), "empty"), memoryview(text.encode()), 3000)
+        piece for piece, _ in cut_text(LoadedTokenizer(raw.to_str().encode(), "empty"), memoryview(text.encode()), 3000)
     ]
     assert "".join(parts) == text
     assert max(map(len, parts)) <= 3000
@@ -299,9 +299,9 @@ def test_datasets_reads_what_is_made(made: dict[str, Path], tmp_path: Path, pack
         options = FinishOptions(format=format, pack=pack)
         done = finish_tokens([unit], tmp_path / format, options, 100_000_000, lambda count: None)
         read = datasets.load_dataset(
-            format, data_files=str(done.made[0].path), split="train", cache_dir=str(tmp_path / "cache" / format)
+            format, data_files=str(done.shards[0].path), split="train", cache_dir=str(tmp_path / "cache" / format)
         )
         ids = datasets.List(datasets.Value("int32"))
         assert read.features == ({IDS: ids} if pack is None else {IDS: ids, SEQ_LENGTHS: ids})
         assert read[IDS][:] == rows
-    assert datasets.Dataset.from_file(str(done.made[0].path))[IDS][:] == rows
+    assert datasets.Dataset.from_file(str(done.shards[0].path))[IDS][:] == rows

@@ -67,7 +67,7 @@ def test_digests_are_what_they_were(name: str) -> None:
 def test_bits_are_packed_across_parts(parts: list[list[bool]]) -> None:
     """Parts of any length are packed as if they were one."""
     digest = hashlib.sha256()
-    fingerprint._feed_bits(digest, (np.array(part, bool) for part in parts))
+    fingerprint._hash_bits(digest, (np.array(part, bool) for part in parts))
     whole = np.array([bit for part in parts for bit in part], bool)
     assert digest.hexdigest() == hashlib.sha256(np.packbits(whole).tobytes()).hexdigest()
 

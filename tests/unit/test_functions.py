@@ -26,7 +26,7 @@ import pickle, subprocess, sys
 from brim.compute.steps.functions import Shipped
 WORKER = "import pickle, sys; print([f.load()(5) for f in pickle.load(sys.stdin.buffer)])"
 def send(*functions):
-    sent = pickle.dumps([Shipped.of(f) for f in functions])
+    sent = pickle.dumps([Shipped.from_function(f) for f in functions])
     done = subprocess.run([sys.executable, "-c", WORKER], input=sent, capture_output=True, cwd="/")
     print(done.stdout.decode().strip(), done.stderr.decode()[-300:])
 """
@@ -103,7 +103,7 @@ def test_functions_of_files_travel(tmp_path: Path) -> None:
 
 def test_importable_functions_travel_by_name() -> None:
     """A function of a module is not pickled, and keeps its identity."""
-    shipped = Shipped.of(times)
+    shipped = Shipped.from_function(times)
     assert shipped.reference == f"{__name__}:times"
     assert shipped.load() is times
 
@@ -146,11 +146,11 @@ def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
     lock = threading.Lock()
     held = {"inner": [lock]}
     with pytest.raises(InputError, match=r"the variable 'lock' \(a _thread.lock\)"):
-        Shipped.of(lambda row: lock)
+        Shipped.from_function(lambda row: lock)
     with pytest.raises(InputError, match=r"item 0 of the item 'inner' of the variable 'held'"):
-        Shipped.of(lambda row: held)
+        Shipped.from_function(lambda row: held)
     with open(tmp_path / "x", "w") as file, pytest.raises(InputError, match=r"the argument 'f'"):
-        Shipped.of(functools.partial(times, f=file))
+        Shipped.from_function(functools.partial(times, f=file))
 
 
 DIGEST = "import sys\nfrom brim.compute.steps.function_digest import function_digest\n"

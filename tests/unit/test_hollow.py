@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from brim.plans.shard_bytes import hollow_in
+from brim.plans.shard_bytes import columns_without_content
 
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -30,4 +30,4 @@ def test_content_of_any_size_is_content(
     array = pa.array([cells] if in_list else cells, pa.list_(FILE) if in_list else FILE)
     out = io.BytesIO()
     pq.write_table(pa.table({"file": array}), out, write_statistics=statistics)
-    assert hollow_in(pq.ParquetFile(out)) == (["file"] if hollow else [])
+    assert columns_without_content(pq.ParquetFile(out)) == (["file"] if hollow else [])

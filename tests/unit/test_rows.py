@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from brim.compute.rows.cut_text import BOM, RowScanner, count_rows
 from brim.compute.rows.open_rows import open_rows
-from brim.compute.rows.read_unit import cut_batches, read_unit, where
+from brim.compute.rows.read_unit import cut_batches, describe_row, read_unit
 from brim.compute.rows.row_options import RowOptions
 from brim.compute.rows.schemas import cast, unify
 from brim.compute.rows.unit import Unit
@@ -265,7 +265,7 @@ def test_where_names_the_row(tmp_path: Path) -> None:
     unit = list(source.units(1, indices=True))[1]
     assert unit.first_row is not None
     row = unit.first_row + 3
-    assert where(unit, source.reading, 3) == f"a.jsonl, row {row} (byte {len(b''.join(lines[:row]))})"
+    assert describe_row(unit, source.reading, 3) == f"a.jsonl, row {row} (byte {len(b''.join(lines[:row]))})"
 
 
 def test_rows_are_counted_by_blocks(tmp_path: Path) -> None:

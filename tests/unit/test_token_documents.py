@@ -77,7 +77,7 @@ def test_what_is_kept_is_a_copy() -> None:
     batch = pa.RecordBatch.from_pydict({IDS: pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), pa.array(values))})
     packer = Packer(5, pa.int32())
     list(packer.add(batch))
-    assert not np.shares_memory(packer._held[0], tokens_of(batch))
+    assert not np.shares_memory(packer._tokens[0], tokens_of(batch))
 
 
 def test_tokens_and_ends_of_a_slice() -> None:

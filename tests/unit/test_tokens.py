@@ -21,7 +21,7 @@ from brim.compute.outputs import token_files, token_output
 from brim.compute.outputs.token_files import MAGIC, JoinedFooter
 from brim.compute.outputs.token_output import FinishedTokens, FinishOptions, finish_tokens, token_splits
 from brim.compute.outputs.token_packing import SEQ_LENGTHS, Packer, TokenSplit, hashed
-from brim.compute.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, settle_dtype
+from brim.compute.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, choose_dtype
 from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.options.compute_options import TokenSplitOptions
 
@@ -58,12 +58,12 @@ def finish(units: list[Path], folder: Path, limit_bytes: int = 100_000_000, **op
 
 
 def rows_of(done: FinishedTokens, split: str = "train") -> Documents:
-    return [row for made in done.made if made.split == split for row in pq.read_table(made.path)[IDS].to_pylist()]
+    return [row for made in done.shards if made.split == split for row in pq.read_table(made.path)[IDS].to_pylist()]
 
 
 def bytes_of(done: FinishedTokens) -> dict[str, bytes]:
-    found = {made.name: made.path.read_bytes() for made in done.made}
-    for made in done.made:  # hashed while they were written
+    found = {made.name: made.path.read_bytes() for made in done.shards}
+    for made in done.shards:  # hashed while they were written
         assert (made.size, made.sha256) == (len(found[made.name]), hashlib.sha256(found[made.name]).hexdigest())
     return found
 
@@ -149,7 +149,7 @@ def test_splits_share_the_documents(tmp_path: Path) -> None:
     assert 100 < len(parts["validation"]) < 200
     places = iter(documents)
     assert all(row in places for row in parts["train"])
-    assert sorted(made.name for made in done.made) == [
+    assert sorted(made.name for made in done.shards) == [
         f"data/{name}-00000-of-00001.parquet" for name in ("test", "train", "validation")
     ]
 
@@ -185,7 +185,7 @@ def test_bin_is_read_with_memmap(tmp_path: Path) -> None:
     documents = [[1, 2, 3], [], [70, 5], [65_535]]
     units = units_of(tmp_path / "u", documents, [2], kind="uint16")
     done = finish(units, tmp_path / "out", format="bin", dtype="uint16", header=(("vocab_size", 65_536),))
-    assert [made.name for made in done.made] == ["train.bin", "train.idx.npy", "train.json"]
+    assert [made.name for made in done.shards] == ["train.bin", "train.idx.npy", "train.json"]
     header = json.loads((tmp_path / "out/train.json").read_text())
     tokens = np.memmap(tmp_path / "out/train.bin", dtype=header["dtype"], mode="r")
     index = np.load(tmp_path / "out/train.idx.npy", mmap_mode="r")
@@ -218,8 +218,8 @@ def test_nothing_gives_files_without_rows(tmp_path: Path) -> None:
     """A split that got no document has a file that says so."""
     for format in ("parquet", "arrow", "bin"):
         done = finish(units_of(tmp_path / "u", []), tmp_path / format, format=format, splits=TWO)
-        assert sum(made.rows for made in done.made) == 0
-        assert {made.split for made in done.made} == {"train", "validation"}
+        assert sum(made.rows for made in done.shards) == 0
+        assert {made.split for made in done.shards} == {"train", "validation"}
 
 
 def test_counts(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_kept_columns_travel(tmp_path: Path) -> None:
     documents = many(500)
     units = units_of(tmp_path / "u", documents, [100], name=[str(number) for number in range(500)])
     done = finish(units, tmp_path / "out", shuffle=0, splits=TWO)
-    rows = [row for made in done.made for row in pq.read_table(made.path).to_pylist()]
+    rows = [row for made in done.shards for row in pq.read_table(made.path).to_pylist()]
     assert len(rows) == 500
     assert all(documents[int(row["name"])] == row[IDS] for row in rows)
     with pytest.raises(InputError, match="keep_columns='name'"):
@@ -250,16 +250,16 @@ def test_shards_are_cut_at_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     documents = many(1000)
     units = units_of(tmp_path / "u", documents, cuts)
     by_rows = finish(units, tmp_path / "rows", rows_per_shard=300)
-    assert [made.rows for made in by_rows.made] == [300, 300, 300, 100]
+    assert [made.rows for made in by_rows.shards] == [300, 300, 300, 100]
     by_size = finish(units, tmp_path / "size", shard_bytes=4000)
-    assert len(by_size.made) > 4
-    assert all(made.tokens <= 1000 for made in by_size.made)
+    assert len(by_size.shards) > 4
+    assert all(made.tokens <= 1000 for made in by_size.shards)
     assert rows_of(by_rows) == rows_of(by_size) == documents
-    for made in by_size.made:
+    for made in by_size.shards:
         groups = pq.ParquetFile(made.path).metadata
         assert groups.num_row_groups > 1
     exact = finish(units, tmp_path / "exact", rows_per_shard=500)
-    assert [made.rows for made in exact.made] == [500, 500]
+    assert [made.rows for made in exact.shards] == [500, 500]
 
 
 def test_a_document_that_no_row_of_parquet_can_hold_is_refused_before_it_is_written(
@@ -311,11 +311,11 @@ def test_a_failure_leaves_no_named_file_and_can_be_repeated(tmp_path: Path, monk
 
 def test_dtypes() -> None:
     """auto is what torch takes, or the smallest for bin; a type that is too small is refused."""
-    assert settle_dtype("auto", "parquet", 100) == "int32"
-    assert settle_dtype("auto", "bin", 65_536) == "uint16"
-    assert settle_dtype("auto", "bin", 65_537) == "uint32"
+    assert choose_dtype("auto", "parquet", 100) == "int32"
+    assert choose_dtype("auto", "bin", 65_536) == "uint16"
+    assert choose_dtype("auto", "bin", 65_537) == "uint32"
     with pytest.raises(InputError, match="65,535"):
-        settle_dtype("uint16", "bin", 65_537)
+        choose_dtype("uint16", "bin", 65_537)
 
 
 def test_kept_types_may_differ_between_units(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_kept_types_may_differ_between_units(tmp_path: Path) -> None:
     for shuffle in (None, 0):
         options = FinishOptions(shuffle=shuffle)
         done = finish_tokens(units, tmp_path / str(shuffle), options, 1 << 27, lambda count: None)
-        rows = pq.read_table(done.made[0].path).to_pylist()
+        rows = pq.read_table(done.shards[0].path).to_pylist()
         expected = [([0], 1.0), ([0], 2.0), ([1], 0.5), ([2], None)]
         assert sorted(map(str, expected)) == sorted(str((row[IDS], row["v"])) for row in rows)
 

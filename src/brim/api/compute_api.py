@@ -38,7 +38,7 @@ from brim.compute.steps.map_step import MapStep
 from brim.compute.steps.row_features import import_datasets
 from brim.compute.steps.step import Step
 from brim.compute.steps.step_process import make_step
-from brim.compute.steps.tokenize_step import TokenizeStep, TokenizeStepOptions, settle_dtype
+from brim.compute.steps.tokenize_step import TokenizeStep, TokenizeStepOptions, choose_dtype
 from brim.compute.steps.tokenizers import LoadedTokenizer, TokenizerFile, find_tokenizer
 from brim.errors import InputError
 from brim.execution.failures import raising_user_errors
@@ -163,7 +163,7 @@ def tokenize_job(
     with stopping_while_reading(options.destination, settings):
         file = find_tokenizer(options.tokenizer)
         loaded = LoadedTokenizer(file.read(), file.name)
-        dtype = settle_dtype(options.dtype, options.format, loaded.vocab_size)
+        dtype = choose_dtype(options.dtype, options.format, loaded.vocab_size)
         eos = _document_end(options, file, loaded, note)
         special = options.pack is None if options.special_tokens is None else options.special_tokens
         texts = {**options.values(TextOptions), "eos": eos}
@@ -210,7 +210,7 @@ def _document_end(
     """
     if options.no_eos or options.eos is not None or options.pack is None:
         return options.eos
-    if file.eos is not None and loaded.has(file.eos):
+    if file.eos is not None and loaded.has_token(file.eos):
         note(f"every document ends with {file.eos!r}, the eos_token of {file.eos_from} (--no-eos: without)")
         return file.eos
     if options.special_tokens and any(loaded.frame()):

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.compute.rows.read_unit import where
+from brim.compute.rows.read_unit import describe_row
 from brim.compute.rows.unit import Reading, Unit
 from brim.compute.steps.functions import pack
 from brim.compute.steps.step import BadBatch, BadRow, Step
@@ -157,7 +157,7 @@ def error_text(cause: BaseException | None) -> str:
 
 def explain(error: BadRow, unit: Unit, reading: Reading, offset: int) -> InputError:
     """Return the error of the user's function, or of brim, with the rows and the file where it happened."""
-    place, cause = where(unit, reading, offset + error.row), error.__cause__
+    place, cause = describe_row(unit, reading, offset + error.row), error.__cause__
     location = {"unit": unit.number, "row": offset + error.row, "rows": error.rows}
     if isinstance(cause, BrimError):
         message, hint = cause.words
@@ -222,7 +222,7 @@ def does_not_fit(
     `base_bytes`: memory of the worker before its first row. `caller_bytes` were added to the limit of the user.
     """
     rows, unit = rows or attempt.rows or RowRange(0, 0, 0), attempt.task.work
-    place = where(unit, reading, rows.offset)
+    place = describe_row(unit, reading, rows.offset)
     subject = f"The batch of {rows.rows:,} rows that begins at {place}" if rows.rows > 1 else f"The row {place}"
     held, limit = format_size(held_bytes), format_size(limit_bytes - caller_bytes)
     problem = f"{subject} (unit {unit.number}) does not fit"
@@ -263,7 +263,7 @@ def crashed(attempt: Attempt, reading: Reading, code: int, output: str, rows: Ro
         hint = "Another program kills it; brim does not, and there was memory left."
     return InputError(
         f"The worker process ended {attempt.crashes + 1} times ({exit_text(code)}) at or after "
-        f"{where(unit, reading, rows.offset)} (unit {unit.number}).{_last_line(output)}",
+        f"{describe_row(unit, reading, rows.offset)} (unit {unit.number}).{_last_line(output)}",
         hint=f"{hint} Finished units are kept; run the same command to continue.",
         unit=unit.number,
         row=rows.offset,

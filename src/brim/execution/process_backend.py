@@ -13,7 +13,7 @@ import time
 from multiprocessing.connection import wait
 from typing import Any
 
-from brim.compute.steps.step import Encodes, Settles
+from brim.compute.steps.step import HasEncoder, HasTypeInference
 from brim.errors import MemoryLimitError
 from brim.execution.failures import does_not_start, is_memory_abort, too_small
 from brim.execution.memory_limiter import MemoryBudget, MemoryLimiter
@@ -59,7 +59,7 @@ class ProcessBackend:
         self._returned: list[Event] = []  # attempts that their workers have not started
         self._kernel_kills = oom_kills()
         # The types of the first batch, as hex; None until they are known.
-        self._types: str | None = job.ledger.recall("types") if isinstance(job.step, Settles) else ""
+        self._types: str | None = job.ledger.recall("types") if isinstance(job.step, HasTypeInference) else ""
 
     def _all_workers(self) -> tuple[WorkerProcess, ...]:
         return self._workers if self._warm is None else (*self._workers, self._warm)
@@ -310,7 +310,7 @@ class ProcessBackend:
             self._dismiss(worker)
 
     def _use_reference(self) -> None:
-        if isinstance(self._job.step, Encodes):
+        if isinstance(self._job.step, HasEncoder):
             self._job.step.use_reference()
 
     # Failures

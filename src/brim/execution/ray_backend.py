@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from brim.compute.outputs.output import Finished
 from brim.compute.rows.unit import Unit
-from brim.compute.steps.step import Settles
+from brim.compute.steps.step import HasTypeInference
 from brim.errors import BrimError, DestinationUnavailableError, MemoryLimitError
 from brim.execution.failures import does_not_start, too_small
 from brim.execution.memory_limiter import MemoryBudget, WorkMemory, divide_node
@@ -315,7 +315,7 @@ class RayUnits(RayBackend):
         self._memory = WorkMemory()
         self._start_bytes = 0  # a worker needed so much before its first row, and did not have it
         self._bad_starts = self._gpus = self._all_slots = 0
-        self._types: str | None = job.ledger.recall("types") if isinstance(job.step, Settles) else ""
+        self._types: str | None = job.ledger.recall("types") if isinstance(job.step, HasTypeInference) else ""
 
     def __enter__(self) -> Self:
         self._open()

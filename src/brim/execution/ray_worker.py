@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from brim.block_pandas import postpone_pandas
-from brim.compute.outputs.output import Finished, MadeShard, Output, Units
+from brim.compute.outputs.output import Finished, Output, OutputShard, Units
 from brim.errors import BrimError
 from brim.execution.failures import is_memory_abort
 from brim.execution.ray_monitors import TaskReporter, private_folder
@@ -263,11 +263,11 @@ class FinishOrder:
                 download_unit(self.location, receipt.name, folder)
                 reporter.sent(0)
             finished = self.output.finish(local, self.shard_folder, reporter.sent)
-            made: dict[str, MadeShard] = {}
-            for number, (name, shard) in enumerate(finished.made.items()):
+            made: dict[str, OutputShard] = {}
+            for number, (name, shard) in enumerate(finished.shards.items()):
                 file_name = f"{_MADE}/{number:08d}{shard.path.suffix}"
                 upload_file(self.location, shard.path, file_name)
                 made[name] = replace(shard, path=self.units.folder / file_name)  # where the driver will have it
-            return replace(finished, made=made)
+            return replace(finished, shards=made)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -173,7 +173,7 @@ class Worker:
         import pyarrow as pa
 
         from brim.compute.outputs.rows_file import EXTENSIONS, UnitFile
-        from brim.compute.steps.step import Encodes, Redo, Settles
+        from brim.compute.steps.step import HasEncoder, HasTypeInference, RestartUnit
         from brim.execution.worker_messages import UnitDone
         from brim.memory.meter import process_bytes
         from brim.memory.release import release
@@ -185,7 +185,7 @@ class Worker:
         if order.probe:
             self._probe(order)
             return
-        if order.types and order.types != self._types and isinstance(step, Settles):
+        if order.types and order.types != self._types and isinstance(step, HasTypeInference):
             self._types = order.types
             step.settle(pa.ipc.read_schema(pa.py_buffer(order.types)))
         target = folder / f"{order.unit.number:08d}{EXTENSIONS[self.setup.writing.format]}"
@@ -198,7 +198,7 @@ class Worker:
             with failures(folder):
                 rows, size, sha256 = out.finish(self.setup.syncs)
                 skipped.close()
-        except Redo:
+        except RestartUnit:
             out.abandon()
             skipped.abandon()
             self.compute(order)
@@ -212,7 +212,7 @@ class Worker:
         if held > self._base_bytes + _KEPT_BYTES:
             release()
             held = process_bytes(os.getpid())
-        encoder = (step.encoder, step.differed) if isinstance(step, Encodes) else ("", "")
+        encoder = (step.encoder, step.differed) if isinstance(step, HasEncoder) else ("", "")
         source = "" if self._source_hash is None else self._source_hash.hexdigest()
         batches = (skipped.batches, skipped.batch_rows)
         self.connection.send(UnitDone(rows, size, sha256, held, skipped.count, *encoder, *batches, source))
@@ -247,7 +247,7 @@ class Worker:
 
     def _results(self, order: Any, skipped: _SkippedRows) -> Iterator[Any]:
         """Yield one table per batch: the cuts between them do not depend on how the batch was computed."""
-        from brim.compute.outputs.rows_file import joined
+        from brim.compute.outputs.rows_file import concatenate
         from brim.compute.rows.read_unit import cut_batches, read_unit
         from brim.compute.steps.step import Batch
         from brim.state.atomic_files import failures
@@ -280,7 +280,7 @@ class Worker:
                     results += new
                     result_bytes += sum(result.nbytes for result in new)
                 offset += part.num_rows
-            result = joined(results) if results else None
+            result = concatenate(results) if results else None
             seen += table.nbytes
             if partial is not None:
                 with failures(self._folder):

@@ -26,7 +26,7 @@ from brim.jobs.destination_paths import DestinationPaths
 from brim.jobs.shard_set import PlannedShards, ShardSet
 from brim.plans.cut_shards import Shard, shard_name
 from brim.plans.fingerprint import digest_items, digest_json
-from brim.plans.known_rows import is_class_label, planned_again, with_known_classes, without_known_rows
+from brim.plans.known_rows import is_class_label, plan_for_rows, with_known_classes, without_known_rows
 from brim.plans.plan import EXTENSIONS, Plan
 from brim.plans.shard_bytes import PlanSlice, Slice
 from brim.records import dataclass
@@ -41,7 +41,7 @@ from brim.verification.published import (
     PublishedPart,
     Subset,
     narrow_record,
-    opened,
+    open_published,
     parts_of,
     record_of,
 )
@@ -89,7 +89,7 @@ def find_base(
         for subset in subsets:
             if subset.state in ("unfinished", "incomplete"):
                 raise DestinationError(
-                    f"{subset.name} is {subset.words.rstrip('.')}.", hint="Finish or repair it, then append to it."
+                    f"{subset.name} is {subset.state_text.rstrip('.')}.", hint="Finish or repair it, then append to it."
                 )
     receipts: dict[str, list[Receipt]] = {}
     foreign: list[Subset] = []
@@ -386,7 +386,7 @@ def appended_shards(
             f"The existing shards are {extension} files, and the new shards would be {EXTENSIONS[plan.format]} files.",
             hint="Use the same --format as the existing dataset.",
         )
-    plan = planned_again(plan, with_known_classes(plan.table, base.features))
+    plan = plan_for_rows(plan, with_known_classes(plan.table, base.features))
     check_columns(base, plan)
     renames = ledger is None and published is not None and published.renames
     if base.jobs == {plan.fingerprint}:
@@ -413,7 +413,7 @@ def plan_append(
                 with hub_session(note, run.stop.check), explained(location.repo, begun=False):
                     location = HubClient(location, hub.token).beginning()
             published = stack.enter_context(
-                opened(str(location), settings.state_dir, note, settings.access, token=hub.token)
+                open_published(str(location), settings.state_dir, note, settings.access, token=hub.token)
             )
             address = published.address
 
@@ -430,7 +430,7 @@ def plan_append(
             if not known:
                 return plan
             note(f"{plural(known, 'row')} of {len(plan.table):,} already in the dataset: skipped")
-            return planned_again(plan, table) if len(table) else None
+            return plan_for_rows(plan, table) if len(table) else None
 
         ledger = run.ledger if location.is_local and run.ledger.job is not None else None
         splits = [hub.split] if hub.split is not None and location.is_repository else None

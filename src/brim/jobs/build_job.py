@@ -24,7 +24,7 @@ from brim.jobs.shard_set import PlannedShards
 from brim.memory.limit import Limit, effective_limit
 from brim.options.groups import CheckFileOptions, ShardOptions
 from brim.plans.describe_plan import BuildForecast, plan_facts, plan_lines
-from brim.plans.file_checks import check_files, check_paths_stay_home, raise_refused, raise_unfit
+from brim.plans.file_checks import check_files, check_no_local_paths, raise_refused, raise_unfit
 from brim.plans.fingerprint import changes_between
 from brim.plans.plan import Plan, make_plan
 from brim.progress import Progress, Watch, given_or_silent
@@ -62,7 +62,7 @@ class BuildPlan(Described):
         self.options = options = replace(options, hub=replace(options.hub, split=split))
         check_settings("build", options, self.destination)
         self.limit: Limit = effective_limit(options.memory)
-        check_paths_stay_home(table)
+        check_no_local_paths(table)
         checked = check_files(table, options, MAX_CELL_BYTES if options.format == "parquet" else None)
         self.plan: Plan = make_plan(checked, options.format, options.only(ShardOptions), options.hub.folder)
         check_hub_limits(PlannedShards(self.plan), self.destination)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from brim.compute.outputs.output import MadeShard
+from brim.compute.outputs.output import OutputShard
 from brim.compute.outputs.rows_file import read_rows
 from brim.jobs.destination import Destination, Run
 from brim.jobs.destination_paths import DestinationPaths
@@ -49,7 +49,7 @@ class CacheDestination(Destination):
         except FileNotFoundError:
             return False
 
-    def finish(self, units: Ledger, receipts: Sequence[Receipt], files: Iterable[MadeShard]) -> None:
+    def finish(self, units: Ledger, receipts: Sequence[Receipt], files: Iterable[OutputShard]) -> None:
         """Replace the unit files that were written again with the types of all, and finish the ledger."""
         folder = self.paths.units_dir
         rewritten = {file.path.name: file for file in files if file.path.parent != folder}

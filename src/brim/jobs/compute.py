@@ -282,7 +282,7 @@ class ComputeRun:
         finished, peak = finish_on_cluster(cluster, order, self._run.progress, self._run.stop)
         if self._bucket is not None:
             shutil.rmtree(folder / "made", ignore_errors=True)  # of a run that was killed
-            self._download([str(file.path.relative_to(folder)) for file in finished.made.values()])
+            self._download([str(file.path.relative_to(folder)) for file in finished.shards.values()])
         stats.peak_bytes = max(stats.peak_bytes, peak)
         return finished
 
@@ -295,7 +295,7 @@ class ComputeRun:
     ) -> MapResult:
         destination, ledger, plan = self._destination, self._run.ledger, self._plan
         if isinstance(destination, CacheDestination):
-            destination.finish(units, stats.receipts, finished.made.values())
+            destination.finish(units, stats.receipts, finished.shards.values())
             return self._finished_result(units, stats)
         # First, so that nothing is done again once the result exists.
         target, fresh = self._paths.bad_rows, self._settings.fresh
@@ -306,7 +306,7 @@ class ComputeRun:
             quarantine = destination.store_bad_rows(target if has_bad_rows else None, self._watcher)
         are_columns = bool(self._paths.file_names)
         is_local = self._paths.root.is_local
-        shards = ComputedShards(plan.facts, finished.card, finished.made, is_linked=is_local, are_columns=are_columns)
+        shards = ComputedShards(plan.facts, finished.card, finished.shards, is_linked=is_local, are_columns=are_columns)
         source = source_record(plan.source, stats.receipts)
         result = Delivery(
             self._job,

@@ -45,7 +45,7 @@ from brim.memory.limit import Limit, effective_limit
 from brim.plans.cut_shards import Shard
 from brim.plans.describe_plan import BuildForecast, plan_facts, plan_lines
 from brim.plans.plan import Plan
-from brim.plans.saved_plan import PLAN_MAGIC, Saved, load_plan, moved, understood
+from brim.plans.saved_plan import PLAN_MAGIC, Saved, load_plan, relocate_plan, understood
 from brim.progress import Progress, Watch, given_or_silent
 from brim.records import dataclass
 from brim.state.atomic_files import failures, sha256_of, write_whole
@@ -301,7 +301,7 @@ class SavedBuild(SavedPlan[BuildResult]):
                 "--root can only be used with a source in a folder, and the source of this plan is in a bucket.",
                 hint="Leave out --root.",
             )
-        plan, changed = moved(self.plan, os.path.abspath(self.options.root), own)
+        plan, changed = relocate_plan(self.plan, os.path.abspath(self.options.root), own)
         if changed:
             progress.note(f"{changed:,} file(s) in --root have other dates than planned; paths and sizes are the same")
         return PlannedShards(plan, self.plan)
@@ -546,13 +546,13 @@ def save_job_plan(
     path: str | os.PathLike[str], job: Job, words: dict[str, Any], progress: Progress | None, access: Access | None
 ) -> None:
     """Count the units of a job, find its types with the first batch, and save what parts need to know."""
-    from brim.compute.steps.step import Settles
+    from brim.compute.steps.step import HasTypeInference
 
     check_plan_place(path)
     plan = job.plan
     assert isinstance(plan, ComputePlan)
     units = sum(1 for _ in plan.source.units(plan.step.batch_rows or 1, indices=plan.step.indices))
-    types = _first_types(job, progress or Progress()) if isinstance(plan.step, Settles) and units else ""
+    types = _first_types(job, progress or Progress()) if isinstance(plan.step, HasTypeInference) and units else ""
     saved = JobPlan(plan.command, words, plan.fingerprint, plan.facts, units, types)
     text = json.dumps({"kind": JOB_PLAN, "version": _VERSION, **asdict(saved)}, indent=1)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from brim.compute.outputs.output import MadeShard
+from brim.compute.outputs.output import OutputShard
 from brim.formats.card import CardFacts, SplitFacts
 from brim.formats.shard_listing import MOST_LISTING_BYTES, listing_record
 from brim.plans.cut_shards import Shard
@@ -180,7 +180,7 @@ class ComputedShards(ShardSet):
         self,
         facts: dict[str, Any],
         card_facts: CardFacts,
-        files: Mapping[str, MadeShard],
+        files: Mapping[str, OutputShard],
         *,
         is_linked: bool,
         are_columns: bool,

@@ -22,7 +22,7 @@ from brim.sources.table_spool import mapped_columns, spooled
 
 
 def metadata_bytes(table: FileTable) -> Ints:
-    """The bytes of each row's values outside of file columns."""
+    """Return the bytes of each row's values outside of file columns."""
     total = np.zeros(len(table), np.int64)
     for name in table.rows.column_names:
         if name not in table.columns:
@@ -31,15 +31,15 @@ def metadata_bytes(table: FileTable) -> Ints:
 
 
 DEFAULT_SHARD_BYTES = 500_000_000
-MOST_SHARDS = 5_000  # by default; the Hub takes 10,000 entries a folder
-_BLOCK = 10_000  # shards made at a time when all are asked for
+MOST_SHARDS = 5_000  # by default; the Hub allows 10,000 entries per folder
+_BLOCK = 10_000  # shards that an iteration makes at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     """Rows `start` to `stop` of the plan's table, and the file they become.
 
-    `value_bytes` is what the other columns take before they are compressed.
+    `value_bytes` is the uncompressed size of the other columns.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Shard:
 
 
 def shard_name(folder: str, split: str, number: int, count: int, extension: str) -> str:
-    """The Hub's convention, with more than five digits where five do not do.
+    """Return a shard's name by the Hub's convention, with more than five digits if needed.
 
-    All numbers of a split have the same width: readers sort by name, and `datasets` would take a mixture of widths
-    for those with five digits alone.
+    All numbers of a split have the same width: readers sort by name, and of mixed widths `datasets` would read only
+    those with five digits.
     """
     width = max(5, len(str(count - 1)))
     name = f"{folder}/{split}-{number:0{width}d}-of-{count:05d}{extension}"
@@ -74,7 +74,7 @@ def shard_name(folder: str, split: str, number: int, count: int, extension: str)
 class Shards(Sequence[Shard]):
     """The shards of a plan, kept in columns: a million of them as Python objects take 300 MB.
 
-    A split's shards stand together; `counts` says how many each split has.
+    The shards of a split follow each other; `counts` has their number per split.
     """
 
     folder: str
@@ -88,57 +88,59 @@ class Shards(Sequence[Shard]):
 
     @property
     def rows(self) -> Ints:
-        """How many rows each has."""
+        """The number of rows of each shard."""
         return self.stops - self.starts
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @overload
-    def __getitem__(self, at: int) -> Shard: ...
+    def __getitem__(self, index: int) -> Shard: ...
     @overload
-    def __getitem__(self, at: slice) -> list[Shard]: ...
-    def __getitem__(self, at: int | slice) -> Shard | list[Shard]:
-        if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
-        number = range(len(self))[at]
+    def __getitem__(self, index: slice) -> list[Shard]: ...
+    def __getitem__(self, index: int | slice) -> Shard | list[Shard]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
         ends = list(itertools.accumulate(self.counts))
         split = bisect_right(ends, number)
         first = ends[split] - self.counts[split]
-        return next(self._made(split, first, number, number + 1))
+        return next(self._shards_of(split, first, number, number + 1))
 
     def __iter__(self) -> Iterator[Shard]:
         first = 0
         for split, count in enumerate(self.counts):
-            for begin in range(first, first + count, _BLOCK):
-                yield from self._made(split, first, begin, min(begin + _BLOCK, first + count))
+            for start in range(first, first + count, _BLOCK):
+                yield from self._shards_of(split, first, start, min(start + _BLOCK, first + count))
             first += count
 
-    def _made(self, split: int, first: int, begin: int, end: int) -> Iterator[Shard]:
-        """Shards of one split, which begins at `first`."""
+    def _shards_of(self, split: int, first: int, start: int, stop: int) -> Iterator[Shard]:
+        """Yield shards `start` to `stop` of a split that begins at shard `first`."""
         name, count = self.splits[split], self.counts[split]
         columns = (self.starts, self.stops, self.file_bytes, self.value_bytes)
-        values = (column[begin:end].tolist() for column in columns)
-        for number, place in zip(range(begin - first, end - first), zip(*values, strict=True), strict=True):
-            yield Shard(shard_name(self.folder, name, number, count, self.extension), name, *place)
+        values = (column[start:stop].tolist() for column in columns)
+        for number, range_values in zip(range(start - first, stop - first), zip(*values, strict=True), strict=True):
+            yield Shard(shard_name(self.folder, name, number, count, self.extension), name, *range_values)
 
 
 def cut_shards(
     table: FileTable, extension: str, options: ShardOptions, max_rows: int | None = None, folder: str = "data"
 ) -> tuple[FileTable, Shards, str]:
-    """The table in the order of its shards, the shards, and why there are so many."""
+    """Cut a table; return it in the order of its shards, the shards, and the reason for their number."""
     table, groups = _grouped(table, options.shard_by)
     if new := [note for note in options.notes if note not in table.warnings]:
         table = table.replace(warnings=(*table.warnings, *new))
     values_before = cuts.running(metadata_bytes(table))
     total = cuts.running(table.file_bytes())
     total += values_before  # so that a table of long texts is cut as well
-    pieces = [(split, groups[slice(*np.searchsorted(groups, [split.start, split.stop + 1]))]) for split in table.splits]
-    boundaries, why = _boundaries(pieces, total, options, max_rows)
-    # `datasets` gives a split without rows a shard all the same.
+    grouped = [
+        (split, groups[slice(*np.searchsorted(groups, [split.start, split.stop + 1]))]) for split in table.splits
+    ]
+    boundaries, why = _boundaries(grouped, total, options, max_rows)
+    # A split without rows gets one shard, as in `datasets`.
     edges = [
-        np.array([split.start, split.stop], np.int64) if split.start == split.stop else found
-        for split, found in zip(table.splits, boundaries, strict=True)
+        np.array([split.start, split.stop], np.int64) if split.start == split.stop else cut
+        for split, cut in zip(table.splits, boundaries, strict=True)
     ]
     none = np.zeros(0, np.int64)
     starts = np.concatenate([none, *(each[:-1] for each in edges)])
@@ -150,7 +152,7 @@ def cut_shards(
 
 
 def _grouped(table: FileTable, column: str | None) -> tuple[FileTable, Ints]:
-    """Rows of one value brought together (in order of first appearance), and where the groups begin and end."""
+    """Sort rows by the values of a column, in order of first appearance; return the boundaries of the groups too."""
     if column is None:
         return table, np.arange(len(table) + 1, dtype=np.int64)
     if column not in table.rows.column_names or column in table.columns:
@@ -181,29 +183,29 @@ def _grouped(table: FileTable, column: str | None) -> tuple[FileTable, Ints]:
 
 
 def _boundaries(
-    pieces: list[tuple[Split, Ints]], total: Ints, options: ShardOptions, max_rows: int | None
+    grouped: list[tuple[Split, Ints]], total: Ints, options: ShardOptions, max_rows: int | None
 ) -> tuple[list[Ints], str]:
-    """For each split, the rows at which its shards begin and end; `total` is the running sum of rows' bytes."""
+    """Return the row boundaries of the shards of each split; `total` is the running sum of rows' bytes."""
 
     def by_size(limit: int) -> list[Ints]:
-        return [edges[cuts.fill_all([(total[edges], limit)], max_rows)] for _, edges in pieces]
+        return [edges[cuts.fill_all([(total[edges], limit)], max_rows)] for _, edges in grouped]
 
     if options.num_shards is not None:
-        return _by_number(pieces, total, options, by_size(DEFAULT_SHARD_BYTES))
+        return _by_number(grouped, total, options, by_size(DEFAULT_SHARD_BYTES))
     if options.rows_per_shard is not None:
         step = options.rows_per_shard
-        stepped = [np.append(np.arange(s.start, s.stop, step, dtype=np.int64), s.stop) for s, _ in pieces]
+        stepped = [np.append(np.arange(s.start, s.stop, step, dtype=np.int64), s.stop) for s, _ in grouped]
         return stepped, f"{step:,} rows each" if step > 1 else "one row each"
     if options.shard_bytes is not None:
-        kept = f", rows of one {options.shard_by} kept together" if options.shard_by else ""
-        return by_size(options.shard_bytes), f"rows in order, up to {format_size(options.shard_bytes)} a shard{kept}"
-    if options.shard_by is not None and sum(len(edges) - 1 for _, edges in pieces) <= MOST_SHARDS:
-        return [edges for _, edges in pieces], f"one for each {options.shard_by}"
+        suffix = f", rows of one {options.shard_by} kept together" if options.shard_by else ""
+        return by_size(options.shard_bytes), f"rows in order, up to {format_size(options.shard_bytes)} a shard{suffix}"
+    if options.shard_by is not None and sum(len(edges) - 1 for _, edges in grouped) <= MOST_SHARDS:
+        return [edges for _, edges in grouped], f"one for each {options.shard_by}"
     limit = DEFAULT_SHARD_BYTES
-    found = by_size(limit)
-    while sum(len(edges) - 1 for edges in found) > MOST_SHARDS:
-        limit *= 2  # in steps, so that a dataset that grows a little keeps its cuts
-        found = by_size(limit)
+    cuts_by_split = by_size(limit)
+    while sum(len(edges) - 1 for edges in cuts_by_split) > MOST_SHARDS:
+        limit *= 2  # doubling, so that a dataset that grows a little keeps its boundaries
+        cuts_by_split = by_size(limit)
     why = f"rows in order, up to {format_size(limit)} a shard"
     if max_rows is not None:
         why += f" and {max_rows:,} rows"
@@ -211,29 +213,29 @@ def _boundaries(
         why += f" (larger than {format_size(DEFAULT_SHARD_BYTES)}, to stay below {MOST_SHARDS} files)"
     if options.shard_by is not None:
         why += f", rows of one {options.shard_by} kept together"
-    return found, why
+    return cuts_by_split, why
 
 
 def _by_number(
-    pieces: list[tuple[Split, Ints]], total: Ints, options: ShardOptions, otherwise: list[Ints]
+    grouped: list[tuple[Split, Ints]], total: Ints, options: ShardOptions, otherwise: list[Ints]
 ) -> tuple[list[Ints], str]:
-    """Splits cut into as many shards as asked for; those of which no number was said, as `otherwise` has it."""
-    asked = options.num_shards
-    if isinstance(asked, Mapping) and (strange := sorted(set(asked) - {split.name for split, _ in pieces})):
-        names = ", ".join(split.name for split, _ in pieces)
+    """Cut splits into the requested numbers of shards; others are cut as in `otherwise`."""
+    requested = options.num_shards
+    if isinstance(requested, Mapping) and (strange := sorted(set(requested) - {split.name for split, _ in grouped})):
+        names = ", ".join(split.name for split, _ in grouped)
         raise InputError(
             f"--num-shards names the split {strange[0]!r}, which does not exist.", hint=f"The splits are: {names}."
         )
-    found = []
-    for (split, edges), default in zip(pieces, otherwise, strict=True):
+    boundaries = []
+    for (split, edges), default in zip(grouped, otherwise, strict=True):
         count, rows = options.shard_count(split.name), len(edges) - 1
         if count is None or rows == 0:
-            found.append(default)
+            boundaries.append(default)
             continue
         if count > rows:
-            what = f"values of {options.shard_by}" if options.shard_by else "rows"
-            raise InputError(f"--num-shards={count} is more than the {rows} {what} of the split {split.name!r}.")
-        found.append(edges[cuts.share(np.diff(total[edges]), count)])
-    if isinstance(asked, Mapping):
-        return found, "--num-shards " + ", ".join(f"{name}={count}" for name, count in asked.items())
-    return found, f"--num-shards {asked}" + (" for each split" if len(pieces) > 1 else "")
+            unit = f"values of {options.shard_by}" if options.shard_by else "rows"
+            raise InputError(f"--num-shards={count} is more than the {rows} {unit} of the split {split.name!r}.")
+        boundaries.append(edges[cuts.share(np.diff(total[edges]), count)])
+    if isinstance(requested, Mapping):
+        return boundaries, "--num-shards " + ", ".join(f"{name}={count}" for name, count in requested.items())
+    return boundaries, f"--num-shards {requested}" + (" for each split" if len(grouped) > 1 else "")

@@ -1,4 +1,4 @@
-"""A plan in words and as JSON."""
+"""Describe a plan as text and as JSON, and estimate its memory."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from brim.wording import worded
 
 VIEWER_ROW_BYTES = 300_000_000  # the Hub's viewer refuses larger row groups
 # Measured on Python 3.11 with pyarrow 26 (benchmarks/package.py): the buffers of a worker, and a shard's segments,
-# paths and skeleton for each file in it. What a table takes is in table_memory.py.
-DATASETS_BYTES = 45_000_000  # what `import datasets` adds
+# paths and skeleton per file. The memory of a table is in table_memory.py.
+DATASETS_BYTES = 45_000_000  # for `import datasets`
 WORKER_BYTES = 4_000_000
 HUB_BYTES = 30_000_000  # huggingface_hub and its connections
 OBJECTS_BYTES = 25_000_000  # obstore and its connections
-OBJECT_READER_BYTES = AHEAD_BYTES + 6_000_000  # what a worker has asked a bucket for, and the piece it reads
+OBJECT_READER_BYTES = AHEAD_BYTES + 6_000_000  # requested from a bucket, and the block being read
 PER_FILE_BYTES = 160
-# Writing values in memory: how often they are held, and what a column takes besides, by row and at most. The largest
-# part of both are dictionaries, which are given up when they are full.
+# Writing values in memory: the number of copies, and the memory per column, by row and at most. Most of both is
+# dictionaries, which are abandoned when they are full.
 VALUE_FACTOR = 7
 WRITER_ROW_BYTES, WRITER_COLUMN_BYTES = 100, 200_000
 FULL_BYTES, FULL_FACTOR = 33_000_000, 2.5  # with all dictionaries full
 PER_TAR_ROW_BYTES = 2_600
-# Writing values by way of the disk: what it takes whatever they are, and how often a row group is held. A
-# row group of few large values is held more often, because a page takes whole values.
+# Writing values by way of the disk: the fixed memory, and the number of copies of a row group. There are more copies
+# of a row group of few large values, because a page has complete values.
 WRITER_BYTES = 25_000_000
 GROUP_FACTOR, LARGE_GROUP_FACTOR = 2.2, 4.0
 LARGE_ROW_BYTES = 1_000_000
-READ_BYTES = 8 << 20  # of an object that holds many values, in one request
+READ_BYTES = 8 << 20  # read per request of an object with many values
 
 
 @dataclass(frozen=True, slots=True)
 class BuildForecast:
-    """Bytes of memory for a build, by what they are for."""
+    """Bytes of memory for a build: of the main process, and per worker."""
 
     base: int
     worker: int
@@ -94,12 +94,12 @@ def forecast_build(
         base += int(table.files.etags.nbytes)
         reader = OBJECT_READER_BYTES
     most_rows = int(plan.shards.rows.max())
-    share = most_rows / max(len(table), 1)
+    fraction = most_rows / max(len(table), 1)
     per_row = PER_TAR_ROW_BYTES if plan.format == "webdataset" else 0
     numbers = sum(int(table.rows.column(name).nbytes) for name in (*table.columns, *table.nested))
     in_shard = table.file_count() * PER_FILE_BYTES + 3 * paths + 3 * numbers
     parts = sending_bytes(int(plan.shards.file_bytes.max())) * bucket
-    worker = WORKER_BYTES + reader + parts + int(share * in_shard) + per_row * most_rows + _values_bytes(plan)
+    worker = WORKER_BYTES + reader + parts + int(fraction * in_shard) + per_row * most_rows + _values_bytes(plan)
     worker += SPOOLED_WORKER_BYTES * spooled
     fit = max((limit.bytes - base) // worker, 0)
     if fit < 1:
@@ -115,37 +115,32 @@ def forecast_build(
 
 
 def sending_bytes(size: int) -> int:
-    """Of a shard of this size to a bucket: a part that is made, one that waits and one on its way."""
+    """Return the memory to send a shard to a bucket: one part being made, one waiting, one being sent."""
     return 3 * part_bytes(size)
 
 
 def _values_bytes(plan: Plan) -> int:
-    """What writing the columns that are not of files takes, for the largest shard."""
+    """Return the memory to write the value columns of the largest shard."""
     columns, rows = len(plan.table.rows.column_names), int(plan.shards.rows.max())
     values = int(plan.shards.value_bytes.max())
-    held = VALUE_FACTOR * values + columns * min(WRITER_COLUMN_BYTES, WRITER_ROW_BYTES * rows)
-    held = min(held, int(FULL_BYTES + FULL_FACTOR * values))
+    in_memory = VALUE_FACTOR * values + columns * min(WRITER_COLUMN_BYTES, WRITER_ROW_BYTES * rows)
+    in_memory = min(in_memory, int(FULL_BYTES + FULL_FACTOR * values))
     if plan.format != "parquet" or not on_disk_bytes(plan):
-        return held
+        return in_memory
     largest = int(metadata_bytes(plan.table).max())
     factor = GROUP_FACTOR if largest < LARGE_ROW_BYTES else LARGE_GROUP_FACTOR
-    return min(held, WRITER_BYTES + int(factor * (cuts.GROUP_VALUE_BYTES + largest)))
+    return min(in_memory, WRITER_BYTES + int(factor * (cuts.GROUP_VALUE_BYTES + largest)))
 
 
 def on_disk_bytes(plan: Plan) -> int:
-    """The most that a worker writes to a temporary file, before it is compressed."""
-    most = int(plan.shards.value_bytes.max())
-    return most if plan.format == "parquet" and most > cuts.HELD_VALUE_BYTES else 0
-
-
-def _spooled_bytes(table: FileTable) -> int:
-    """What of the table lies in a temporary file."""
-    return sum(cuts.arrow_bytes(table.rows.column(name)) for name in mapped_columns(table.rows))
+    """Return the uncompressed bytes that a worker writes to a temporary file at most."""
+    largest = int(plan.shards.value_bytes.max())
+    return largest if plan.format == "parquet" and largest > cuts.HELD_VALUE_BYTES else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """The metadata trap: what a library that sizes files by their paths would do with this dataset."""
+    """The metadata trap: a library that sizes files by their paths would load this dataset at once."""
 
     path_bytes: int
     file_bytes: int
@@ -164,12 +159,13 @@ def metadata_trap(plan: Plan) -> Trap:
 
 
 def plan_facts(plan: Plan, forecast: BuildForecast, limit: Limit) -> dict[str, Any]:
-    """Everything a program may want to know about a plan."""
+    """Return the facts of a plan for programs."""
     table = plan.table
     row_bytes = table.file_bytes()
-    # What a source publishes as it stands may be all values and no files.
+    # A source that is published unchanged may have values only.
     sizes = plan.shards.file_bytes + (plan.shards.value_bytes if table.verbatim else 0)
     trap = metadata_trap(plan)
+    spooled_bytes = sum(cuts.arrow_bytes(table.rows.column(name)) for name in mapped_columns(table.rows))
     largest = int(table.files.sizes.argmax()) if len(table.files) else None
     return {
         "rows": len(table),
@@ -206,7 +202,7 @@ def plan_facts(plan: Plan, forecast: BuildForecast, limit: Limit) -> dict[str, A
             "limit_bytes": limit.bytes,
             "limit_reason": limit.reason,
         },
-        "temporary_disk_bytes": forecast.workers * on_disk_bytes(plan) + _spooled_bytes(table),
+        "temporary_disk_bytes": forecast.workers * on_disk_bytes(plan) + spooled_bytes,
         "embedding_in_one_go": {
             "low_bytes": trap.embed_bytes[0],
             "high_bytes": trap.embed_bytes[1],
@@ -229,12 +225,12 @@ def plan_facts(plan: Plan, forecast: BuildForecast, limit: Limit) -> dict[str, A
 
 
 def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool = False) -> list[tuple[str, str]]:
-    """The plan as (label, text) lines; `remote` if it is sent somewhere."""
+    """Return the plan as (label, text) lines; `remote` if the destination is remote."""
     facts = plan_facts(plan, forecast, limit)
     table, shards, memory = plan.table, facts["shards"], facts["memory"]
     lines = [
         *table.query,
-        ("rows", f"{facts['rows']:,}" + _splits(facts["splits"])),
+        ("rows", f"{facts['rows']:,}  ({', '.join(f'{name} {rows:,}' for name, rows in facts['splits'].items())})"),
         ("files", f"{facts['files']:,}" + _columns(plan)),
         *_by_column(plan),
     ]
@@ -247,8 +243,8 @@ def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool =
         lines.append(("largest row", format_size(facts["largest_row_bytes"])))
     if facts["reads"] is not None and table.query:
         reads = facts["reads"]
-        far = f", at most {reads['requests']:,} requests" if reads["requests"] else ""
-        lines.append(("reads", f"{format_size(reads['bytes'])} of {reads['shards']:,} shard(s){far}"))
+        requests = f", at most {reads['requests']:,} requests" if reads["requests"] else ""
+        lines.append(("reads", f"{format_size(reads['bytes'])} of {reads['shards']:,} shard(s){requests}"))
     spread = f"{format_size(shards['min_bytes'])} / {format_size(shards['median_bytes'])} / "
     spread += format_size(shards["max_bytes"])
     lines.append(("shards", f"{shards['count']:,} {plan.format} ({shards['why']})"))
@@ -287,7 +283,7 @@ def _took(table: FileTable, name: str) -> dict[str, int]:
 
 
 def _by_column(plan: Plan) -> list[tuple[str, str]]:
-    """For those who write a recipe: how many rows and files each column took."""
+    """Return the rows and files of each column, for authors of recipes."""
     table = plan.table
     if table.recipe.get("recipe_text") in (None, "files", "bids"):
         return []
@@ -297,31 +293,27 @@ def _by_column(plan: Plan) -> list[tuple[str, str]]:
         column = table.columns.get(field.name)
         lists = is_list_type(field.type)
         kind = str(field.type.value_type if lists else field.type) if column is None else column.kind
-        held = f", {count:,} {'texts' if column is None else 'files'}" if column is not None or lists else ""
-        lines.append(("column", f"{field.name}: {'list of ' if lists else ''}{kind}, {rows:,} rows{held}"))
+        contents = f", {count:,} {'texts' if column is None else 'files'}" if column is not None or lists else ""
+        lines.append(("column", f"{field.name}: {'list of ' if lists else ''}{kind}, {rows:,} rows{contents}"))
     return lines
 
 
 def _reads(plan: Plan) -> dict[str, int] | None:
-    """What of the shards that hold the values will be read: bytes, shards, and requests where they are far away."""
+    """Return the bytes and shards that will be read of a dataset, and the requests for remote ones."""
     files = plan.table.files
     if files.ranges is None:
         return None
     _, holders, _, sizes = files.places(np.arange(len(files), dtype=np.int64))
     shards = plan.table.shards_read or len(np.unique(holders[holders >= 0]))
-    far = np.isin(holders, np.array(list(files.on_disk.remotes), np.int64))
-    requests = int(np.maximum(sizes[far] // READ_BYTES, 1).sum()) if far.any() else 0
+    is_remote = np.isin(holders, np.array(list(files.on_disk.remotes), np.int64))
+    requests = int(np.maximum(sizes[is_remote] // READ_BYTES, 1).sum()) if is_remote.any() else 0
     return {"bytes": int(sizes.sum()), "shards": shards, "requests": requests}
-
-
-def _splits(splits: dict[str, int]) -> str:
-    return f"  ({', '.join(f'{name} {rows:,}' for name, rows in splits.items())})"
 
 
 def _columns(plan: Plan) -> str:
     columns = plan.table.columns
     if len(columns) > 1 and _by_column(plan):
-        return ""  # which says it for each of them
+        return ""  # which lists each column
     parts = [f"{name}: {'list of ' if column.is_list else ''}{column.kind}" for name, column in columns.items()]
     guessed = any(column.guessed for column in columns.values())
     return f"  ({'; '.join(parts)}{'; guessed, --files to change' if guessed else ''})" if parts else ""

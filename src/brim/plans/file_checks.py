@@ -1,4 +1,4 @@
-"""The cheap checks before the first byte: what would ruin a long run is found while it costs nothing."""
+"""Check the files of a source before the first byte is read: missing, unreadable, pointers, empty, too large."""
 
 from __future__ import annotations
 
@@ -36,45 +36,47 @@ from brim.storage.storage import ByteRange
 
 _SHOWN = 3
 _BLOCK, _THREADS = 4096, 8
-_REQUESTS = 64  # at a time, to a bucket
+_REQUESTS = 64  # in parallel, to a bucket
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """A reason to refuse a file, of one and of several, and what to do about it."""
+class RefusalText:
+    """The texts of a reason to refuse files: for one file, for several, and what to do."""
 
-    one: str
-    many: str
+    singular: str
+    plural: str
     todo: str
 
 
-REASONS: dict[Reason, Words] = {
-    "missing": Words("missing", "missing", "Restore them, or leave their rows out with --exclude."),
-    "folder": Words("a folder, not a file", "folders, not files", "Name the files inside, or pack each folder first."),
-    "special": Words("a pipe, socket or device", "pipes, sockets or devices", "Leave them out with --exclude."),
-    "unreadable": Words("not readable", "not readable", "Give yourself the right to read them."),
-    "annex": Words(
+REASONS: dict[Reason, RefusalText] = {
+    "missing": RefusalText("missing", "missing", "Restore them, or leave their rows out with --exclude."),
+    "folder": RefusalText(
+        "a folder, not a file", "folders, not files", "Name the files inside, or pack each folder first."
+    ),
+    "special": RefusalText("a pipe, socket or device", "pipes, sockets or devices", "Leave them out with --exclude."),
+    "unreadable": RefusalText("not readable", "not readable", "Give yourself the right to read them."),
+    "annex": RefusalText(
         "a git-annex pointer, not data", "git-annex pointers, not data", f"Fetch the data with: {COMMANDS['annex']}"
     ),
-    "lfs": Words(
+    "lfs": RefusalText(
         "a Git LFS pointer, not data", "Git LFS pointers, not data", f"Fetch the data with: {COMMANDS['lfs']}"
     ),
-    "url": Words("an address, not a local path", "addresses, not local paths", "Download them first."),
-    "name": Words("named in a way that is not UTF-8", "named in a way that is not UTF-8", "Rename them."),
-    "twin": Words(
+    "url": RefusalText("an address, not a local path", "addresses, not local paths", "Download them first."),
+    "name": RefusalText("named in a way that is not UTF-8", "named in a way that is not UTF-8", "Rename them."),
+    "twin": RefusalText(
         "an object with the name of a folder",
         "objects with the names of folders",
         "Rename them, or leave them out with --exclude.",
     ),
-    "empty": Words(
+    "empty": RefusalText(
         "empty (0 bytes)",
         "empty (0 bytes)",
         "Restore them, leave them out with --exclude, or take them with --allow-empty.",
     ),
-    "oversize": Words(
+    "oversize": RefusalText(
         "too large for one cell of a Parquet file, which holds just under 2 GiB per row and column",
         "too large for one cell of a Parquet file, which holds just under 2 GiB per row and column",
-        "Use --format=webdataset, give each file a row of its own, or leave them out with --oversize=skip.",
+        "Use --format=webdataset, give each file a separate row, or leave them out with --oversize=skip.",
     ),
 }
 
@@ -83,7 +85,7 @@ Oversize = Literal["error", "skip"]
 
 
 def check_files(table: FileTable, options: CheckFileOptions, max_cell_bytes: int | None) -> FileTable:
-    """The table with every refused file noted, and oversized cells emptied if the user asked for that."""
+    """Add refused files to a table; empty oversized cells with `--oversize=skip`."""
     table, refused = _with_absent(table, [*table.refused, *_unreadable_or_pointer(table)])
     if not options.allow_empty and not table.verbatim:
         empty = (table.files.sizes == 0) & ~table.files.packed()  # inside a recording, empty files are usual
@@ -91,42 +93,53 @@ def check_files(table: FileTable, options: CheckFileOptions, max_cell_bytes: int
         refused += [Refused("empty", table.files.path(i)) for i in np.flatnonzero(empty).tolist()]
     if max_cell_bytes is not None:
         for name in table.columns:
-            over = _oversize_rows(table, name, max_cell_bytes)
+            # A list's levels take up to four bytes per file besides the length.
+            cell_bytes = table.cell_bytes(name, table.files.sizes + (8 if table.columns[name].is_list else 4))
+            over = np.flatnonzero(cell_bytes > max_cell_bytes + 4)
             if not len(over):
                 continue
-            paths = _paths_of(table, name, over)
+            present = flat_numbers(table.rows.column(name).take(pa.array(over))).tolist()
+            paths = [table.files.path(number) for number in present]
             if options.oversize == "skip":
                 table = table.replace(left_out=table.left_out + tuple(paths))
-                for one in _together(table, name):  # what goes with a file goes with it
-                    table = _empty_cells(table, one, over)
+                # Columns that are aligned with it lose the same cells.
+                base = table.aligned_with.get(name, name)
+                for column in [base, *(other for other, first in table.aligned_with.items() if first == base)]:
+                    table = _empty_cells(table, column, over)
             else:
                 refused += [Refused("oversize", path) for path in paths]
-        refused += _oversize_inside(table, max_cell_bytes)
+        # Files inside of nested values are always refused: their bytes are part of a value.
+        for name, kind in table.nested.items():
+            for numbers, rows in nested_numbers(table.rows.column(name), kind):
+                total = np.zeros(len(table), np.int64)
+                np.add.at(total, rows, table.files.sizes[numbers] + 8)
+                over = np.flatnonzero(total > max_cell_bytes)
+                refused += [Refused("oversize", f"{name}, row {row}") for row in over.tolist()]
     table = _drop_bare_rows(table) if table.left_out else table
     return table.replace(refused=tuple(refused))
 
 
 def _with_absent(table: FileTable, refused: list[Refused]) -> tuple[FileTable, list[Refused]]:
-    """Files that git-annex keeps elsewhere are no reason not to plan if their keys tell their sizes."""
+    """Accept files that git-annex keeps elsewhere if their keys contain their sizes."""
     files = table.files
     if files.bucket is not None or files.ranges is not None or not any(r.reason == "annex" for r in refused):
         return table, refused
     number_of = {path: number for number, path in enumerate(files.paths.to_pylist())}
-    packed, sizes, left, absent = files.packed(), files.sizes.copy(), [], []
-    for one in refused:
-        number = number_of.get(one.path)
-        known = one.reason == "annex" and number is not None and not packed[number]
-        size = annex_size(files.root, one.path) if known else None
+    packed, sizes, remaining, absent = files.packed(), files.sizes.copy(), [], []
+    for item in refused:
+        number = number_of.get(item.path)
+        is_annexed = item.reason == "annex" and number is not None and not packed[number]
+        size = annex_size(files.root, item.path) if is_annexed else None
         if size is None or number is None:
-            left.append(one)
+            remaining.append(item)
         else:
             sizes[number] = size
-            absent.append(one.path)
-    return table.replace(files=replace(files, sizes=sizes), absent=tuple(absent)), left
+            absent.append(item.path)
+    return table.replace(files=replace(files, sizes=sizes), absent=tuple(absent)), remaining
 
 
 def absent_text(table: FileTable) -> str:
-    """Which files git-annex keeps elsewhere, and how to have them."""
+    """Describe the files that git-annex keeps elsewhere."""
     numbers = np.flatnonzero(np.isin(table.files.paths.to_numpy(zero_copy_only=False), list(table.absent)))
     size = format_size(int(table.files.sizes[numbers].sum()))
     examples = ", ".join(table.absent[:_SHOWN]) + (" …" if len(table.absent) > _SHOWN else "")
@@ -134,33 +147,36 @@ def absent_text(table: FileTable) -> str:
 
 
 def raise_refused(table: FileTable, *, planning: bool = False) -> None:
-    """InvalidFilesError if there are any. A plan alone needs no content: what git-annex keeps elsewhere has a size."""
+    """Raise InvalidFilesError if files are refused. Planning allows files that git-annex keeps elsewhere."""
     absent = () if planning else table.absent
     refused = [*table.refused, *(Refused("annex", path) for path in absent)]
     if refused:
         lines = refusal_lines(refused)
+        listed = set(table.files.paths.to_pylist()) if table.refused else set()
+        unlisted = {file.path for file in table.refused} - listed
         raise InvalidFilesError(
-            f"{len(refused)} of {len(table.files) + _absent(table)} files cannot be packaged:\n"
+            f"{len(refused)} of {len(table.files) + len(unlisted)} files cannot be packaged:\n"
             + "\n".join(f"  {line}" for line in lines),
             problems=[{"reason": r.reason, "path": r.path} for r in refused],
         )
 
 
 def raise_unfit(table: FileTable, strict: bool) -> None:
-    """SourceError if lists that go together differ in length, or where the user or the recipe is strict about it: if
-    the source is not what the recipe expects, or holds data that no column takes."""
-    if crooked := table.misaligned():
-        more = [f"and {len(crooked) - _SHOWN} more"] if len(crooked) > _SHOWN else []
+    """Raise SourceError if aligned lists differ in length; with `--strict`, or a strict recipe, also if the source is
+    not as the recipe expects, or has data that belongs to no column."""
+    if misaligned := table.misaligned():
+        suffix = [f"and {len(misaligned) - _SHOWN} more"] if len(misaligned) > _SHOWN else []
         raise SourceError(
             "These list columns must have the same length in every row, but do not:\n"
-            + "\n".join(f"  {line}" for line in [*crooked[:_SHOWN], *more]),
+            + "\n".join(f"  {line}" for line in [*misaligned[:_SHOWN], *suffix]),
             hint="Restore the missing files; brim check names them.",
         )
     unmet = [f"{finding.name}: {finding.detail}" for finding in table.expected if not finding.ok] if strict else []
-    left, hints = table.unmatched, ["Complete the source, or leave out --strict to build it as it is."] if unmet else []
-    if left is not None and (strict or left.is_error) and left.count("data"):
-        unmet.append(left.lines()[0])
-        hints.append(left.hint)
+    hints = ["Complete the source, or leave out --strict to build it as it is."] if unmet else []
+    unmatched = table.unmatched
+    if unmatched is not None and (strict or unmatched.is_error) and unmatched.count("data"):
+        unmet.append(unmatched.lines()[0])
+        hints.append(unmatched.hint)
     if unmet:
         raise SourceError(
             f"The source is not as expected (by {'--strict' if strict else 'the recipe'}):\n"
@@ -171,43 +187,37 @@ def raise_unfit(table: FileTable, strict: bool) -> None:
 
 
 def refusal_lines(refused: Sequence[Refused]) -> list[str]:
-    """One line for each reason: how many, which for example, and what to do."""
+    """Return one line per reason: the number of files, examples, and what to do."""
     lines = []
     for reason, count in Counter(r.reason for r in refused).most_common():
-        words = REASONS[reason]
+        text = REASONS[reason]
         paths = [r.path for r in refused if r.reason == reason]
         examples = ", ".join(paths[:_SHOWN]) + (f" and {count - _SHOWN} more" if count > _SHOWN else "")
-        what = f"is {words.one}" if count == 1 else f"are {words.many}"
-        lines.append(f"{count} {what}: {examples}. {todo(reason, paths)}")
+        summary = f"is {text.singular}" if count == 1 else f"are {text.plural}"
+        lines.append(f"{count} {summary}: {examples}. {todo(reason, paths)}")
     return lines
 
 
 def todo(reason: Reason, paths: Sequence[str]) -> str:
-    """What to do about files that are refused for a reason."""
+    """Return what to do about refused files."""
     if reason == "annex":
         return f"Fetch the data with: {datalad_get(paths)}   (in the folder of the dataset)"
     return REASONS[reason].todo
 
 
-def _absent(table: FileTable) -> int:
-    """How many of the refused are not among the files."""
-    here = set(table.files.paths.to_pylist()) if table.refused else set()
-    return len({refused.path for refused in table.refused} - here)
-
-
 def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
-    """Files that cannot be read, or stand for others. In threads: a cold disk answers several at once."""
+    """Return files that are unreadable or pointers. Uses threads, since a cold disk serves several requests at once."""
     files = table.files.on_disk
     small = (files.sizes <= MAX_POINTER_BYTES) & (files.sizes > 0)
     small[list(files.bundles)] = False
     if files.bucket is not None:
         return list(_pointers_in_bucket(files, np.flatnonzero(small)))
     if files.remotes or table.held:
-        return []  # what was just read to find its values is no pointer
+        return []  # these files were just read, so they are not pointers
     tree = LocalTree(files.root)
 
-    def look(start: int) -> list[Refused]:
-        found = []
+    def check_block(start: int) -> list[Refused]:
+        block = []
         paths = files.paths.slice(start, _BLOCK).to_pylist()
         for path, is_small in zip(paths, small[start : start + _BLOCK].tolist(), strict=True):
             reason: Reason | None = None
@@ -221,15 +231,15 @@ def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
             if reason == "unreadable" and is_annex_link(os.path.join(files.root, path)):
                 reason = "annex"
             if reason is not None:
-                found.append(Refused(reason, path))
-        return found
+                block.append(Refused(reason, path))
+        return block
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return [refused for found in pool.map(look, range(0, len(files), _BLOCK)) for refused in found]
+        return [refused for block in pool.map(check_block, range(0, len(files), _BLOCK)) for refused in block]
 
 
 def _pointers_in_bucket(files: FileSet, small: Ints) -> Iterator[Refused]:
-    """Of objects, only those that are small enough to be pointers are looked at: each takes a request."""
+    """Yield objects that are pointers; only small ones are read, since each takes a request."""
     assert files.bucket is not None
     heads = (next(remote_file(files, number).ranges(0, HEAD_BYTES)) for number in small.tolist())
 
@@ -243,43 +253,17 @@ def _pointers_in_bucket(files: FileSet, small: Ints) -> Iterator[Refused]:
             yield Refused(kind, files.path(number))
 
 
-def _oversize_rows(table: FileTable, name: str, limit: int) -> Ints:
-    # A list's levels take up to four bytes a file besides the length.
-    extra = 8 if table.columns[name].is_list else 4
-    return np.flatnonzero(table.cell_bytes(name, table.files.sizes + extra) > limit + 4)
-
-
-def _oversize_inside(table: FileTable, limit: int) -> Iterator[Refused]:
-    """Rows of which a leaf of a nested column does not fit. They cannot be left out: the bytes are part of a value."""
-    for name, kind in table.nested.items():
-        for numbers, rows in nested_numbers(table.rows.column(name), kind):
-            total = np.zeros(len(table), np.int64)
-            np.add.at(total, rows, table.files.sizes[numbers] + 8)
-            yield from (Refused("oversize", f"{name}, row {row}") for row in np.flatnonzero(total > limit).tolist())
-
-
-def _paths_of(table: FileTable, name: str, rows: Ints) -> list[str]:
-    column = table.rows.column(name).take(pa.array(rows))
-    return [table.files.path(number) for number in flat_numbers(column).tolist()]
-
-
 def _empty_cells(table: FileTable, name: str, rows: Ints) -> FileTable:
     mask = np.zeros(len(table), bool)
     mask[rows] = True
     column = one_array(table.rows.column(name))
     emptied = pc.if_else(pa.array(mask), pa.scalar(None, column.type), column)
-    at = table.rows.column_names.index(name)
-    return table.replace(rows=table.rows.set_column(at, name, emptied))
-
-
-def _together(table: FileTable, name: str) -> list[str]:
-    """A column, and those that go element by element with it."""
-    base = table.aligned_with.get(name, name)
-    return [base, *(other for other, of in table.aligned_with.items() if of == base)]
+    index = table.rows.column_names.index(name)
+    return table.replace(rows=table.rows.set_column(index, name, emptied))
 
 
 def _drop_bare_rows(table: FileTable) -> FileTable:
-    """Rows whose last file was left out go as well."""
+    """Drop rows whose last file was skipped."""
     ones = np.ones(len(table.files), np.int64)
     files = sum((table.cell_bytes(name, ones) for name in table.columns), np.zeros(len(table), np.int64))
     keep = files > 0
@@ -294,17 +278,17 @@ def _drop_bare_rows(table: FileTable) -> FileTable:
     return table.replace(rows=table.rows.filter(pa.array(keep)), splits=splits)
 
 
-def check_paths_stay_home(table: FileTable) -> None:
-    """Refuse metadata that would publish where things lie on this machine."""
+def check_no_local_paths(table: FileTable) -> None:
+    """Refuse metadata with absolute paths of this machine, which would be published."""
     if table.verbatim:
         return
-    root = table.files.root if table.files.bucket is None else ""  # a bucket tells nothing of this machine
-    places = {root.rstrip("/"), os.path.expanduser("~").rstrip("/")} - {""}
+    root = table.files.root if table.files.bucket is None else ""  # a bucket is not on this machine
+    folders = {root.rstrip("/"), os.path.expanduser("~").rstrip("/")} - {""}
     for field in table.rows.schema:
         if field.name in table.columns:
             continue
         for texts in (texts for chunk in table.rows.column(field.name).chunks for texts in _texts(chunk)):
-            if any(pc.any(pc.match_substring(texts, f"{place}/")).as_py() for place in places):
+            if any(pc.any(pc.match_substring(texts, f"{folder}/")).as_py() for folder in folders):
                 raise InputError(
                     f"The column {field.name!r} has absolute paths of this machine, which would be published.",
                     hint=f"Leave it out with --drop={field.name}, package its files with --files={field.name}, "
@@ -313,7 +297,7 @@ def check_paths_stay_home(table: FileTable) -> None:
 
 
 def _texts(array: pa.Array) -> Iterator[pa.Array]:
-    """Every array of texts inside an array."""
+    """Yield every array of texts inside an array."""
     if pa.types.is_dictionary(array.type):
         yield from _texts(array.dictionary)
     elif pa.types.is_struct(array.type):

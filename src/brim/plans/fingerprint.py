@@ -1,7 +1,7 @@
-"""Digests of what decides the output's bytes, and of nothing else.
+"""Compute digests of the inputs that determine the output's bytes.
 
-Two tables with the same content have the same digest, however their memory is laid out and whichever
-release of pyarrow made them: chunks, offsets and what lies behind nulls do not count.
+Two tables with the same content have the same digest, regardless of their memory layout and the release of pyarrow:
+chunks, offsets and the bytes of null values do not count.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from brim.file_set import Bools, Ints
 from brim.sizes import format_size
 from brim.sources.read_table import plain_type
 
-_PIECE_BYTES = 8_000_000  # of a column that are looked at together
+_PIECE_BYTES = 8_000_000  # of a column that is hashed at a time
 _BLOCK = 10_000  # items of a list that are written as JSON at a time
 _ENCODER = json.JSONEncoder(sort_keys=True, default=str)
-Pieces = Callable[[], Iterator[Any]]  # the arrays of a column, from its beginning whenever asked
+Chunks = Callable[[], Iterator[Any]]  # returns the arrays of a column, from the start at every call
 
 
 def digest_table(table: pa.Table, *, deep: bool = False) -> str:
-    """The SHA-256 of a table's names, types and values.
+    """Return the SHA-256 of a table's names, types and values.
 
-    `deep` takes lists of fixed length and extension types by their values and not by their text, which is
-    slow; it gives them another digest.
+    `deep` hashes the values of fixed-size lists and extension types, instead of their text, which is slow; the digest
+    differs.
     """
     digest = hashlib.sha256()
     for name in table.column_names:
         field = table.schema.field(name)
         digest.update(json.dumps([name, str(field.type), field.nullable, table.num_rows]).encode())
         kind = plain_type(field.type)  # few functions take views
-        _feed(digest, kind, _pieces(table.column(name), kind), deep)
+        _hash_column(digest, kind, _small_chunks(table.column(name), kind), deep)
     return digest.hexdigest()
 
 
@@ -47,10 +47,10 @@ def digest_json(value: Any) -> str:
 
 
 def digest_items(items: Iterable[Any]) -> str:
-    """What `digest_json` gives for a list of the items, without holding it."""
+    """Return the same digest as `digest_json` of the list, without keeping the list in memory."""
     digest, separator = hashlib.sha256(b"["), ""
-    rest = iter(items)
-    while block := list(itertools.islice(rest, _BLOCK)):
+    remaining = iter(items)
+    while block := list(itertools.islice(remaining, _BLOCK)):
         digest.update(f"{separator}{_ENCODER.encode(block)[1:-1]}".encode())
         separator = ", "
     digest.update(b"]")
@@ -61,90 +61,86 @@ def digest_ints(values: Ints) -> str:
     return hashlib.sha256(values.astype("<i8").tobytes()).hexdigest()
 
 
-def _pieces(column: pa.ChunkedArray, kind: pa.DataType) -> Pieces:
-    """A column in pieces of few bytes: it may be larger than memory."""
-    small = cuts.arrow_bytes(column) <= _PIECE_BYTES  # found out without weighing every value
+def _small_chunks(column: pa.ChunkedArray, kind: pa.DataType) -> Chunks:
+    """Split a column into small chunks, because it may be larger than memory."""
+    small = cuts.arrow_bytes(column) <= _PIECE_BYTES  # cheap: without the size of every value
     edges = [0, len(column)] if small else cuts.fill(cuts.column_bytes(column), _PIECE_BYTES).tolist()
 
-    def pieces() -> Iterator[Any]:
+    def chunks() -> Iterator[Any]:
         for start, stop in itertools.pairwise(edges):
-            for piece in column.slice(start, stop - start).chunks:
-                yield piece if kind == column.type else piece.cast(kind)
+            for chunk in column.slice(start, stop - start).chunks:
+                yield chunk if kind == column.type else chunk.cast(kind)
 
-    return pieces
+    return chunks
 
 
-def _feed(digest: hashlib._Hash, kind: pa.DataType, pieces: Pieces, deep: bool) -> None:
+def _hash_column(digest: hashlib._Hash, kind: pa.DataType, chunks: Chunks, deep: bool) -> None:
     if pa.types.is_dictionary(kind):
-        _feed(digest, kind.value_type, lambda: (p.dictionary_decode() for p in pieces()), deep)
+        _hash_column(digest, kind.value_type, lambda: (p.dictionary_decode() for p in chunks()), deep)
         return
     if deep and isinstance(kind, pa.BaseExtensionType):
-        _feed(digest, kind.storage_type, lambda: (p.storage for p in pieces()), deep)
+        _hash_column(digest, kind.storage_type, lambda: (p.storage for p in chunks()), deep)
         return
-    digest.update(sum(len(piece) for piece in pieces()).to_bytes(8, "little"))
-    _feed_bits(digest, (piece.is_valid().to_numpy(zero_copy_only=False) for piece in pieces()))
+    digest.update(sum(len(chunk) for chunk in chunks()).to_bytes(8, "little"))
+    _hash_bits(digest, (chunk.is_valid().to_numpy(zero_copy_only=False) for chunk in chunks()))
 
     def values() -> Iterator[Any]:
-        return (piece.drop_null() if piece.null_count else piece for piece in pieces())
+        return (chunk.drop_null() if chunk.null_count else chunk for chunk in chunks())
 
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        for piece in values():
-            digest.update(pc.list_value_length(piece).to_numpy().astype("<i8").tobytes())
-        _feed(digest, kind.value_type, lambda: (piece.flatten() for piece in values()), deep)
+        for chunk in values():
+            digest.update(pc.list_value_length(chunk).to_numpy().astype("<i8").tobytes())
+        _hash_column(digest, kind.value_type, lambda: (chunk.flatten() for chunk in values()), deep)
     elif deep and pa.types.is_fixed_size_list(kind):
-        _feed(digest, kind.value_type, lambda: (piece.flatten() for piece in values()), deep)
+        _hash_column(digest, kind.value_type, lambda: (chunk.flatten() for chunk in values()), deep)
     elif pa.types.is_struct(kind):
         for number, field in enumerate(kind):
-            _feed(digest, field.type, lambda n=number: (piece.flatten()[n] for piece in values()), deep)  # type: ignore[misc]
+            _hash_column(digest, field.type, lambda n=number: (chunk.flatten()[n] for chunk in values()), deep)  # type: ignore[misc]
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        _feed_bytes(digest, lambda: (piece.cast(pa.large_string()) for piece in values()))
+        _hash_bytes(digest, lambda: (chunk.cast(pa.large_string()) for chunk in values()))
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        _feed_bytes(digest, lambda: (piece.cast(pa.large_binary()) for piece in values()))
+        _hash_bytes(digest, lambda: (chunk.cast(pa.large_binary()) for chunk in values()))
     elif pa.types.is_boolean(kind):
-        _feed_bits(digest, (piece.to_numpy(zero_copy_only=False) for piece in values()))
+        _hash_bits(digest, (chunk.to_numpy(zero_copy_only=False) for chunk in values()))
     elif pa.types.is_primitive(kind) and not pa.types.is_null(kind):
-        _feed_numbers(digest, kind.bit_width // 8, values())
+        _hash_numbers(digest, kind.bit_width // 8, values())
     else:  # decimals, maps, fixed sizes: rare, and small
-        _feed_texts(digest, (repr(value) for piece in values() for value in piece.to_pylist()))
+        texts = (repr(value) for chunk in values() for value in chunk.to_pylist())
+        digest.update(b"[" + next(texts, "").encode())
+        for text in texts:
+            digest.update(f", {text}".encode())
+        digest.update(b"]")
 
 
-def _feed_numbers(digest: hashlib._Hash, width: int, pieces: Iterator[Any]) -> None:
-    for piece in pieces:
-        data = piece.buffers()[1]
-        if data is not None:
-            digest.update(memoryview(data)[piece.offset * width : (piece.offset + len(piece)) * width])
+def _hash_numbers(digest: hashlib._Hash, width: int, chunks: Iterator[Any]) -> None:
+    for chunk in chunks:
+        if (data := chunk.buffers()[1]) is not None:
+            digest.update(memoryview(data)[chunk.offset * width : (chunk.offset + len(chunk)) * width])
 
 
-def _feed_texts(digest: hashlib._Hash, texts: Iterator[str]) -> None:
-    digest.update(b"[" + next(texts, "").encode())
-    for text in texts:
-        digest.update(f", {text}".encode())
-    digest.update(b"]")
-
-
-def _feed_bits(digest: hashlib._Hash, parts: Iterator[Bools]) -> None:
-    """Eight to a byte, across the borders of parts."""
-    rest = np.zeros(0, bool)
+def _hash_bits(digest: hashlib._Hash, parts: Iterator[Bools]) -> None:
+    """Hash booleans packed to bits, across the borders of parts."""
+    remainder = np.zeros(0, bool)
     for part in parts:
-        bits = np.concatenate([rest, part]) if len(rest) else part
+        bits = np.concatenate([remainder, part]) if len(remainder) else part
         whole = len(bits) & ~7
         digest.update(np.packbits(bits[:whole]).tobytes())
-        rest = bits[whole:]
-    digest.update(np.packbits(rest).tobytes())
+        remainder = bits[whole:]
+    digest.update(np.packbits(remainder).tobytes())
 
 
-def _feed_bytes(digest: hashlib._Hash, pieces: Pieces) -> None:
-    for piece in pieces():
-        digest.update(pc.binary_length(piece).to_numpy().astype("<i8").tobytes())
-    for piece in pieces():
-        _, offsets, data = piece.buffers()
-        if len(piece) and data is not None:
-            ends = np.frombuffer(offsets, np.int64)[piece.offset : piece.offset + len(piece) + 1]
+def _hash_bytes(digest: hashlib._Hash, chunks: Chunks) -> None:
+    for chunk in chunks():
+        digest.update(pc.binary_length(chunk).to_numpy().astype("<i8").tobytes())
+    for chunk in chunks():
+        _, offsets, data = chunk.buffers()
+        if len(chunk) and data is not None:
+            ends = np.frombuffer(offsets, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
             digest.update(memoryview(data)[int(ends[0]) : int(ends[-1])])
 
 
 def changes_between(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """From the facts of the plan that was built to those of another; never empty."""
+    """Describe the differences between the facts of a built plan and a new one; never empty."""
     if "step" in old:
         return ["it was made by another command"]
     changes = []
@@ -155,10 +151,10 @@ def changes_between(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             changes.append(f"it had {old[name]:,} {name} and would have {new[name]:,}")
     if old["bytes"] != new["bytes"]:
         changes.append(f"its files were {format_size(old['bytes'])} and are {format_size(new['bytes'])}")
-    gone = sorted(set(old["columns"]) - set(new["columns"]))
+    removed = sorted(set(old["columns"]) - set(new["columns"]))
     added = sorted(set(new["columns"]) - set(old["columns"]))
     retyped = sorted(n for n in set(old["columns"]) & set(new["columns"]) if old["columns"][n] != new["columns"][n])
-    changes += [f"the column {name!r} is gone" for name in gone]
+    changes += [f"the column {name!r} is gone" for name in removed]
     changes += [f"the column {name!r} is new" for name in added]
     changes += [f"the column {name!r} has another type" for name in retyped]
     if old["cut"] != new["cut"] and old["shards"] != new["shards"]:

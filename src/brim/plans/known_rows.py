@@ -1,8 +1,8 @@
-"""The rows of a plan that a dataset already holds, so that --append adds only those that are new.
+"""Find the rows of a plan that a dataset already has, so that --append adds only new ones.
 
-A row is known if the dataset has, in the same split, a row with the same values whose files have the same paths and the
-same bytes. Paths are looked up first; only files with the path and the size of one in the dataset are read, and
-compared in chunks. Values of other datasets, whose names mean little (`select`, `push_to_hub`), are not looked up.
+A row exists if the dataset has, in the same split, a row with the same values whose files have the same paths and the
+same bytes. Paths are compared first; only files with the path and the size of one in the dataset are read, and compared
+in chunks. Values without meaningful file names (of `select` and `push_to_hub`) are not compared.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ Note = Callable[[str], None]
 
 
 def with_known_classes(table: FileTable, features: Mapping[str, Any]) -> FileTable:
-    """The table with its class labels as numbers of the classes that `features` names.
+    """Convert a table's class labels to the class numbers in `features`.
 
-    A few files show few of the classes, which are numbered by the names that there are. InputError for a class that the
-    dataset does not have.
+    A few files have few of the classes, so their numbers differ. Raise InputError for a class that the dataset does not
+    have.
     """
     own = dict(table.features or {})
     for name, feature in own.items():
-        known: Any = features.get(name)
-        if not (is_class_label(feature) and is_class_label(known)) or feature["names"] == known["names"]:
+        existing: Any = features.get(name)
+        if not (is_class_label(feature) and is_class_label(existing)) or feature["names"] == existing["names"]:
             continue
-        unknown = [one for one in feature["names"] if one not in known["names"]]
+        unknown = [name_of_class for name_of_class in feature["names"] if name_of_class not in existing["names"]]
         if unknown:
             hint = "--append cannot add classes. Build the dataset again from all rows."
             if label_from := table.recipe.get("label_from"):
@@ -54,15 +54,15 @@ def with_known_classes(table: FileTable, features: Mapping[str, Any]) -> FileTab
                 hint += f"brim build SOURCE DEST --label-from {label_from} --update"
             raise InputError(
                 f"The column {name!r} has new classes: {_list_some(unknown)}. Those of the dataset are: "
-                f"{_list_some(known['names'])}.",
+                f"{_list_some(existing['names'])}.",
                 hint=hint,
                 classes=unknown,
             )
-        numbers = pa.array([known["names"].index(one) for one in feature["names"]], pa.int64())
+        numbers = pa.array([existing["names"].index(name_of_class) for name_of_class in feature["names"]], pa.int64())
         column = one_array(table.rows.column(name))
-        at, kind = table.rows.column_names.index(name), table.rows.schema.field(name)
-        rows = table.rows.set_column(at, kind, numbers.take(column).cast(kind.type))
-        own[name] = known
+        index, kind = table.rows.column_names.index(name), table.rows.schema.field(name)
+        rows = table.rows.set_column(index, kind, numbers.take(column).cast(kind.type))
+        own[name] = existing
         table = table.replace(rows=rows, features=own)
     return table
 
@@ -75,14 +75,14 @@ def is_class_label(feature: Any) -> bool:
     return isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel" and isinstance(feature["names"], list)
 
 
-def planned_again(plan: Plan, table: FileTable) -> Plan:
-    """The plan for other rows, cut in the same way."""
+def plan_for_rows(plan: Plan, table: FileTable) -> Plan:
+    """Return the plan for other rows, cut in the same way."""
     return plan if table is plan.table else make_plan(table, plan.format, plan.cut, plan.shards.folder)
 
 
 @dataclass(slots=True)
-class _Known:
-    """What a dataset holds of the files of a plan, by their numbers, and of its rows, by their digests."""
+class _ExistingFiles:
+    """Which files of a plan a dataset has, by number, and which rows, by digest."""
 
     equal: Bools
     differs: Bools
@@ -92,41 +92,41 @@ class _Known:
 def without_known_rows(
     plan: Plan, shards: Sequence[DatasetFile], allow_duplicate_paths: bool, note: Note, check: Callable[[], None]
 ) -> tuple[FileTable, int]:
-    """The table of a plan without the rows that shards hold, and how many these are. `check` may raise to stop it.
+    """Return the table of a plan without the rows that shards have, and their number. `check` may raise to stop.
 
     Raises:
-        InputError: If a file has the path of one in the dataset and other content, unless that is allowed.
+        InputError: A file has the path of one in the dataset and other content, and that is not allowed.
     """
     table, files = plan.table, plan.table.files
     if not table.columns or table.nested:
         return table, 0
-    known = {s.name: _Known(np.zeros(len(files), bool), np.zeros(len(files), bool)) for s in table.splits}
-    said = False
+    existing = {s.name: _ExistingFiles(np.zeros(len(files), bool), np.zeros(len(files), bool)) for s in table.splits}
+    is_noted = False
     for name, rows in _rows_with_paths(shards, files.paths, list(table.columns)):
         check()
-        if name in known:
-            if not said:
+        if name in existing:
+            if not is_noted:
                 note("comparing files with those of the same path in the dataset")
-            said = True
-            _compare(rows, table, known[name], check)
-    _refuse_other_content(table, known, allow_duplicate_paths)
+            is_noted = True
+            _compare(rows, table, existing[name], check)
+    _refuse_other_content(table, existing, allow_duplicate_paths)
     keep = np.ones(len(table), bool)
     for split in table.splits:
-        at = np.arange(split.start, split.stop)
-        whole = at[_holds_only(table, split, known[split.name].equal)]
+        rows_of_split = np.arange(split.start, split.stop)
+        whole = rows_of_split[_holds_only(table, split, existing[split.name].equal)]
         if len(whole):
             digests = _digests(table.replace(rows=table.rows.take(pa.array(whole))), list(table.columns))
-            keep[whole] = [digest not in known[split.name].rows for digest in digests]
+            keep[whole] = [digest not in existing[split.name].rows for digest in digests]
     if keep.all():
         return table, 0
-    return _kept(table, keep), int((~keep).sum())
+    return _keep_rows(table, keep), int((~keep).sum())
 
 
 def _rows_with_paths(
     shards: Sequence[DatasetFile], paths: pa.Array, columns: list[str]
 ) -> Iterator[tuple[str, FileTable]]:
-    """By split, the rows of shards in which a file has one of the paths."""
-    from brim.sources.parquet_source import ParquetOrigin  # only here: other builds read no dataset
+    """Yield, with their split, the rows of shards in which a file has one of the paths."""
+    from brim.sources.parquet_source import ParquetOrigin  # other builds read no dataset
     from brim.sources.webdataset_source import webdataset_table
 
     for first in range(0, len(shards), _SHARDS_AT_ONCE):
@@ -137,61 +137,63 @@ def _rows_with_paths(
                 yield split, webdataset_table(own, {})
                 continue
             if all(shard.listing is not None and not _lists_one(shard.listing, paths, columns) for shard in own):
-                continue  # their manifest tells, without a request
+                continue  # known from the manifest, without a request
             origin = ParquetOrigin("the dataset", own, {}, None)
             small = origin.small([name for name in columns if name in origin.content])
-            found = np.zeros(len(origin), bool)
+            has_path = np.zeros(len(origin), bool)
             for name in small.column_names:
-                found |= _names_one(one_array(small.column(name)), paths)
-            if found.any():
-                yield split, origin.locate(np.flatnonzero(found))
+                has_path |= _have_paths(one_array(small.column(name)), paths)
+            if has_path.any():
+                yield split, origin.locate(np.flatnonzero(has_path))
 
 
 def _lists_one(listing: ShardListing, paths: pa.Array, columns: list[str]) -> bool:
-    """Whether a file of a shard, as its manifest lists them, has one of the paths."""
+    """Return whether a file of a shard has one of the paths, according to its manifest."""
     small = [listing.small.column(name) for name in columns if name in listing.small.column_names]
-    return any(_names_one(one_array(column), paths).any() for column in small)
+    return any(_have_paths(one_array(column), paths).any() for column in small)
 
 
-def _names_one(cells: pa.Array, paths: pa.Array) -> Bools:
-    """For each row, whether its file, or one of its list of files, has one of the paths."""
+def _have_paths(cells: pa.Array, paths: pa.Array) -> Bools:
+    """Return for each row whether its file, or one of its list of files, has one of the paths."""
     inner = cells.flatten() if is_list_type(cells.type) else cells
     names = inner.field("path") if pa.types.is_struct(inner.type) else inner
-    there = pc.is_in(names.cast(paths.type), value_set=paths).to_numpy(zero_copy_only=False)
+    is_known = pc.is_in(names.cast(paths.type), value_set=paths).to_numpy(zero_copy_only=False)
     if not is_list_type(cells.type):
-        return np.asarray(there, bool)
-    found = np.zeros(len(cells), bool)
+        return np.asarray(is_known, bool)
+    has_known = np.zeros(len(cells), bool)
     parents = pc.list_parent_indices(cells).to_numpy(zero_copy_only=False)
-    found[np.asarray(parents, np.int64)[there]] = True
-    return found
+    has_known[np.asarray(parents, np.int64)[is_known]] = True
+    return has_known
 
 
-def _compare(theirs: FileTable, ours: FileTable, known: _Known, check: Callable[[], None]) -> None:
-    """Note which of our files have the path and the bytes of one of theirs, or the path alone."""
+def _compare(theirs: FileTable, ours: FileTable, existing: _ExistingFiles, check: Callable[[], None]) -> None:
+    """Record which new files have the path and the bytes of an existing one, or only the path."""
     names = [name for name in ours.columns if name in theirs.columns]
     old = np.unique(np.concatenate([np.zeros(0, np.int64), *(flat_numbers(theirs.rows.column(n)) for n in names)]))
     new = pc.index_in(theirs.files.paths.take(pa.array(old)).cast(ours.files.paths.type), value_set=ours.files.paths)
-    there = np.asarray(new.is_valid().to_numpy(zero_copy_only=False), bool)
-    old, numbers = old[there], np.asarray(new.drop_null().to_numpy(zero_copy_only=False), np.int64)
+    is_known = np.asarray(new.is_valid().to_numpy(zero_copy_only=False), bool)
+    old, numbers = old[is_known], np.asarray(new.drop_null().to_numpy(zero_copy_only=False), np.int64)
     alike = theirs.files.sizes[old] == ours.files.sizes[numbers]
-    known.differs[numbers[~alike]] = True
+    existing.differs[numbers[~alike]] = True
     old, numbers = old[alike], numbers[alike]
-    for one, same in zip(numbers.tolist(), _same_bytes(theirs.files, old, ours.files, numbers, check), strict=True):
-        known.equal[one] |= same
-        known.differs[one] |= not same
-    known.rows.update(_digests(theirs, list(ours.columns), ours.rows.column_names))
+    for number, same in zip(numbers.tolist(), _same_bytes(theirs.files, old, ours.files, numbers, check), strict=True):
+        existing.equal[number] |= same
+        existing.differs[number] |= not same
+    existing.rows.update(_digests(theirs, list(ours.columns), ours.rows.column_names))
 
 
-def _same_bytes(one: FileSet, numbers: Ints, other: FileSet, others: Ints, check: Callable[[], None]) -> Iterator[bool]:
-    """For each pair of files of one size, whether they hold the same bytes."""
-    left, right = SpliceBuilder(one), SpliceBuilder(other)
-    for number, partner in zip(numbers.tolist(), others.tolist(), strict=True):
-        left.value(number)
-        right.value(partner)
-    with left.finish() as first, right.finish() as second:
+def _same_bytes(
+    old_files: FileSet, old: Ints, new_files: FileSet, new: Ints, check: Callable[[], None]
+) -> Iterator[bool]:
+    """Yield for each pair of files of equal size whether they have the same bytes."""
+    first_builder, second_builder = SpliceBuilder(old_files), SpliceBuilder(new_files)
+    for number, partner in zip(old.tolist(), new.tolist(), strict=True):
+        first_builder.value(number)
+        second_builder.value(partner)
+    with first_builder.finish() as first, second_builder.finish() as second:
         mine, its = first.chunks(), second.chunks()
         a = b = memoryview(b"")
-        for size in other.sizes[others].tolist():
+        for size in new_files.sizes[new].tolist():
             same = True
             while size:
                 a, b = a or next(mine), b or next(its)
@@ -202,21 +204,21 @@ def _same_bytes(one: FileSet, numbers: Ints, other: FileSet, others: Ints, check
             yield same
 
 
-def holds_bytes_of(shard: Readable, found: ShardFile, table: FileTable, number: int, advance: Advance) -> bool:
-    """Whether the range of a shard and the source's value hold the same bytes."""
+def has_equal_bytes(shard: Readable, file: ShardFile, table: FileTable, number: int, advance: Advance) -> bool:
+    """Return whether the range of a shard and the source's value have the same bytes."""
     value = SpliceBuilder(table.files)
     value.value(number)
-    at = found.offset
+    offset = file.offset
     for chunk in value.finish().chunks():
-        if shard.read_at(at, len(chunk)) != chunk:
+        if shard.read_at(offset, len(chunk)) != chunk:
             return False
-        at += len(chunk)
+        offset += len(chunk)
         advance(len(chunk))
     return True
 
 
 def _digests(table: FileTable, columns: list[str], names: Sequence[str] | None = None) -> Iterator[bytes]:
-    """A digest of the values of each row, with the paths of its files."""
+    """Yield a digest of the values of each row, with the paths of its files."""
     names = names or table.rows.column_names
     for batch in table.rows.to_batches(max_chunksize=1000):
         for row in batch.to_pylist():
@@ -226,14 +228,14 @@ def _digests(table: FileTable, columns: list[str], names: Sequence[str] | None =
 
 def _paths(cell: Any, files: FileSet) -> Any:
     if isinstance(cell, list):
-        return [_paths(one, files) for one in cell]
+        return [_paths(item, files) for item in cell]
     return None if cell is None else files.paths[cell].as_py()
 
 
-def _refuse_other_content(table: FileTable, known: Mapping[str, _Known], allowed: bool) -> None:
+def _refuse_other_content(table: FileTable, existing: Mapping[str, _ExistingFiles], allowed: bool) -> None:
     if allowed:
         return
-    numbers = np.unique(np.concatenate([np.flatnonzero(of.differs & ~of.equal) for of in known.values()]))
+    numbers = np.unique(np.concatenate([np.flatnonzero(split.differs & ~split.equal) for split in existing.values()]))
     if len(numbers):
         path = table.files.path(int(numbers[0]))
         raise InputError(
@@ -245,20 +247,20 @@ def _refuse_other_content(table: FileTable, known: Mapping[str, _Known], allowed
 
 
 def _holds_only(table: FileTable, split: Split, equal: Bools) -> Bools:
-    """Which rows of a split have files, and none but those that are in the dataset."""
+    """Return which rows of a split have files that all exist in the dataset."""
     rows = table.rows.slice(split.start, split.stop - split.start)
     part = table.replace(rows=rows)
     every = sum(part.cell_bytes(name, np.ones(len(equal), np.int64)) for name in table.columns)
-    there = sum(part.cell_bytes(name, equal.astype(np.int64)) for name in table.columns)
-    return np.asarray((every > 0) & (every == there), bool)
+    existing_count = sum(part.cell_bytes(name, equal.astype(np.int64)) for name in table.columns)
+    return np.asarray((every > 0) & (every == existing_count), bool)
 
 
-def _kept(table: FileTable, keep: Bools) -> FileTable:
-    """Some rows of a table; a split that loses all of its rows goes."""
-    splits, at = [], 0
+def _keep_rows(table: FileTable, keep: Bools) -> FileTable:
+    """Keep some rows of a table; drop splits that lose all rows."""
+    splits, start = [], 0
     for split in table.splits:
         count = int(keep[split.start : split.stop].sum())
         if count or split.start == split.stop:
-            splits.append(Split(split.name, at, at + count))
-            at += count
+            splits.append(Split(split.name, start, start + count))
+            start += count
     return table.replace(rows=table.rows.filter(pa.array(keep)), splits=tuple(splits))

@@ -24,15 +24,15 @@ from brim.sources.file_table import FileTable, flat_numbers, nested_numbers, not
 
 Format = Literal["parquet", "webdataset"]
 EXTENSIONS: dict[Format, str] = {"parquet": ".parquet", "webdataset": ".tar"}
-# A tar takes a kilobyte of headers a row, and they are made before the shard is written.
+# A tar has a kilobyte of headers per row, and they are made before the shard is written.
 _MAX_ROWS: dict[Format, int | None] = {"parquet": None, "webdataset": 20_000}
 _BLOCK = 131_072  # rows digested at a time
-FORMAT_VERSION = 1  # raise it when the same plan would give other bytes
+FORMAT_VERSION = 1  # raise it if the same plan would give other bytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be built. `table` is in the order of the shards."""
+    """The shards to build. `table` has the order of the shards."""
 
     table: FileTable
     shards: Shards
@@ -42,12 +42,12 @@ class Plan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Covers paths, sizes, metadata, schema, cut and format; not where the source is, nor its mtimes."""
+        """The digest of paths, sizes, metadata, schema, shards and format; not of the source's location and mtimes."""
         return digest_json({name: fact for name, fact in self.facts.items() if name not in ("cut", "recipe")})
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What the fingerprint is made of, in pieces, so that a difference can be named; and what was asked for."""
+        """The fingerprint inputs, separately, so that a difference can be named, and the requested options."""
         table = self.table
         return {
             "format": f"{self.format} {FORMAT_VERSION}",
@@ -81,21 +81,21 @@ class Plan:
         return pa.schema(fields, metadata=metadata)
 
     def shard_table(self, shard: Shard) -> tuple[pa.Table, dict[str, Ints]]:
-        """A shard's rows with every file's content left empty, and the files of each file column in order."""
+        """Return a shard's rows with empty file contents, and the files of each file column in order."""
         return self._rows(shard.start, shard.stop)
 
     def shard_key(self, shard: Shard) -> str:
-        """What the shard's bytes are made of, whatever its name: the same key is the same shard."""
+        """Return a digest of a shard's content without its name: equal keys mean equal shards."""
         facts = self.facts
         content = self._digest(shard.start, shard.stop)
         return digest_json([facts["format"], facts["columns"], facts["features"], content])
 
     def shard_mtimes(self, shard: Shard) -> str:
-        """A digest of when the shard's files were last written to, and where in them its values are."""
+        """Return a digest of the dates of a shard's files, and of the ranges of its values in them."""
         return next(self.with_mtimes([shard]))[1]
 
     def with_mtimes(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
-        """Shards with their `shard_mtimes`. The rows of those that follow each other are looked at together."""
+        """Yield shards with their `shard_mtimes`; adjacent shards are processed together."""
         names = [name for name in self.schema.names if name in self.table.columns]
         inside = [name for name in self.schema.names if name in self.table.nested]
         for run in _runs(shards):
@@ -108,21 +108,21 @@ class Plan:
                 yield shard, digest_json(digests)[:16]
 
     def _dates(self, name: str, run: list[Shard]) -> tuple[list[Ints], list[int]]:
-        """The dates of a column's files in a run of shards, and where those of each shard begin and end."""
+        """Return the dates of a column's files in a run of shards, and the boundaries of each shard."""
         first = run[0].start
         edges = np.array([first, *(shard.stop for shard in run)]) - first
         cells = one_array(self.table.rows.column(name).slice(first, int(edges[-1])))
         if is_list_type(cells.type):
             edges = cuts.running(pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False))[edges]
             cells = cells.flatten()
-        there = np.array(cells.is_valid().to_numpy(zero_copy_only=False))
+        has_date = np.array(cells.is_valid().to_numpy(zero_copy_only=False))
         numbers = np.asarray(cells.drop_null().to_numpy(zero_copy_only=False), np.int64)
         has_content = self.table.files.has_content(numbers)
-        there[there] = has_content
-        return self.table.files.dates(numbers[has_content]), cuts.running(there)[edges].tolist()
+        has_date[has_date] = has_content
+        return self.table.files.dates(numbers[has_content]), cuts.running(has_date)[edges].tolist()
 
     def _nested_dates(self, name: str, run: list[Shard]) -> Iterator[tuple[list[Ints], list[int]]]:
-        """The same for each leaf of bytes inside of a column."""
+        """Yield the same for each leaf of bytes inside a column."""
         first = run[0].start
         edges = np.array([first, *(shard.stop for shard in run)]) - first
         column = self.table.rows.column(name).slice(first, int(edges[-1]))
@@ -143,7 +143,11 @@ class Plan:
                 numbers[field.name] = self.table.numbers_of(field.name, rows)
                 column = with_empty_bytes(one_array(column), field.type)
             elif pa.types.is_dictionary(column.type):
-                column = _encoded_anew(one_array(column))
+                # Values in the order of their first use, so that bytes depend on values alone.
+                kind = column.type
+                encoded = one_array(column).dictionary_decode().dictionary_encode()
+                indices = encoded.indices.cast(kind.index_type)
+                column = pa.DictionaryArray.from_arrays(indices, encoded.dictionary, ordered=kind.ordered)
             arrays.append(column)
         return pa.Table.from_arrays(arrays, schema=self.schema), numbers
 
@@ -169,24 +173,21 @@ class Plan:
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
 
     def _digest(self, start: int, stop: int) -> str:
-        blocks = []
-        for begin in range(start, stop, _BLOCK):
-            table, numbers = self._rows(begin, min(begin + _BLOCK, stop))
-            sizes = [digest_ints(self.table.files.sizes[n]) for n in numbers.values()]
-            blocks.append([digest_table(table, deep=self.table.verbatim), sizes, *self._bundled(numbers)])
+        blocks, bundles, sizes_of = [], self.table.files.bundles, self.table.files.sizes
+        for first in range(start, stop, _BLOCK):
+            table, numbers = self._rows(first, min(first + _BLOCK, stop))
+            sizes = [digest_ints(sizes_of[n]) for n in numbers.values()]
+            # Names and sizes inside of folders that are packed as one value.
+            found = (bundles.get(n) for column in numbers.values() for n in (column.tolist() if bundles else ()))
+            inside = [
+                [list(b.names), [int(self.table.files.sizes[n]) for n in b.numbers]] for b in found if b is not None
+            ]
+            blocks.append([digest_table(table, deep=self.table.verbatim), sizes, *inside])
         return digest_json(blocks)
-
-    def _bundled(self, numbers: dict[str, Ints]) -> list[Any]:
-        """Names and sizes inside the folders that are packed as one value."""
-        files = self.table.files
-        if not files.bundles:
-            return []
-        bundles = [files.bundles[n] for of in numbers.values() for n in of.tolist() if n in files.bundles]
-        return [[list(b.names), [int(files.sizes[n]) for n in b.numbers]] for b in bundles]
 
 
 def _runs(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
-    """Shards in runs that follow each other and have few rows together."""
+    """Group adjacent shards into runs with few rows."""
     run: list[Shard] = []
     for shard in shards:
         if run and (shard.start != run[-1].stop or shard.stop - run[0].start > _BLOCK):
@@ -198,17 +199,10 @@ def _runs(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:
-    """How a file column is stored whose numbers have this type."""
+    """Return the stored type of a file column from the type of its file numbers."""
     if pa.types.is_large_list(kind):
         return pa.large_list(FILE_TYPE)
     return pa.list_(FILE_TYPE) if is_list_type(kind) else FILE_TYPE
-
-
-def _encoded_anew(array: pa.Array) -> pa.Array:
-    """Dictionary values in the order of their first use, so that bytes depend on values alone."""
-    again = array.dictionary_decode().dictionary_encode()
-    indices = again.indices.cast(array.type.index_type)
-    return pa.DictionaryArray.from_arrays(indices, again.dictionary, ordered=array.type.ordered)
 
 
 def make_plan(table: FileTable, format: Format, cut: ShardOptions, folder: str = "data") -> Plan:
@@ -230,14 +224,14 @@ def make_plan(table: FileTable, format: Format, cut: ShardOptions, folder: str =
 
 
 def _check_schema(plan: Plan) -> None:
-    """Some Arrow types cannot be stored: say so before the first byte."""
+    """Raise SourceError if a shard cannot store a column's type."""
     if plan.format == "webdataset" and "__files__" in plan.schema.names:
         raise SourceError("The column name '__files__' is reserved in WebDataset shards.", hint="Rename it.")
     import pyarrow.parquet as pq
 
     empty = plan.shard_table(Shard("", "", 0, 0, 0))[0].replace_schema_metadata(None)
     for field in plan.schema:
-        if _has_twins(field.type):
+        if _has_duplicate_fields(field.type):
             raise SourceError(f"The column {field.name!r} has two fields of the same name.", hint="Rename one of them.")
         try:
             pq.write_table(empty.select([field.name]), pa.BufferOutputStream())
@@ -248,9 +242,9 @@ def _check_schema(plan: Plan) -> None:
             ) from error
 
 
-def _has_twins(kind: pa.DataType) -> bool:
-    """Whether a struct inside a type has two fields of one name."""
+def _has_duplicate_fields(kind: pa.DataType) -> bool:
+    """Return whether a struct inside a type has two fields with the same name."""
     if pa.types.is_struct(kind):
         names = [field.name for field in kind]
-        return len(set(names)) < len(names) or any(_has_twins(field.type) for field in kind)
-    return _has_twins(kind.value_type) if pa.types.is_nested(kind) and hasattr(kind, "value_type") else False
+        return len(set(names)) < len(names) or any(_has_duplicate_fields(field.type) for field in kind)
+    return _has_duplicate_fields(kind.value_type) if pa.types.is_nested(kind) and hasattr(kind, "value_type") else False

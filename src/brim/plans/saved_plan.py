@@ -1,8 +1,8 @@
-"""A plan in a file: made once, then used by many machines without looking at the source again.
+"""Save a plan to a file, so that many machines use it without reading the source again.
 
-The file is Arrow streams and a JSON header, one after another, and ends with a SHA-256 of all that. Its rows and
-files are memory-mapped when it is loaded. It holds absolute paths, so only its owner may read it and it is never
-published. docs/reference/file-formats.md describes its content.
+The file has Arrow streams, a JSON header, and a SHA-256 of both. Its rows and files are memory-mapped when it is
+loaded. It contains absolute paths, so only its owner may read it and it is never published.
+docs/reference/file-formats.md describes its content.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _SHARD_FACTS = ("folder", "extension", "splits", "counts")
 _SHARD_COLUMNS = ("starts", "stops", "file_bytes", "value_bytes")
 PLAN_MAGIC, _VERSION = b"BRIMPLAN", 1
 _START = struct.Struct("<8sI")
-_END = struct.Struct("<QQ")  # where the header is; behind it come the SHA-256 and the magic again
+_END = struct.Struct("<QQ")  # offset and size of the header; the SHA-256 and the magic follow
 _TAIL_BYTES = 32 + len(PLAN_MAGIC)
 _ALIGN = 64  # as Arrow aligns its buffers
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A plan that was loaded, and what its maker wrote beside it. `bytes` is the size of the file."""
+    """A loaded plan with the data saved with it. `bytes` is the size of the file."""
 
     plan: Plan
     job: Mapping[str, Any]
@@ -53,17 +53,17 @@ class Saved:
 
 
 def save_plan(path: Path, plan: Plan, job: Mapping[str, Any], versions: Mapping[str, str]) -> None:
-    """Write a plan, and whatever JSON `job` holds, to a file that appears whole or not at all."""
+    """Write a plan and the JSON value `job` to a file, atomically."""
     if plan.table.files.ranges is not None:
         raise InputError(
             "A dataset of `datasets` is in the memory of this process, so its plan cannot be saved.",
             hint="Save the dataset to files first, or build it here.",
         )
-    with _written(path) as (file, temporary):
+    with _plan_file(path) as (file, temporary):
         _write(file, plan, job, versions)
         file.flush()
-        again = _read(temporary, trusting=False).plan
-        if again.fingerprint != plan.fingerprint:
+        reloaded = _read(temporary, trusting=False).plan
+        if reloaded.fingerprint != plan.fingerprint:
             raise InputError(
                 "The table has types that change when they are written to a file.",
                 hint="Leave such columns out with --drop, or build on one machine without --save.",
@@ -71,64 +71,64 @@ def save_plan(path: Path, plan: Plan, job: Mapping[str, Any], versions: Mapping[
 
 
 def load_plan(path: Path) -> Saved:
-    """The plan as it was, without a look at its source. InputError if the file is not a whole plan."""
+    """Load a plan without reading its source; raise InputError if the file is not a complete plan."""
     return _read(path, trusting=True)
 
 
 @contextmanager
 def understood(path: Path, versions: Mapping[str, str]) -> Iterator[None]:
-    """What is in a whole plan, and not as this version knows it, was written by another."""
+    """Convert errors from a complete but unknown plan to an InputError that names the version of brim."""
     try:
         yield
     except (KeyError, TypeError) as error:
-        what = f"was made by brim {versions['brim']} and says what this version does not know"
-        raise _not_a_plan(path, what) from error
+        problem = f"was made by brim {versions['brim']} and has entries that this version does not know"
+        raise _not_a_plan(path, problem) from error
 
 
-def moved(plan: Plan, root: str, shards: Sequence[Shard]) -> tuple[Plan, int]:
-    """The plan with its source at another place, for reading `shards`; and how many files have other dates there.
+def relocate_plan(plan: Plan, root: str, shards: Sequence[Shard]) -> tuple[Plan, int]:
+    """Move the source of a plan to `root`, to read `shards`; return also the number of files with other dates.
 
-    A file is known again by its relative path and its size. Dates and inodes are taken as they are there.
+    Files must have the same relative paths and sizes. Dates and inodes are those of the new files.
     """
     files = plan.table.files
     mtimes, inodes = files.mtimes_ns.copy(), files.inodes.copy()
-    there = dataclasses.replace(files, root=root, mtimes_ns=mtimes, inodes=inodes)
-    other = 0
+    new_files = dataclasses.replace(files, root=root, mtimes_ns=mtimes, inodes=inodes)
+    changes = 0
     for number in _numbers_of(plan.table, shards).tolist():
         try:
-            now = os.stat(there.full_path(number))
+            now = os.stat(new_files.full_path(number))
         except OSError as error:
             raise SourceError(
                 f"The source file {files.path(number)!r} is not in {root!r}: {reason(error)}.",
                 hint="Name the folder of the source on this machine with --root=DIR.",
             ) from error
         if now.st_size != files.sizes[number]:
-            raise there.changed(number, f"was {files.sizes[number]} bytes when planned and is {now.st_size} there")
-        other += now.st_mtime_ns != int(mtimes[number])
+            raise new_files.changed(number, f"was {files.sizes[number]} bytes when planned and is {now.st_size} there")
+        changes += now.st_mtime_ns != int(mtimes[number])
         mtimes[number], inodes[number] = now.st_mtime_ns, now.st_ino & 0x7FFF_FFFF_FFFF_FFFF
-    return _with_facts(dataclasses.replace(plan, table=plan.table.replace(files=there)), plan.facts), other
+    return _with_facts(dataclasses.replace(plan, table=plan.table.replace(files=new_files)), plan.facts), changes
 
 
 def _numbers_of(table: FileTable, shards: Sequence[Shard]) -> Ints:
-    """The files on disk that shards are made of."""
-    found = [np.zeros(0, np.int64)]
+    """Return the numbers of the files on disk of shards."""
+    numbers_of_columns = [np.zeros(0, np.int64)]
     for shard in shards:
         rows = table.rows.slice(shard.start, shard.rows)
-        found += [flat_numbers(rows.column(name)) for name in table.columns]
-    numbers = np.unique(np.concatenate(found))
+        numbers_of_columns += [flat_numbers(rows.column(name)) for name in table.columns]
+    numbers = np.unique(np.concatenate(numbers_of_columns))
     bundles = [number for number in numbers.tolist() if number in table.files.bundles]
     inside = [n for number in bundles for n in table.files.bundles[number].numbers]
     return np.unique(np.concatenate([np.setdiff1d(numbers, bundles), np.array(inside, np.int64)]))
 
 
 def _with_facts(plan: Plan, facts: dict[str, Any]) -> Plan:
-    """The plan with its digests as they are known, which spares reading all of it for them."""
+    """Set a plan's known facts, so that they are not computed again from all rows."""
     vars(plan)["facts"] = facts
     return plan
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[tuple[BufferedRandom, Path]]:
+def _plan_file(path: Path) -> Iterator[tuple[BufferedRandom, Path]]:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -148,16 +148,16 @@ def _written(path: Path) -> Iterator[tuple[BufferedRandom, Path]]:
 
 def _write(file: BufferedRandom, plan: Plan, job: Mapping[str, Any], versions: Mapping[str, str]) -> None:
     file.write(_START.pack(PLAN_MAGIC, _VERSION))
-    places: dict[str, tuple[int, int]] = {}
+    sections: dict[str, tuple[int, int]] = {}
     for name, table in _sections(plan).items():
         file.write(bytes(-file.tell() % _ALIGN))
         start = file.tell()
         with pa.ipc.new_stream(pa.PythonFile(file, "w"), table.schema) as stream:
             stream.write_table(table)
-        places[name] = (start, file.tell() - start)
-    table = plan.table
+        sections[name] = (start, file.tell() - start)
+    table, bucket = plan.table, plan.table.files.bucket
     header = {
-        "sections": places,
+        "sections": sections,
         "fingerprint": plan.fingerprint,
         "facts": plan.facts,
         "shards": {name: getattr(plan.shards, name) for name in _SHARD_FACTS},
@@ -165,7 +165,8 @@ def _write(file: BufferedRandom, plan: Plan, job: Mapping[str, Any], versions: M
         "cut": plan.cut.fingerprint_inputs(),
         "why": plan.why,
         "root": table.files.root,
-        "bucket": _bucket_facts(table.files.bucket),
+        # The address and the access; credentials are the machine's own.
+        "bucket": None if bucket is None else {"address": str(bucket), **dataclasses.asdict(bucket.access)},
         "columns": {name: dataclasses.asdict(column) for name, column in table.columns.items()},
         "features": table.features,
         "splits": [[split.name, split.start, split.stop] for split in table.splits],
@@ -187,7 +188,7 @@ def _write(file: BufferedRandom, plan: Plan, job: Mapping[str, Any], versions: M
 
 
 def _sections(plan: Plan) -> dict[str, pa.Table]:
-    """What is long, in columns."""
+    """Return the parts of a plan that are stored as Arrow tables."""
     files = plan.table.files
     numbers = list(files.bundles)
     bundles = [files.bundles[number] for number in numbers]
@@ -209,7 +210,7 @@ def _sections(plan: Plan) -> dict[str, pa.Table]:
 
 
 def _read(path: Path, *, trusting: bool) -> Saved:
-    """Map the file. Unless `trusting`, the plan's digests are made anew from what is in it."""
+    """Map the file. Unless `trusting`, the plan's facts are computed from its rows."""
     whole = _mapped(path)
     view = memoryview(whole)
     if bytes(view[: len(PLAN_MAGIC)]) != PLAN_MAGIC:
@@ -227,7 +228,7 @@ def _read(path: Path, *, trusting: bool) -> Saved:
     if header["facts"]["format"] != f"{header['format']} {FORMAT_VERSION}":
         raise _not_a_plan(path, "was made by a version of brim that writes other shards")
     with understood(path, header["versions"]):
-        sections = {name: whole.slice(*place) for name, place in header["sections"].items()}
+        sections = {name: whole.slice(*span) for name, span in header["sections"].items()}
         plan = _plan_of(header, {name: pa.ipc.open_stream(data).read_all() for name, data in sections.items()})
     if foreign := _path_that_leaves(plan):
         raise _not_a_plan(path, f"names {foreign!r}, which would leave its folder")
@@ -239,7 +240,7 @@ def _read(path: Path, *, trusting: bool) -> Saved:
 
 
 def _path_that_leaves(plan: Plan) -> str | None:
-    """A name in a plan that would lead out of the folder of its source or destination."""
+    """Return a path in a plan that would leave the folder of its source or destination, or None."""
     paths = plan.table.files.paths
     doubtful = paths.filter(pc.match_substring_regex(paths, r"^/|\.\.|\x00|^[./]*$"))
     inside = (name for bundle in plan.table.files.bundles.values() for name in bundle.names)
@@ -250,7 +251,7 @@ def _path_that_leaves(plan: Plan) -> str | None:
 def _mapped(path: Path) -> pa.Buffer:
     try:
         with open(path, "rb") as file:
-            if not os.fstat(file.fileno()).st_size:  # which cannot be mapped
+            if not os.fstat(file.fileno()).st_size:  # an empty file cannot be mapped
                 return pa.py_buffer(b"")
         with pa.memory_map(str(path)) as mapped:
             return mapped.read_buffer()
@@ -261,18 +262,21 @@ def _mapped(path: Path) -> pa.Buffer:
 
 def _plan_of(header: dict[str, Any], sections: dict[str, pa.Table]) -> Plan:
     rows, files, bundles, shards = (sections[name] for name in ("rows", "files", "bundles", "shards"))
+    bucket: Location | None = None
+    if (facts := header["bucket"]) is not None:
+        bucket = parse_location(facts["address"], Access(facts["endpoint"], facts["anonymous"]))
     file_set = FileSet(
         header["root"],
-        _one(files.column("path")),
-        sizes=_one(files.column("size")).to_numpy(),
-        mtimes_ns=_one(files.column("mtime_ns")).to_numpy(),
-        inodes=_one(files.column("inode")).to_numpy(),
+        _single_chunk(files.column("path")),
+        sizes=_single_chunk(files.column("size")).to_numpy(),
+        mtimes_ns=_single_chunk(files.column("mtime_ns")).to_numpy(),
+        inodes=_single_chunk(files.column("inode")).to_numpy(),
         bundles={
             number: Bundle(tuple(names), tuple(numbers))
             for number, names, numbers in zip(*(column.to_pylist() for column in bundles.columns), strict=True)
         },
-        bucket=_bucket_of(header["bucket"]),
-        etags=_one(files.column("etag")) if "etag" in files.column_names else None,
+        bucket=bucket,
+        etags=_single_chunk(files.column("etag")) if "etag" in files.column_names else None,
     )
     table = FileTable(
         rows,
@@ -288,31 +292,20 @@ def _plan_of(header: dict[str, Any], sections: dict[str, pa.Table]) -> Plan:
         borrowed=frozenset(rows.column_names),
     )
     facts = header["shards"]
-    made = Shards(
+    plan_shards = Shards(
         facts["folder"],
         facts["extension"],
         tuple(facts["splits"]),
         tuple(facts["counts"]),
-        *(_one(shards.column(name)).to_numpy() for name in _SHARD_COLUMNS),
+        *(_single_chunk(shards.column(name)).to_numpy() for name in _SHARD_COLUMNS),
     )
-    return Plan(table, made, header["format"], ShardOptions.from_record(header["cut"]), header["why"])
+    return Plan(table, plan_shards, header["format"], ShardOptions.from_record(header["cut"]), header["why"])
 
 
-def _bucket_facts(bucket: Location | None) -> dict[str, Any] | None:
-    """Where objects are and how they are reached; credentials are the machine's own."""
-    return None if bucket is None else {"address": str(bucket), **dataclasses.asdict(bucket.access)}
-
-
-def _bucket_of(facts: dict[str, Any] | None) -> Location | None:
-    if facts is None:
-        return None
-    return parse_location(facts["address"], Access(facts["endpoint"], facts["anonymous"]))
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    """A column that was written in one piece."""
+def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """Return the only chunk of a column."""
     return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
-def _not_a_plan(path: Path, what: str) -> InputError:
-    return InputError(f"{str(path)!r} {what}.", hint="Save the plan again with brim plan SOURCE DEST --save PLAN.")
+def _not_a_plan(path: Path, problem: str) -> InputError:
+    return InputError(f"{str(path)!r} {problem}.", hint="Save the plan again with brim plan SOURCE DEST --save PLAN.")

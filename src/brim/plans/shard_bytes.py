@@ -1,4 +1,4 @@
-"""From a plan's shard to its bytes: the one place where plans and formats meet."""
+"""Make the bytes of a plan's shards. The only module that connects plans and formats."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _EMPTY_PAGE_BYTES, _EMPTY_VALUE_BYTES = 128, 5
 
 
 class Slice(Protocol):
-    """The part of a job that one shard needs: it can be pickled, and makes the shard's bytes on any machine."""
+    """The part of a plan for one shard. It can be pickled, and makes the shard's bytes on any machine."""
 
     def splice(self) -> Splice:
-        """The bytes of the shard. Close it after use."""
+        """Return the bytes of the shard. Close the splice after use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +43,24 @@ class PlanSlice:
     first_row: int  # of the shard in its split
 
     def splice(self, scratch_folder: str | None = None) -> Splice:
-        """Close it after use: what is too large to hold lies in `scratch_folder` until then."""
+        """Return the bytes of the shard. Close it after use: large values are in `scratch_folder` until then."""
         if self.format == "parquet":
             return splice_parquet(self.table, self.files, self.numbers, scratch_folder)
         return splice_tar(self.table, self.files, self.numbers, self.first_row)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Only the files of this shard travel, and of a table that is a part of another one only that part."""
+        """Pickle only the files of this shard, and only its part of the table."""
         every = np.unique(np.concatenate([np.zeros(0, np.int64), *self.numbers.values()]))
-        numbers = {name: np.searchsorted(every, of) for name, of in self.numbers.items()}
-        columns = [_packed(self.table, name) for name in range(self.table.num_columns)]
+        numbers = {name: np.searchsorted(every, column_numbers) for name, column_numbers in self.numbers.items()}
+        columns = [_serialize_column(self.table, name) for name in range(self.table.num_columns)]
         schema = self.table.schema.serialize().to_pybytes()
-        rest = (self.format, schema, columns, self.files.take(every).anywhere(), numbers, self.first_row)
-        return _unpacked, rest
+        arguments = (self.format, schema, columns, self.files.take(every).anywhere(), numbers, self.first_row)
+        return _restore_slice, arguments
 
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """A shard that is a file already, at a place that every machine sees."""
+    """A shard that is already a file, on a disk that every machine sees."""
 
     path: Path
 
@@ -68,8 +68,8 @@ class FileSlice:
         return FileSplice(self.path)
 
 
-def _packed(table: pa.Table, column: int) -> bytes:
-    """One column, chunk by chunk: how a table is cut into chunks decides where the pages of its Parquet end."""
+def _serialize_column(table: pa.Table, column: int) -> bytes:
+    """Serialize a column with its chunks, which determine where the pages of its Parquet file end."""
     out, schema = pa.BufferOutputStream(), pa.schema([table.schema.field(column)])
     with pa.ipc.new_stream(out, schema) as stream:
         for chunk in table.column(column).chunks:
@@ -77,7 +77,7 @@ def _packed(table: pa.Table, column: int) -> bytes:
     return bytes(memoryview(out.getvalue()))
 
 
-def _unpacked(
+def _restore_slice(
     format: Format, schema: bytes, columns: list[bytes], files: FileSet, numbers: dict[str, Ints], first: int
 ) -> PlanSlice:
     fields = pa.ipc.read_schema(pa.py_buffer(schema))
@@ -89,7 +89,7 @@ def _unpacked(
 
 
 def slice_of(plan: Plan, shard: Shard) -> PlanSlice:
-    """What of a plan one shard needs."""
+    """Return the part of a plan for one shard."""
     table, numbers = plan.shard_table(shard)
     split = next((split for split in plan.table.splits if split.name == shard.split), None)
     first = 0 if split is None else shard.start - split.start
@@ -97,17 +97,17 @@ def slice_of(plan: Plan, shard: Shard) -> PlanSlice:
 
 
 def splice_of(plan: Plan, shard: Shard, scratch_folder: str | None = None) -> Splice:
-    """The bytes of a shard. Close it after use: what is too large to hold lies in `scratch_folder` until then."""
+    """Return the bytes of a shard. Close the splice after use: large values are in `scratch_folder` until then."""
     return slice_of(plan, shard).splice(scratch_folder)
 
 
 def locate(shard: Readable, footer_of: Readable | None = None) -> Iterator[ShardFile]:
-    """Every file inside a shard. One that only goes forwards needs its footer from elsewhere."""
+    """Yield every file inside a shard. A forward-only reader needs a second one for the footer."""
     return locate_tar(shard) if shard.name.endswith(".tar") else locate_parquet(shard, footer_of)
 
 
 def count_rows(shard: Readable) -> int | None:
-    """From the footer; a tar or an Arrow stream has none, and is read through its headers. None: it has no rows."""
+    """Count rows by the footer; of a tar or an Arrow stream by its headers. None for files without rows."""
     if shard.name.endswith(".tar"):
         return tar_rows(shard)
     if shard.name.endswith(".arrow"):
@@ -119,8 +119,8 @@ def count_rows(shard: Readable) -> int | None:
         return int(parquet.metadata.num_rows)
 
 
-def hollow_in(file: pq.ParquetFile) -> list[str]:
-    """File columns of a Parquet shard in which no file has any content: only paths were uploaded."""
+def columns_without_content(file: pq.ParquetFile) -> list[str]:
+    """Return file columns of a Parquet shard in which no file has content: only paths were uploaded."""
     content: dict[str, bool] = {}
     footer = file.metadata
     for group in range(footer.num_row_groups):
@@ -130,22 +130,26 @@ def hollow_in(file: pq.ParquetFile) -> list[str]:
         for path, number in columns.items():
             stem, _, leaf = path.rpartition(".")
             if leaf == "bytes" and f"{stem}.path" in columns:
-                content[stem] = content.get(stem, False) or not _is_hollow(file, group, number)
-    return [stem.removesuffix(".list.element") for stem, has in content.items() if not has and footer.num_rows]
+                content[stem] = content.get(stem, False) or not _has_no_content(file, group, number)
+    return [
+        stem.removesuffix(".list.element")
+        for stem, has_content in content.items()
+        if not has_content and footer.num_rows
+    ]
 
 
-def _is_hollow(file: pq.ParquetFile, group: int, number: int) -> bool:
-    """Whether all values are absent or empty, by what the footer says of them, else by their size, else by reading."""
+def _has_no_content(file: pq.ParquetFile, group: int, number: int) -> bool:
+    """Return whether all values are absent or empty, by the footer's statistics, else by size, else by reading."""
     chunk = file.metadata.row_group(group).column(number)
     statistics = chunk.statistics
     if statistics is not None and statistics.has_null_count and statistics.null_count == chunk.num_values:
         return True
     if statistics is not None and statistics.has_min_max:
         return bool(statistics.max in (b"", ""))
-    # Without statistics, as brim writes: empty and absent values take their levels and lengths alone.
+    # Without statistics, as brim writes: empty and absent values have only levels and lengths.
     if chunk.total_uncompressed_size > _EMPTY_PAGE_BYTES + _EMPTY_VALUE_BYTES * chunk.num_values:
         return False
-    import pyarrow.compute as pc  # of use where files are a few bytes long
+    import pyarrow.compute as pc  # only needed for files of a few bytes
 
     values = file.reader.read_row_group(group, column_indices=[number], use_threads=False).column(0)
     while not pa.types.is_binary(values.type) and not pa.types.is_large_binary(values.type):
@@ -154,5 +158,5 @@ def _is_hollow(file: pq.ParquetFile, group: int, number: int) -> bool:
         elif pa.types.is_nested(values.type):
             values = pc.list_flatten(values)
         else:
-            return False  # texts under that name: nothing that a file would be
+            return False  # a text column of that name is not a file
     return not pc.any(pc.greater(pc.binary_length(values), 0)).as_py()

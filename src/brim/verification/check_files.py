@@ -1,8 +1,8 @@
-"""Look at every file of a source before a long run, and say what would ruin it.
+"""Check every file of a source before a long run.
 
-What `stat` and the first bytes tell is looked at for every file. Headers are looked at for a sample, or for
-every file, and then gzip streams are read to their last byte too. Nothing is written or changed. What a
-recipe expects of the source is not known here: such checks are handed in.
+Every file is checked by `stat` and its first bytes. Headers are checked for a sample, or for every file, and then gzip
+streams are read to their last byte too. Nothing is written or changed. Not covered: the expectations of a recipe, which
+callers pass as checks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from brim.formats.source_reader import open_file
 from brim.memory.limit import effective_limit, usable_cores
 from brim.options.check_options import CheckOptions
 from brim.options.groups import CheckFileOptions
-from brim.plans.file_checks import REASONS, check_files, check_paths_stay_home, todo
+from brim.plans.file_checks import REASONS, check_files, check_no_local_paths, todo
 from brim.progress import Progress
 from brim.records import dataclass
 from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers, nothing_chosen
@@ -51,9 +51,8 @@ _DERIVED = r"_(mask|dseg|probseg|msk|roi|defacemask)\.nii(\.gz)?$"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at. `failed` names all offending files, `faults` what is wrong with each of
-    them, where that differs from file to file. What was `skipped` is not known to be right: nobody looked. A `note`
-    is worth knowing and neither right nor wrong; `sampled` says that not all were looked at."""
+    """A check and its result. `failed` are all failing files, `faults` their faults if these differ. A `skipped` check
+    has no result. A `note` is information, not a failure; `sampled` means that only a sample was checked."""
 
     name: str
     ok: bool
@@ -73,13 +72,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CheckReport(Described):
-    """All that was looked at."""
+    """The results of all checks."""
 
     checks: list[Check]
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """What was found, for people; of files, the first few."""
+        """The results as text lines, with the first failing files."""
         lines = []
         for check in self.checks:
             shown = "; ".join(filter(None, [check.detail, ", ".join(check.failed[:5])]))
@@ -96,12 +95,12 @@ class CheckReport(Described):
 
     @property
     def proved(self) -> list[str]:
-        """What was looked at in full and is right."""
+        """The names of passed checks that covered everything."""
         return [check.name for check in self.checks if check.status == "ok" and not check.sampled]
 
     @property
     def unproved(self) -> list[str]:
-        """What nobody looked at, or only in part."""
+        """The names of checks that were skipped or covered a sample."""
         skipped = [f"{check.name} (skipped)" for check in self.checks if check.status == "skip"]
         sampled = [f"{check.name} (of a sample)" for check in self.checks if check.status == "ok" and check.sampled]
         return skipped + sampled
@@ -117,11 +116,11 @@ def check_table(
     max_cell_bytes = None if options.oversize == "skip" else options.max_cell_bytes
     if table.recipe.get("steps") and not len(table):
         raise nothing_chosen(table, "check")
-    at_home = _names_no_place(table)
+    at_home = _check_local_paths(table)
     looked = check_files(table, CheckFileOptions(allow_empty=options.allow_empty), max_cell_bytes)
     refused = [*looked.refused, *(Refused("annex", path) for path in looked.absent)]
     total = len(table.files)
-    links = sum(r.reason == "annex" for r in table.refused)  # of git-annex, which lead nowhere: not among the files
+    links = sum(r.reason == "annex" for r in table.refused)  # broken links of git-annex are not among the files
     checks = [
         _refusals("exists and can be read", refused, _ABSENT, total + len(table.refused)),
         _refusals("is data, not a pointer", refused, ("annex", "lfs"), total + links),
@@ -130,26 +129,26 @@ def check_table(
         checks.append(_refusals("is not empty", refused, ("empty",), total))
     if max_cell_bytes is not None:
         checks.append(_refusals("fits the format", refused, ("oversize",), total))
-    checks += _rows_are_whole(table)
+    checks += _check_rows(table)
     checks += [finding_check(finding) for finding in table.expected]
-    checks += _left(table, options.strict)
+    checks += _check_unmatched(table, options.strict)
     if at_home.counted:
         checks.append(at_home)
-    # An oversized file is whole as far as anybody knows; the others have nothing to look into.
+    # An oversized file can be read; the other refused files cannot.
     unfit = {r.path for r in refused if r.reason != "oversize"}
     sample_size = None if options.everything or options.deep else options.sample_size
-    checks += _look_inside(table, unfit, sample_size, progress)
+    checks += _check_headers(table, unfit, sample_size, progress)
     checks += [*options.extra, *extra]
     reminder = anatomical_reminder(table)
     return CheckReport([*checks, reminder] if reminder.counted else checks)
 
 
 def anatomical_reminder(table: FileTable) -> Check:
-    """Counts the images that may show a face. Always ok: whether one was removed is not brim's to see."""
+    """Count the images that may show a face. Always ok, since brim does not detect faces."""
     paths = table.files.paths
     name = rf"(?i)_({_ANATOMICAL})\.nii(\.gz)?$|(^|/)anat/[^/]*\.nii(\.gz)?$"
-    found = pc.and_not(pc.match_substring_regex(paths, name), pc.match_substring_regex(paths, "(?i)" + _DERIVED))
-    mask = np.array(found, bool)
+    match = pc.and_not(pc.match_substring_regex(paths, name), pc.match_substring_regex(paths, "(?i)" + _DERIVED))
+    mask = np.array(match, bool)
     for column, about in table.columns.items():
         if about.kind == "nifti" and re.fullmatch(f"(?i:{_ANATOMICAL})", column):
             mask[flat_numbers(table.rows.column(column))] = True
@@ -159,80 +158,80 @@ def anatomical_reminder(table: FileTable) -> Check:
 
 
 def finding_check(finding: Finding) -> Check:
-    """What a recipe expects, as a check."""
+    """Convert an expectation of a recipe to a check."""
     return Check(finding.name, finding.ok, 0, detail=finding.detail, skipped=finding.skipped)
 
 
-def _rows_are_whole(table: FileTable) -> list[Check]:
-    """What breaks rows: several files for one, partners that are missing, names that say what nobody knows."""
+def _check_rows(table: FileTable) -> list[Check]:
+    """Check the faults of rows: several files for one cell, missing partners, unknown names."""
     kinds = dict.fromkeys(fault.check for fault in table.faults)
     checks = []
     for kind in kinds:
         faults = {fault.path: fault.what for fault in table.faults if fault.check == kind}
-        told = [what.removeprefix(f"{path} ") for path, what in faults.items()]
-        checks.append(Check(kind, False, len(table.files), list(faults), faults=told))
+        details = [text.removeprefix(f"{path} ") for path, text in faults.items()]
+        checks.append(Check(kind, False, len(table.files), list(faults), faults=details))
     if table.aligned_with:
-        crooked = table.misaligned()
-        detail = "; ".join(crooked[:3]) or ", ".join(
-            f"{name} aligned with {of}" for name, of in table.aligned_with.items()
+        misaligned = table.misaligned()
+        detail = "; ".join(misaligned[:3]) or ", ".join(
+            f"{name} aligned with {base}" for name, base in table.aligned_with.items()
         )
-        checks.append(Check("lists go together", not crooked, len(table), detail=detail))
+        checks.append(Check("lists go together", not misaligned, len(table), detail=detail))
     return checks
 
 
-def _left(table: FileTable, strict: bool) -> list[Check]:
-    """Files that no column takes: a note, or where someone is strict a failure if there is data among them."""
-    left = table.unmatched
-    if left is None:
+def _check_unmatched(table: FileTable, strict: bool) -> list[Check]:
+    """Check files that match no column: a note, or with `strict` a failure if there is data among them."""
+    files = table.unmatched
+    if files is None:
         detail = "not looked at: only the first rows were read, or the source cannot tell"
         return [Check("files that no column takes", True, 0, detail=detail, skipped=True)]
-    failed = bool(left.count("data")) and (strict or left.is_error)
-    name, detail = "every file has a column", "; ".join(left.lines())
-    if not left.count():
+    failed = bool(files.count("data")) and (strict or files.is_error)
+    name, detail = "every file has a column", "; ".join(files.lines())
+    if not files.count():
         return [Check(name, True, len(table.files))]
-    return [Check(name, not failed, left.count(), detail=f"{detail}. {left.hint}" if failed else detail, note=True)]
+    return [Check(name, not failed, files.count(), detail=f"{detail}. {files.hint}" if failed else detail, note=True)]
 
 
-def _names_no_place(table: FileTable) -> Check:
-    """Whether the metadata gives away where things lie on this machine."""
+def _check_local_paths(table: FileTable) -> Check:
+    """Check that the metadata has no absolute paths of this machine."""
     name, count = "metadata names no path of this machine", len(table.rows.column_names) - len(table.columns)
     try:
-        check_paths_stay_home(table)
+        check_no_local_paths(table)
     except InputError as error:
         return Check(name, False, count, detail=str(error))
     return Check(name, True, count)
 
 
 def _refusals(name: str, refused: Sequence[Refused], reasons: Sequence[Reason], counted: int) -> Check:
-    found = list(dict.fromkeys(r for r in refused if r.reason in reasons))
-    counts = Counter(r.reason for r in found)
+    matching = list(dict.fromkeys(r for r in refused if r.reason in reasons))
+    counts = Counter(r.reason for r in matching)
     detail = worded(
         "; ".join(
-            f"{count:,} × {REASONS[reason].one}. {todo(reason, [r.path for r in found if r.reason == reason])}"
+            f"{count:,} × {REASONS[reason].singular}. {todo(reason, [r.path for r in matching if r.reason == reason])}"
             for reason, count in counts.most_common()
         )
     )
-    return Check(name, not found, counted, [r.path for r in found], detail)
+    return Check(name, not matching, counted, [r.path for r in matching], detail)
 
 
-def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, progress: Progress) -> list[Check]:
-    """Headers, a line for each type of file; with no sample size those of all files, and gzip streams whole."""
-    kinds, of_all = _chosen(table, unfit, sample_size)
-    looks = {number: header_kind(table.files.path(number), kind) for number, kind in kinds.items()}
+def _check_headers(table: FileTable, unfit: set[str], sample_size: int | None, progress: Progress) -> list[Check]:
+    """Check the headers, one check per type; without a sample size those of all files, and gzip streams."""
+    kinds, of_all = _choose_files(table, unfit, sample_size)
+    headers_of = {number: header_kind(table.files.path(number), kind) for number, kind in kinds.items()}
     headers: dict[int, str] = {}
     streams: dict[int, str] = {}
-    lacking: list[MissingDependencyError] = []
+    missing: list[MissingDependencyError] = []
     zipped = [n for n in kinds if sample_size is None and table.files.path(n).lower().endswith(".gz")]
     whole = set(zipped)
 
-    def look(number: int, advance: Callable[[int], None]) -> None:
+    def inspect(number: int, advance: Callable[[int], None]) -> None:
         path, kind = table.files.full_path(number), kinds[number]
-        if table.files.ranges is not None:  # what it is called, not what holds it
+        if table.files.ranges is not None:  # the name of the value, not of the shard that contains it
             path = table.files.path(number)
         try:
             fault = probe_header(path, kind, partial(open_file, table.files, number))
         except MissingDependencyError as error:
-            lacking.append(error)
+            missing.append(error)
             fault, kind = None, "file"  # the stream can be read all the same
         if fault is not None:
             headers[number] = fault
@@ -246,26 +245,26 @@ def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, pro
     if zipped:
         progress.start("check", int(table.files.sizes[zipped].sum()), 0, effective_limit().bytes)
     try:
-        # Of objects, most of the time is spent on waiting for answers, unless they are read whole.
-        waits = table.files.bucket is not None and not zipped
-        _in_threads(look, kinds, progress, _REQUESTS if waits else usable_cores())
+        # For objects, most of the time is spent waiting, unless they are read completely.
+        is_waiting = table.files.bucket is not None and not zipped
+        _in_threads(inspect, kinds, progress, _REQUESTS if is_waiting else usable_cores())
     finally:
         progress.finish()
     checks = []
     for name in ("NIfTI", "image", "PDF", "gzip"):
-        numbers = [n for n, found in looks.items() if found == name]
+        numbers = [n for n, check in headers_of.items() if check == name]
         if of_all[name] and not numbers:
             detail = f"none of {of_all[name]:,} looked at"
             checks.append(Check(f"{name} headers", True, 0, detail=detail, skipped=True))
         elif numbers:
             sampled = f"{len(numbers):,} of {of_all[name]:,} looked at; --all looks at every file"
             detail = sampled if len(numbers) < of_all[name] else ""
-            if lacking and name == "NIfTI":
-                skipped = f"not looked at. {lacking[0]}"
+            if missing and name == "NIfTI":
+                skipped = f"not looked at. {missing[0]}"
                 checks.append(Check("NIfTI headers", True, 0, detail=skipped, skipped=True))
                 continue
-            found = _faulty(f"{name} headers", table, numbers, headers, detail)
-            checks.append(replace(found, sampled=bool(detail)))
+            check = _faulty(f"{name} headers", table, numbers, headers, detail)
+            checks.append(replace(check, sampled=bool(detail)))
     if zipped:
         checks.append(_faulty("gzip, to the last byte", table, [n for n in zipped if n not in headers], streams))
     return checks
@@ -278,15 +277,15 @@ def _faulty(name: str, table: FileTable, numbers: list[int], faults: dict[int, s
     )
 
 
-def _chosen(table: FileTable, unfit: set[str], sample_size: int | None) -> tuple[dict[int, str], Counter[str]]:
-    """File number → kind of its column, of the files to look into; and how many there are of each type."""
+def _choose_files(table: FileTable, unfit: set[str], sample_size: int | None) -> tuple[dict[int, str], Counter[str]]:
+    """Choose files for header checks: return file number → kind of its column, and the number of files per type."""
     kinds: dict[int, str] = {}
     of_all: Counter[str] = Counter()
-    seen = np.zeros(len(table.files), bool)
+    is_counted = np.zeros(len(table.files), bool)
     for name, column in table.columns.items():
         numbers = _candidates(table, flat_numbers(table.rows.column(name)), column.kind, unfit)
-        fresh = np.unique(numbers[~seen[numbers]])
-        seen[fresh] = True
+        fresh = np.unique(numbers[~is_counted[numbers]])
+        is_counted[fresh] = True
         of_all.update(header_kind(table.files.path(n), column.kind) or "" for n in fresh.tolist())
         if sample_size is not None and len(numbers) > sample_size:
             numbers = numbers[np.linspace(0, len(numbers) - 1, sample_size).round().astype(np.int64)]
@@ -296,7 +295,7 @@ def _chosen(table: FileTable, unfit: set[str], sample_size: int | None) -> tuple
 
 
 def _candidates(table: FileTable, numbers: Ints, kind: str, unfit: set[str]) -> Ints:
-    """Those of the files that can be looked into."""
+    """Return the files whose headers can be checked."""
     paths = table.files.paths.take(pa.array(numbers))
     mask = table.files.sizes[numbers] > 0
     if kind not in _PROBED_KINDS:
@@ -309,9 +308,9 @@ def _candidates(table: FileTable, numbers: Ints, kind: str, unfit: set[str]) -> 
 
 
 def _in_threads(
-    look: Callable[[int, Callable[[int], None]], None], numbers: Iterable[int], progress: Progress, threads: int
+    inspect: Callable[[int, Callable[[int], None]], None], numbers: Iterable[int], progress: Progress, threads: int
 ) -> None:
-    """Look at each file, on all cores: zlib works outside of Python's lock."""
+    """Inspect each file in threads: zlib releases Python's lock."""
     waiting, lock, stop = iter(numbers), threading.Lock(), threading.Event()
 
     def advance(size: int) -> None:
@@ -325,26 +324,26 @@ def _in_threads(
                 number = next(waiting, None)
             if number is None:
                 return
-            look(number, advance)
+            inspect(number, advance)
 
     with ThreadPoolExecutor(threads) as pool:
         try:
             for future in [pool.submit(work) for _ in range(threads)]:
                 future.result()
         finally:
-            stop.set()  # Ctrl-C, or a library that is missing: the other threads need not go on
+            stop.set()  # after Ctrl-C or an error, stop the other threads
 
 
 _PROGRAM = "bids-validator-deno"
 _LIST = '"issues":['
 _READ = 1 << 20
-_MOST_FILES = 100_000  # that are named; the codes of all are counted
+_MOST_FILES = 100_000  # files listed; the codes of all are counted
 
 
 def bids_validator(folder: str | os.PathLike[str]) -> list[Check]:
-    """What the validator says of a folder, by file. Its errors fail the check, its warnings are notes."""
-    beside = os.path.join(os.path.dirname(sys.executable), _PROGRAM)
-    program = beside if os.path.isfile(beside) else shutil.which(_PROGRAM)
+    """Run the BIDS validator on a folder. Its errors fail the check, its warnings are notes."""
+    own_program = os.path.join(os.path.dirname(sys.executable), _PROGRAM)
+    program = own_program if os.path.isfile(own_program) else shutil.which(_PROGRAM)
     if program is None:
         raise MissingDependencyError(
             "The BIDS validator is not installed.", hint=f"Install it with: pip install {_PROGRAM}", extra=_PROGRAM
@@ -355,25 +354,25 @@ def bids_validator(folder: str | os.PathLike[str]) -> list[Check]:
         )
     command = [program, "--format", "json", "--no-color", os.path.abspath(folder)]
     with (
-        tempfile.TemporaryFile("w+", errors="replace") as said,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace") as process,
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace") as process,
     ):
         assert process.stdout is not None
         try:
-            return _summed(_Answer(process.stdout))
+            return _sum_issues(_ValidatorOutput(process.stdout))
         except (ValueError, KeyError) as error:
             process.kill()
             code = process.wait()
-            said.seek(0)
-            lines = said.read().split("\n")
+            errors.seek(0)
+            lines = errors.read().split("\n")
             raise InputError(
                 f"The BIDS validator could not run: {lines[0].strip() or f'exit code {code}'}.",
                 hint=f"Run it yourself to see its output: {_PROGRAM} {os.fspath(folder)}",
             ) from error
 
 
-class _Answer:
-    """The validator's JSON, read an issue at a time: a large dataset has a million of them."""
+class _ValidatorOutput:
+    """The validator's JSON, read one issue at a time: a large dataset may have a million."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -383,44 +382,46 @@ class _Answer:
         decoder = json.JSONDecoder()
         text = ""
         while _LIST not in text:
-            text += self._more()
+            text += self._read()
         text = text.partition(_LIST)[2]
         while not text.startswith("]"):
             try:
                 issue, end = decoder.raw_decode(text)
             except json.JSONDecodeError:
-                text += self._more()
+                text += self._read()
                 continue
             yield issue
-            text = text[end:].lstrip(",") or self._more().lstrip(",")
+            text = text[end:].lstrip(",") or self._read().lstrip(",")
         text += self._stream.read()
         total = re.search(r'"totalFiles":\s*(\d+)', text)
         self.files = int(total[1]) if total else 0
 
-    def _more(self) -> str:
+    def _read(self) -> str:
         piece = self._stream.read(_READ)
         if not piece:
             raise ValueError("the answer ends early")
         return piece
 
 
-def _summed(answer: _Answer) -> list[Check]:
-    found: dict[str, dict[str, dict[str, None]]] = {"error": {}, "warning": {}}  # file → its codes, each once
+def _sum_issues(answer: _ValidatorOutput) -> list[Check]:
+    codes_by_file: dict[str, dict[str, dict[str, None]]] = {"error": {}, "warning": {}}  # file → its distinct codes
     codes: dict[str, Counter[str]] = {"error": Counter(), "warning": Counter()}
     for issue in answer:
         severity = issue["severity"]
-        if severity in found:
-            place = (issue.get("location") or next(iter(issue.get("affects") or ()), "")).lstrip("/") or "(the dataset)"
+        if severity in codes_by_file:
+            file_path = (issue.get("location") or next(iter(issue.get("affects") or ()), "")).lstrip(
+                "/"
+            ) or "(the dataset)"
             codes[severity][issue["code"]] += 1
-            if place in found[severity] or len(found[severity]) < _MOST_FILES:
-                found[severity].setdefault(place, {})[issue["code"]] = None
+            if file_path in codes_by_file[severity] or len(codes_by_file[severity]) < _MOST_FILES:
+                codes_by_file[severity].setdefault(file_path, {})[issue["code"]] = None
     checks = []
     for severity, name in (("error", "BIDS validator"), ("warning", "BIDS validator, warnings")):
         total = codes[severity].total()
         common = ", ".join(f"{code} {count:,}" for code, count in codes[severity].most_common(3))
         detail = f"{total:,} {severity}s" + (f" ({common})" if common else "")
-        failed = sorted(found[severity])
-        faults = [", ".join(found[severity][path]) for path in failed]
+        failed = sorted(codes_by_file[severity])
+        faults = [", ".join(codes_by_file[severity][path]) for path in failed]
         is_note = severity == "warning"
         if total or not is_note:
             checks.append(Check(name, is_note or not total, answer.files, failed, detail, faults, note=is_note))

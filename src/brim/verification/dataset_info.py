@@ -1,7 +1,7 @@
-"""What a dataset is, wherever it is and whoever wrote it: rows, splits, columns with their types and true bytes.
+"""Describe a dataset, written by brim or another program: rows, splits, columns with their types and stored bytes.
 
-Footers, the card and the manifest are read, and for the first rows the beginning of their files; nothing else. Whether
-every byte is right is what `verify` proves, and whether it is as expected what `check` says.
+Only footers, the card and the manifest are read, and for the first rows the headers of their files. Not covered:
+checksums, which `verify` compares, and expectations, which `check` tests.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from brim.records import dataclass
 from brim.sizes import format_size, plural
 from brim.sources.features import fits_type, kind_of_feature
 from brim.storage.location import Access
-from brim.verification.published import SHARD_NAME, Published, missing_numbers, opened
+from brim.verification.published import SHARD_NAME, Published, missing_numbers, open_published
 from brim.verification.walk import walk_shards
 from brim.wording import Described
 
 _SHOWN_CLASSES = 10
 _CARD_FIELDS = ("pretty_name", "license", "license_name", "language", "task_categories", "tags")
-_MOST_VALUE_BYTES = 64_000_000  # of media in an encoded column, which has to be read to be shown
+_MOST_VALUE_BYTES = 64_000_000  # of media in an encoded column, which must be decoded to be shown
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnInfo:
-    """A column: its type in words, whether it holds files, and its bytes as stored."""
+    """A column: its type as text, whether it contains files, and its stored bytes."""
 
     name: str
     type: str
@@ -53,11 +53,11 @@ class ColumnInfo:
 
     @property
     def text(self) -> str:
-        """The type for people, with the first names of classes."""
+        """The type as text, with the first class names."""
         if not self.classes:
             return self.type
-        more = ", …" if len(self.classes) > _SHOWN_CLASSES else ""
-        return f"ClassLabel({len(self.classes):,}: {', '.join(self.classes[:_SHOWN_CLASSES])}{more})"
+        suffix = ", …" if len(self.classes) > _SHOWN_CLASSES else ""
+        return f"ClassLabel({len(self.classes):,}: {', '.join(self.classes[:_SHOWN_CLASSES])}{suffix})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class SplitInfo:
 
 @dataclass(repr=False)
 class DatasetInfo(Described):
-    """What is known. `whole` is None where nobody wrote down what it should be; `problems` say why it is not."""
+    """The facts of a dataset. `whole` is None if the expected shards are unknown; if it is False, see `problems`."""
 
     address: str
     rows: int = 0
@@ -91,14 +91,14 @@ class DatasetInfo(Described):
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """All but the first rows, for people."""
+        """The facts as text lines, without the first rows."""
         smallest, median, largest = map(format_size, self.shard_bytes)
         lines = [("dataset", self.address), ("rows", f"{self.rows:,}")]
         for split in self.splits:
             name = split.split if split.config == "default" else f"{split.config}/{split.split}"
-            held = f"{plural(split.rows, 'row')}, {plural(split.shards, 'shard')}, {format_size(split.bytes)}"
-            held += "" if split.state in ("", "whole") else f", {split.state}"
-            lines.append(("split", f"{name}: {held}"))
+            contents = f"{plural(split.rows, 'row')}, {plural(split.shards, 'shard')}, {format_size(split.bytes)}"
+            contents += "" if split.state in ("", "whole") else f", {split.state}"
+            lines.append(("split", f"{name}: {contents}"))
         lines.append(("size", format_size(self.bytes)))
         lines.append(("shards", f"{self.shards:,}: {smallest} / {median} / {largest}  (smallest / median / largest)"))
         lines += [("column", f"{c.name}: {c.text}, {format_size(c.bytes)}") for c in self.columns]
@@ -106,15 +106,11 @@ class DatasetInfo(Described):
             lines.append(("card", "none"))
         else:
             texts = {name: value if isinstance(value, list) else [value] for name, value in self.card.items()}
-            said = [f"{name} {', '.join(map(str, value))}" for name, value in texts.items()]
-            lines.append(("card", "; ".join(said) or "README.md"))
+            fields = [f"{name} {', '.join(map(str, value))}" for name, value in texts.items()]
+            lines.append(("card", "; ".join(fields) or "README.md"))
         lines.append(("written by", ", ".join(self.writers) or "unknown"))
-        complete = {
-            True: "yes, as its manifest or its file names say",
-            False: "no",
-            None: "unknown, it has no manifest",
-        }
-        lines.append(("complete", complete[self.whole]))
+        complete: dict[bool | None, str] = {True: "yes, as its manifest or its file names say", False: "no"}
+        lines.append(("complete", complete.get(self.whole, "unknown, it has no manifest")))
         lines += [("problem", problem) for problem in self.problems[:10]]
         if len(self.problems) > 10:
             lines.append(("problem", f"and {len(self.problems) - 10:,} more"))
@@ -131,62 +127,62 @@ class _Shard:
 
 
 def info(options: InfoOptions) -> DatasetInfo:
-    """Describe a dataset from its footers, its card and its manifest, whoever wrote it."""
+    """Describe a dataset from its footers, its card and its manifest."""
     dataset, head, access = options.dataset, options.head, Access(options.endpoint_url, options.anonymous)
-    with opened(
+    with open_published(
         dataset, options.state_dir, lambda _: None, access, options.from_config, options.from_split
     ) as published:
-        found = _summed(os.fspath(dataset), published)
+        result = _describe(os.fspath(dataset), published)
         first = next((name for name in sorted(published.sizes) if name.endswith(".parquet")), None)
         if head and first is not None:
             try:
                 with closing(published.open(first)) as shard:
-                    found.head = list(first_rows(shard, head))
+                    result.head = list(first_rows(shard, head))
             except VerificationError as error:
-                found.problems.append(f"{first}: its first rows cannot be read ({error.words[0]})")
-                found.whole = False
-        return found
+                result.problems.append(f"{first}: its first rows cannot be read ({error.words[0]})")
+                result.whole = False
+        return result
 
 
-def _summed(address: str, published: Published) -> DatasetInfo:
+def _describe(address: str, published: Published) -> DatasetInfo:
     names = sorted(published.sizes)
-    found = DatasetInfo(address, shards=len(names), bytes=sum(published.sizes.values()))
-    looks: dict[str, _Shard] = {}
-    for name, look in walk_shards(names, lambda name, _: _look(published, name), is_remote=published.remote):
-        if isinstance(look, str):
-            found.problems.append(f"{name}: {look}")
+    result = DatasetInfo(address, shards=len(names), bytes=sum(published.sizes.values()))
+    shards: dict[str, _Shard] = {}
+    for name, shard in walk_shards(names, lambda name, _: _read_shard(published, name), is_remote=published.remote):
+        if isinstance(shard, str):
+            result.problems.append(f"{name}: {shard}")
         else:
-            looks[name] = look
+            shards[name] = shard
     if names:
         sizes = sorted(published.sizes.values())
-        found.shard_bytes = (sizes[0], int(np.median(sizes)), sizes[-1])
-    found.rows = sum(look.rows for look in looks.values())
-    found.splits = _splits(published, looks)
+        result.shard_bytes = (sizes[0], int(np.median(sizes)), sizes[-1])
+    result.rows = sum(shard.rows for shard in shards.values())
+    result.splits = _splits(published, shards)
     total: dict[str, int] = {}
     types: dict[str, tuple[str, bool]] = {}
     classes: dict[str, tuple[str, ...]] = {}
-    for look in looks.values():
-        classes |= look.classes
-        for name, size in look.columns.items():
+    for shard in shards.values():
+        classes |= shard.classes
+        for name, size in shard.columns.items():
             total[name] = total.get(name, 0) + size
-            types.setdefault(name, look.types[name])
-    found.columns = [ColumnInfo(name, *types[name], size, classes.get(name, ())) for name, size in total.items()]
+            types.setdefault(name, shard.types[name])
+    result.columns = [ColumnInfo(name, *types[name], size, classes.get(name, ())) for name, size in total.items()]
     built = {f"brim {job.versions.get('brim', '?')}" for job in published.record.jobs}
-    found.writers = sorted(built | {look.writer for look in looks.values() if look.writer and not built})
-    found.problems += list(incomplete(published))
-    known = bool(published.record.jobs) or any(SHARD_NAME.fullmatch(name) for name in names)
-    found.whole = False if found.problems else True if known else None
+    result.writers = sorted(built | {shard.writer for shard in shards.values() if shard.writer and not built})
+    result.problems += list(missing_parts(published))
+    is_known = bool(published.record.jobs) or any(SHARD_NAME.fullmatch(name) for name in names)
+    result.whole = False if result.problems else True if is_known else None
     try:
         text = published.card()
-        said = {} if text is None else read_card(text)
-        found.card = None if text is None else {name: said[name] for name in _CARD_FIELDS if name in said}
+        fields = {} if text is None else read_card(text)
+        result.card = None if text is None else {name: fields[name] for name in _CARD_FIELDS if name in fields}
     except (BrimError, UnicodeDecodeError, OSError) as error:
-        found.problems.append(f"{CARD}: {error}")
-    return found
+        result.problems.append(f"{CARD}: {error}")
+    return result
 
 
-def _look(published: Published, name: str) -> _Shard | str:
-    """What a footer says, or why it cannot be read."""
+def _read_shard(published: Published, name: str) -> _Shard | str:
+    """Return the facts of a footer, or why it cannot be read."""
     try:
         with closing(published.open(name)) as shard:
             if not name.endswith(".parquet"):
@@ -194,7 +190,7 @@ def _look(published: Published, name: str) -> _Shard | str:
             with ParquetColumns(shard) as columns:
                 features = columns.features()
                 types = {
-                    column.name: (type_words(column.type, features.get(column.name)), is_file_type(column.type))
+                    column.name: (describe_type(column.type, features.get(column.name)), is_file_type(column.type))
                     for column in columns.schema
                 }
                 writer = str(columns.footer.created_by or "")
@@ -204,7 +200,7 @@ def _look(published: Published, name: str) -> _Shard | str:
 
 
 def _class_names(columns: ParquetColumns) -> dict[str, tuple[str, ...]]:
-    """Return the class names of each ClassLabel column whose type in the file is the one that its feature says."""
+    """Return the class names of each ClassLabel column whose stored type fits its feature."""
     labels = {name: feature for name, feature in columns.features().items() if is_class_label(feature)}
     schema = columns.schema
     return {
@@ -214,47 +210,47 @@ def _class_names(columns: ParquetColumns) -> dict[str, tuple[str, ...]]:
     }
 
 
-def type_words(kind: pa.DataType, feature: Any = None) -> str:
-    """A type in words: a column of files by what decodes it."""
+def describe_type(kind: pa.DataType, feature: Any = None) -> str:
+    """Describe a type as text; a file column by its kind of media."""
     if is_file_type(kind):
         media = kind_of_feature(feature) if feature is not None else None
         return f"{'list of ' if is_list_type(kind) else ''}{media[0] if media else 'file'}"
     return f"list of {kind.value_type}" if is_list_type(kind) else str(kind)
 
 
-def _splits(published: Published, looks: dict[str, _Shard]) -> list[SplitInfo]:
-    """As the manifests, the card or the names of the shards tell."""
-    found = []
+def _splits(published: Published, shards: dict[str, _Shard]) -> list[SplitInfo]:
+    """Return the splits of the readable shards."""
+    splits = []
     for subset in published.subsets:
-        names = [name for name in subset.names if name in looks]
-        rows, size = sum(looks[name].rows for name in names), sum(published.sizes[name] for name in names)
+        names = [name for name in subset.names if name in shards]
+        rows, size = sum(shards[name].rows for name in names), sum(published.sizes[name] for name in names)
         if names:
-            found.append(SplitInfo(subset.config, subset.split, rows, len(names), size, subset.state))
-    return found
+            splits.append(SplitInfo(subset.config, subset.split, rows, len(names), size, subset.state))
+    return splits
 
 
-def incomplete(published: Published) -> Iterator[str]:
-    """What should be there and is not, by the receipts or, where there are none, by the names."""
-    told = published.record
+def missing_parts(published: Published) -> Iterator[str]:
+    """Yield missing or damaged parts, found by the receipts, or without them by the names of shards."""
+    record = published.record
     for subset in published.subsets:
         if subset.state == "unfinished":
-            yield f"{subset.name}: {subset.words}"
-    if told.unfinished and not any(subset.state == "unfinished" for subset in published.subsets):
+            yield f"{subset.name}: {subset.state_text}"
+    if record.unfinished and not any(subset.state == "unfinished" for subset in published.subsets):
         yield "unfinished: 0 shards; run the same build to finish"
-    yield from told.damaged
-    for name, receipt in told.receipts.items():
+    yield from record.damaged
+    for name, receipt in record.receipts.items():
         size = published.sizes.get(name)
         if size is None:
             yield f"{name}: is missing"
         elif size != receipt.size:
             yield f"{name}: has {size:,} bytes instead of {receipt.size:,}"
-    if not told.receipts and not told.unfinished:
+    if not record.receipts and not record.unfinished:
         for folder, split, number, count, extension in missing_numbers(list(published.sizes)):
             yield f"{shard_name(folder, split, number, count, extension)}: is missing"
 
 
 def first_rows(shard: Readable, count: int) -> Iterator[dict[str, Any]]:
-    """The first rows of a shard: values as they are, files as what they are."""
+    """Yield the first rows of a shard, with descriptions in place of files."""
     with ParquetColumns(shard) as columns:
         count = min(count, columns.footer.row_group(0).num_rows) if columns.footer.num_row_groups else 0
         if not count:
@@ -264,46 +260,41 @@ def first_rows(shard: Readable, count: int) -> Iterator[dict[str, Any]]:
         shown = {name: _media(shard, columns, name, features.get(name), count) for name in files}
         values = {n: columns.cells(0, n).slice(0, count).to_pylist() for n in columns.schema.names if n not in files}
         for name, classes in _class_names(columns).items():
-            known = range(len(classes))
-            values[name] = [classes[number] if number in known else number for number in values[name]]
+            valid = range(len(classes))
+            values[name] = [classes[number] if number in valid else number for number in values[name]]
         for row in range(count):
             yield {name: (shown.get(name) or values[name])[row] for name in columns.schema.names}
 
 
 def _media(shard: Readable, columns: ParquetColumns, name: str, feature: Any, count: int) -> list[Any]:
-    """For each of the first rows what its files are, in words; None where there is none."""
+    """Describe the files of the first rows; None for a row without one."""
     media = kind_of_feature(feature) if feature is not None else None
     kind = media[0] if media else "file"
     is_list = is_list_type(columns.schema.field(name).type)
     cells: list[Any] = [[] for _ in range(count)]
     for row, path, value, size in values_of(shard, columns, name, count):
-        cells[row].append(_in_words(kind, path, value, size))
+        shape = None if value is None else shape_of(value, path or "", kind)
+        cells[row].append({"type": kind, "path": path, "shape": shape, "bytes": size})
     if is_list:
         return cells
     return [cell[0] if cell else None for cell in cells]
 
 
-def _in_words(kind: str, path: str | None, value: io.BufferedIOBase | None, size: int) -> dict[str, Any]:
-    shape = None if value is None else shape_of(value, path or "", kind)
-    return {"type": kind, "path": path, "shape": shape, "bytes": size}
-
-
 def values_of(
     shard: Readable, columns: ParquetColumns, name: str, rows: int | None = None
 ) -> Iterator[tuple[int, str | None, io.BufferedIOBase | None, int]]:
-    """(row, path, content, size) of each file of a column, of the first rows or of all. What brim wrote is read in
-    ranges; what others encoded has to be decoded, a batch at a time, and is None if it would be too large to hold."""
+    """Yield (row, path, content, size) of each file of a column, of the first rows or of all.
+
+    Shards of brim are read in ranges; encoded columns of other programs are decoded in batches, which is an InputError
+    for a row that is too large.
+    """
     if not columns.is_spliced:
         yield from _decoded(columns, name, rows)
         return
-    for found in locate_parquet(shard, first_rows=rows, column=name):
-        if rows is None or found.row < rows:
-            yield (
-                found.row,
-                found.path,
-                io.BufferedReader(FileView(shard, found.offset, found.size), 1 << 18),
-                found.size,
-            )
+    for file in locate_parquet(shard, first_rows=rows, column=name):
+        if rows is None or file.row < rows:
+            content = io.BufferedReader(FileView(shard, file.offset, file.size), 1 << 18)
+            yield file.row, file.path, content, file.size
 
 
 def _decoded(
@@ -313,10 +304,10 @@ def _decoded(
     for group in range(footer.num_row_groups):
         row_group = footer.row_group(group)
         heavy = sum(row_group.column(n).total_uncompressed_size for n in columns.column_leaves(name))
-        most = max(1, int(_MOST_VALUE_BYTES / max(heavy / max(row_group.num_rows, 1), 1)))
+        max_rows = max(1, int(_MOST_VALUE_BYTES / max(heavy / max(row_group.num_rows, 1), 1)))
         if heavy / max(row_group.num_rows, 1) > _MOST_VALUE_BYTES:
             raise InputError(f"A row of {name!r} is too large to be decoded.")
-        for batch in columns.file.iter_batches(batch_size=min(most, 256), row_groups=[group], columns=[name]):
+        for batch in columns.file.iter_batches(batch_size=min(max_rows, 256), row_groups=[group], columns=[name]):
             for cell in batch.column(0).to_pylist():
                 for value in cell if isinstance(cell, list) else [cell]:
                     if value is not None and value.get("bytes") is not None:

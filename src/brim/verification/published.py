@@ -54,7 +54,7 @@ class Subset:
         return self.split if self.config == "default" else f"{self.config}/{self.split}"
 
     @property
-    def words(self) -> str:
+    def state_text(self) -> str:
         """Return its state for users."""
         if self.state == "unfinished":
             expected = f" of {self.expected:,}" if self.expected else ""
@@ -344,15 +344,15 @@ def _open_repository(location: Location, token: str | None) -> Published:
     card = functools.cache(lambda: storage.read(CARD) if CARD in infos else None)
     record = read_manifests([name for name in infos if name.startswith(f"{MANIFESTS}/")], storage.read)
     entries = card_entries(_fields(card))
-    is_begun = any(map(is_unfinished, entries))
+    has_unfinished = any(map(is_unfinished, entries))
     folders = {"data", *(name.rpartition("/")[0] for name in record.receipts), *card_folders(_fields(card))}
     folders |= {str(entry["config_name"]) for entry in entries if is_unfinished(entry)}
     shards = [name for name in sorted(infos) if name.endswith(_SHARDS)]
     # If a card names no folders, `load_dataset` takes files of all folders.
     shards = [name for name in shards if name.rpartition("/")[0] in folders] or shards
-    if not shards and not record.receipts and not is_begun:
+    if not shards and not record.receipts and not has_unfinished:
         raise InputError(f"{location} has no dataset that brim can read: it has no Parquet or tar files.")
-    return Published(storage, infos, replace(record, unfinished=is_begun), card, shards)
+    return Published(storage, infos, replace(record, unfinished=has_unfinished), card, shards)
 
 
 def _open_bucket(location: Location, state: str | os.PathLike[str] | None) -> Published:
@@ -373,13 +373,13 @@ def _open_bucket(location: Location, state: str | os.PathLike[str] | None) -> Pu
         raise InputError(f"{location} has no dataset: data/ is empty.", hint="Use an address that brim built.")
     published = Published(open_storage(location), infos, record, lambda: card, shards)
     noted = all(receipt.etag for receipt in record.receipts.values())
-    proof = "sizes and ETags are those" if noted else "this store's ETags do not tell content, and sizes are those"
+    proof = "sizes and ETags are those" if noted else "this store's ETags do not identify content, and sizes are those"
     published.unproved = (f"content: not read back; {proof} noted when it was sent (--deep reads everything)",)
     return published
 
 
-def _raise(error: OSError) -> None:
-    """Raise the error for a folder that cannot be listed: os.walk would leave it out."""
+def _raise_error(error: OSError) -> None:
+    """Raise the error for a folder that cannot be listed, which os.walk would skip."""
     raise error
 
 
@@ -387,7 +387,7 @@ def files_below(folder: Path) -> list[str]:
     """Return the files anywhere below a folder, without those in hidden folders."""
     files = []
     with reading(str(folder)):
-        for top, folders, names in os.walk(folder, onerror=_raise):
+        for top, folders, names in os.walk(folder, onerror=_raise_error):
             folders[:] = [name for name in folders if not name.startswith(".")]
             files += [os.path.relpath(os.path.join(top, name), folder) for name in names]
     return sorted(files)
@@ -415,11 +415,11 @@ def ledger_fault(ledger: Ledger) -> str | None:
     if not ledger.done:
         return None
     if ledger.job is None:
-        return "it has lost the line that says what was built"
+        return "the record of the job is missing"
     facts = ledger.job.facts
     stable = {name: fact for name, fact in facts.items() if name not in ("cut", "recipe")}
     if ledger.job.fingerprint not in (digest_json(stable), digest_json(facts)):
-        return "what it says was built is not what its fingerprint is of"
+        return "the record of the job does not match its fingerprint"
     return None
 
 
@@ -459,8 +459,7 @@ def narrow(published: Published, config: str | None, split: str | None, address:
     names = {*record.receipts, *(name for subset in subsets for name in subset.names)}
     published.subsets = subsets
     published.sizes = {name: size for name, size in published.sizes.items() if name in names}
-    is_unfinished = any(subset.state == "unfinished" for subset in subsets)
-    published.record = replace(record, unfinished=is_unfinished)
+    published.record = replace(record, unfinished=any(subset.state == "unfinished" for subset in subsets))
 
 
 def narrow_record(record: DatasetRecord, keys: Collection[Key]) -> DatasetRecord:
@@ -473,7 +472,7 @@ def narrow_record(record: DatasetRecord, keys: Collection[Key]) -> DatasetRecord
 
 
 @contextmanager
-def opened(
+def open_published(
     destination: str | os.PathLike[str],
     state: str | os.PathLike[str] | None,
     note: Note,

@@ -1,4 +1,4 @@
-"""Damaged shards: record them, so that the next build writes them again, or write them again from their source.
+"""Record damaged shards, so that the next build writes them again, or write them again from their source.
 
 `verify` finds damage. A shard that has a receipt is recorded in the ledger (of a remote destination, in the user's
 state folder), and the same build command writes exactly the recorded shards. `verify DEST SOURCE --repair` writes them
@@ -39,24 +39,24 @@ from brim.verification.published import (
 
 
 def record_damage(
-    where: Location, state: str | os.PathLike[str] | None, told: DatasetRecord, damaged: Collection[str]
+    location: Location, state: str | os.PathLike[str] | None, record: DatasetRecord, damaged: Collection[str]
 ) -> bool:
-    """Record damaged files in the ledger that the next build reads; False if nobody can write there, or a build runs.
+    """Record damaged files in the ledger that the next build reads; False if it is not writable, or a build runs.
 
-    Of a remote destination, a config is built with all of its splits or with one of them, and each has its own ledger.
+    For a remote destination, a build of all splits of a config and one of a single split have separate ledgers.
     """
     folders: dict[Path, dict[str, str]] = {}
-    for (config, split), names in told.listed.items():
-        hashes = {name: told.receipts[name].sha256 for name in names if name in damaged}
-        if not where.is_local:
+    for (config, split), names in record.listed.items():
+        hashes = {name: record.receipts[name].sha256 for name in names if name in damaged}
+        if not location.is_local:
             for scope in (f"{config}/*", f"{config}/{split}") if hashes else ():
-                folders.setdefault(state_folder(where, state, scope), {}).update(hashes)
+                folders.setdefault(state_folder(location, state, scope), {}).update(hashes)
         else:
-            others = {name: "" for name in damaged if name not in told.receipts}  # the card
-            folders.setdefault(state_folder(where, state), {}).update(hashes | others)
+            card_hashes = {name: "" for name in damaged if name not in record.receipts}  # the card
+            folders.setdefault(state_folder(location, state), {}).update(hashes | card_hashes)
     try:
         for folder, hashes in folders.items():
-            make_state_folder(where, folder)
+            make_state_folder(location, folder)
             with locked(folder):
                 ledger = Ledger(folder)
                 ledger.record_damage(hashes)
@@ -80,32 +80,32 @@ class _Watcher:
 def repair_shards(
     folder: Path,
     state: str | os.PathLike[str] | None,
-    told: DatasetRecord,
+    record: DatasetRecord,
     tables: Mapping[str, FileTable],
     damaged: Collection[str],
     rows: Mapping[str, int],
     progress: Progress,
 ) -> list[str]:
-    """Write damaged or missing shards of a folder again; returns the names of those that were written.
+    """Write damaged or missing shards of a folder again; return the names of the written ones.
 
-    `tables` are the source as it was read for each part, by the fingerprint of its job; without a ledger, by "".
-    `rows` are those of the shards whose footers can be read.
+    `tables` has the source of each part by the fingerprint of its job; without a ledger, by "". `rows` are those of
+    shards whose footers can be read.
     """
     watcher, storage, written = _Watcher(progress), LocalStorage(folder_location(folder)), []
     damaged = {name for name in damaged if name != CARD}
     with ExitStack() as stack:
         ledger = None
-        if told.jobs:
+        if record.jobs:
             stack.enter_context(locked(state_folder(folder_location(folder), state)))
             ledger = Ledger(state_folder(folder_location(folder), state))
             stack.callback(ledger.close)
-        found = _from_ledger(told, tables) if told.jobs else _from_names(folder, tables[""], damaged, rows)
-        for name, made, receipt in found:
+        slices = _from_ledger(record, tables) if record.jobs else _from_names(folder, tables[""], damaged, rows)
+        for name, plan_slice, receipt in slices:
             if name not in damaged:
                 continue
-            with made.splice() as splice:
+            with plan_slice.splice() as splice:
                 if receipt is not None and splice.sha256(watcher.hashed) != receipt.sha256:
-                    continue  # the source has changed: the next verification says so
+                    continue  # the source changed: the next verification reports it
                 storage.put(name, splice, None, watcher)
             if ledger is not None and receipt is not None:
                 ledger.add(receipt)
@@ -115,25 +115,26 @@ def repair_shards(
 
 
 def _from_ledger(
-    told: DatasetRecord, tables: Mapping[str, FileTable]
+    record: DatasetRecord, tables: Mapping[str, FileTable]
 ) -> Iterator[tuple[str, PlanSlice, Receipt | None]]:
-    """(name, what makes its bytes, receipt) of every shard that the source gives, part by part."""
-    before: dict[str, int] = {}  # the rows of each split that come before a part
-    for part in parts_of(told):
+    """Yield (name, slice, receipt) of every shard of the source, part by part."""
+    before: dict[str, int] = {}  # rows of each split before the current part
+    for part in parts_of(record):
         table = tables.get(part.job.fingerprint)
         plan = None if table is None else plan_of_part(table, part)
-        names = {split: iter(of) for split, of in part.names.items()}
+        names = {split: iter(shard_names) for split, shard_names in part.names.items()}
         for shard in () if plan is None else plan.shards:
             name = next(names.get(shard.split, iter(())), None)
             if plan is not None and name is not None:
-                made = slice_of(plan, shard)
-                yield name, replace(made, first_row=made.first_row + before.get(shard.split, 0)), told.receipts[name]
-        for split, of in part.names.items():
-            before[split] = before.get(split, 0) + sum(told.receipts[name].rows for name in of)
+                part_slice = slice_of(plan, shard)
+                first_row = part_slice.first_row + before.get(shard.split, 0)
+                yield name, replace(part_slice, first_row=first_row), record.receipts[name]
+        for split, shard_names in part.names.items():
+            before[split] = before.get(split, 0) + sum(record.receipts[name].rows for name in shard_names)
 
 
 def plan_of_part(table: FileTable, part: PublishedPart) -> Plan | None:
-    """What a build of this source would be, cut as a part was; None if that part is of another source."""
+    """Plan this source like a part of the dataset; None if the part has another source."""
     job = part.job
     if is_computed(job) or is_foreign(job) or table.refused:
         return None
@@ -142,39 +143,42 @@ def plan_of_part(table: FileTable, part: PublishedPart) -> Plan | None:
 
 
 def plan_like(table: FileTable, job: JobRecord, folder: str = "data") -> Plan:
-    """A plan of this source, cut as that of a job was."""
+    """Plan a source with the format and the shard options of a job."""
     try:
         format, cut = job.facts["format"].split()[0], ShardOptions.from_record(job.facts["cut"])
         if format not in EXTENSIONS:
             raise ValueError(format)
     except (TypeError, ValueError, KeyError, IndexError) as error:
-        raise VerificationError("The ledger does not say how rows were cut into shards.") from error
+        raise VerificationError("The ledger has no valid shard options.") from error
     return make_plan(table, format, cut, folder)
 
 
 def _from_names(
     folder: Path, table: FileTable, damaged: Collection[str], rows: Mapping[str, int]
 ) -> Iterator[tuple[str, PlanSlice, Receipt | None]]:
-    """Without a ledger nobody knows how rows were cut into shards: a cut is right if it gives the same names, and every
-    intact shard byte for byte. If there is only one shard, it must have the size that the source gives."""
-    here = {f"data/{name}": folder / "data" / name for name in os.listdir(folder / "data") if name[0] != "."}
-    wanted = {*here, *damaged}
-    counts = {match["split"]: int(match["count"]) for name in wanted if (match := SHARD_NAME.fullmatch(name))}
+    """Yield slices of a folder without a ledger, by guessing how rows were cut into shards.
+
+    A guess is right if it gives the same names, and every intact shard byte for byte. A single shard must have the size
+    that the source gives.
+    """
+    paths = {f"data/{name}": folder / "data" / name for name in os.listdir(folder / "data") if name[0] != "."}
+    expected = {*paths, *damaged}
+    counts = {match["split"]: int(match["count"]) for name in expected if (match := SHARD_NAME.fullmatch(name))}
     formats = {suffix: format for format, suffix in EXTENSIONS.items()}
-    format = formats.get(Path(min(wanted)).suffix)
+    format = formats.get(Path(min(expected)).suffix)
     if counts and format is not None:
         plan = make_plan(table, format, ShardOptions())
         cuts = [
-            _cut_by_rows(plan, wanted, rows),
+            _cut_by_rows(plan, expected, rows),
             plan.shards,
             make_plan(table, format, ShardOptions(num_shards=counts)).shards,
         ]
         for shards in cuts:
             intact = [shard for shard in shards if shard.name not in damaged]
             if (
-                {shard.name for shard in shards} == wanted
-                and all(_gives(plan, shard, here[shard.name]) for shard in intact)
-                and (intact or (len(shards) == 1 and _has_size(plan, shards[0], here.get(shards[0].name))))
+                {shard.name for shard in shards} == expected
+                and all(_is_equal(plan, shard, paths[shard.name]) for shard in intact)
+                and (intact or (len(shards) == 1 and _is_equal(plan, shards[0], paths.get(shards[0].name), deep=False)))
             ):
                 yield from ((shard.name, slice_of(plan, shard), None) for shard in shards)
                 return
@@ -186,32 +190,30 @@ def _from_names(
 
 
 def _cut_by_rows(plan: Plan, names: Collection[str], rows: Mapping[str, int]) -> list[Shard]:
-    """Shards with the rows that their footers tell; one shard of a split may be unreadable, and has the rest."""
+    """Return shards with the rows of their footers; one shard per split may be unreadable, and gets the rest."""
     shards = []
     for split in plan.table.splits:
         own = sorted(name for name in names if (match := SHARD_NAME.fullmatch(name)) and match["split"] == split.name)
-        left = split.stop - split.start - sum(rows.get(name, 0) for name in own)
-        if sum(name not in rows for name in own) > 1 or left < 0:
+        remaining = split.stop - split.start - sum(rows.get(name, 0) for name in own)
+        if sum(name not in rows for name in own) > 1 or remaining < 0:
             return []
         start = split.start
         for name in own:
-            shards.append(Shard(name, split.name, start, start + rows.get(name, left), 0))
-            start += rows.get(name, left)
+            shards.append(Shard(name, split.name, start, start + rows.get(name, remaining), 0))
+            start += rows.get(name, remaining)
     return shards
 
 
-def _gives(plan: Plan, shard: Shard, path: Path) -> bool:
+def _is_equal(plan: Plan, shard: Shard, path: Path | None, deep: bool = True) -> bool:
+    """Return whether a file has the size, and with `deep` the bytes, that a plan gives."""
     with slice_of(plan, shard).splice() as splice:
-        return splice.size == path.stat().st_size and splice.sha256(lambda _: None) == sha256_of(path, lambda _: None)
-
-
-def _has_size(plan: Plan, shard: Shard, path: Path | None) -> bool:
-    with slice_of(plan, shard).splice() as splice:
-        return path is not None and path.exists() and splice.size == path.stat().st_size
+        if path is None or not path.exists() or splice.size != path.stat().st_size:
+            return False
+        return not deep or splice.sha256(lambda _: None) == sha256_of(path, lambda _: None)
 
 
 def refuse_append_to_damaged(ledger: Ledger, destination: str) -> None:
-    """Rows do not come behind shards that are known to be damaged: these can only be written from their own source."""
+    """Refuse to append rows to a damaged dataset, whose shards need their own source for a repair."""
     fault = ledger_fault(ledger)
     if fault is not None:
         raise DestinationError(

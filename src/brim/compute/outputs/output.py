@@ -1,8 +1,7 @@
 """From unit files to shards: one schema for all, in the order of the input.
 
-Each unit was written with the types that its own rows showed. If all agree, unit files are the shards as they are;
-those that do not are written again with the type that holds everything. With a number of rows for each shard, all
-rows are written again, cut anew.
+Each unit was written with the types of its rows. If all agree, the unit files become the shards; those that differ are
+written again with the merged types. With a number of rows per shard, all rows are written again.
 """
 
 from __future__ import annotations
@@ -29,58 +28,58 @@ from brim.state.atomic_files import rename
 from brim.state.ledger import Receipt
 
 
-class Beside:
-    """Work beside the thread that makes it: several at a time, the results in the order in which they were given.
+class OrderedPool:
+    """A thread pool that delivers results in the order of submission.
 
-    For what Arrow, NumPy and hashing do outside of Python's lock. At most so many wait or run, which bounds memory;
-    with none (`threads` is 0), everything is done at once by the caller. Close it, whatever happened.
+    For work of Arrow, NumPy and hashing that releases Python's lock. At most `threads` + 1 tasks wait or run, which
+    bounds memory; with `threads=0` the caller's thread does the work at once. Always close it.
     """
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, name) if threads > 0 else None
-        self._most = threads + 1
-        self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
+        self._max_pending = threads + 1
+        self._pending: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
 
     def do(self, work: Callable[[], Any], take: Callable[[Any], None]) -> None:
-        """Have `work` done; its result is taken by the caller's thread, now or in a later call."""
+        """Submit `work`. `take` gets its result in the caller's thread, now or in a later call."""
         if self._pool is None:
             take(work())
             return
-        while len(self._waiting) >= self._most:
-            self._take()
-        self._waiting.append((self._pool.submit(work), take))
+        while len(self._pending) >= self._max_pending:
+            self._take_next()
+        self._pending.append((self._pool.submit(work), take))
 
-    def settle(self) -> None:
-        """All that was given is done and taken."""
-        while self._waiting:
-            self._take()
+    def drain(self) -> None:
+        """Wait until all submitted work is done and its results are taken."""
+        while self._pending:
+            self._take_next()
 
-    def _take(self) -> None:
-        future, take = self._waiting.popleft()
+    def _take_next(self) -> None:
+        future, take = self._pending.popleft()
         take(future.result())
 
     def close(self) -> None:
-        """Nothing more is taken: after an error, what was not begun is dropped."""
+        """Drop work that has not started; take no more results."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        self._waiting.clear()
+        self._pending.clear()
 
 
-def named(made: Sequence[MadeShard], folder: str, extension: str) -> dict[str, MadeShard]:
-    """Shards under the names that the Hub's convention gives them."""
+def name_shards(shards: Sequence[OutputShard], folder: str, extension: str) -> dict[str, OutputShard]:
+    """Name shards by the Hub's convention."""
     counts: dict[str, int] = {}
-    for one in made:
-        counts[one.split] = counts.get(one.split, 0) + 1
+    for shard in shards:
+        counts[shard.split] = counts.get(shard.split, 0) + 1
     numbers: dict[str, int] = {}
     names = {}
-    for one in made:
-        number = numbers[one.split] = numbers.get(one.split, -1) + 1
-        names[shard_name(folder, one.split, number, counts[one.split], extension)] = one
+    for shard in shards:
+        number = numbers[shard.split] = numbers.get(shard.split, -1) + 1
+        names[shard_name(folder, shard.split, number, counts[shard.split], extension)] = shard
     return names
 
 
 @dataclass(frozen=True, slots=True)
-class MadeShard:
+class OutputShard:
     """A file that becomes a shard."""
 
     path: Path
@@ -90,16 +89,16 @@ class MadeShard:
     sha256: str
 
 
-def settle(folder: Path, units: Sequence[Receipt], format: str, empty: pa.Schema) -> pa.Schema:
-    """The schema that holds the rows of every unit. Without any rows it is `empty`."""
+def merge_unit_schemas(folder: Path, units: Sequence[Receipt], format: str, empty: pa.Schema) -> pa.Schema:
+    """Merge the schemas of all units with rows; without any, return `empty`."""
     schemas: dict[str, pa.Schema] = {}
     names: dict[str, str] = {}
     for unit in units:
         if unit.rows:
             schema = read_schema(folder / unit.name, format)
-            known = schema.serialize().to_pybytes().hex()
-            schemas.setdefault(known, schema)
-            names.setdefault(known, unit.name)
+            key = schema.serialize().to_pybytes().hex()
+            schemas.setdefault(key, schema)
+            names.setdefault(key, unit.name)
     if not schemas:
         return empty
     try:
@@ -114,19 +113,21 @@ def settle(folder: Path, units: Sequence[Receipt], format: str, empty: pa.Schema
 
 def make_shards(
     folder: Path, units: Sequence[Receipt], schema: pa.Schema, writing: Writing, split: str, advance: Advance
-) -> list[MadeShard]:
-    """One shard for each unit that has rows."""
-    made = []
-    kept = [unit for unit in units if unit.rows] or list(units[:1])
-    for unit in kept:
+) -> list[OutputShard]:
+    """Make one shard per unit that has rows."""
+    shards = []
+    units_with_rows = [unit for unit in units if unit.rows] or list(units[:1])
+    for unit in units_with_rows:
         path = folder / unit.name
         if read_schema(path, writing.format).equals(schema, check_metadata=True):
-            made.append(MadeShard(path, split, unit.rows, unit.size, unit.sha256))
+            shards.append(OutputShard(path, split, unit.rows, unit.size, unit.sha256))
         else:
-            file = write_rows(_made(folder) / unit.name, read_rows(path, writing.format), schema, writing)
-            made.append(MadeShard(_made(folder) / unit.name, split, file.rows, file.file.size, file.file.sha256))
+            file = write_rows(_work_folder(folder) / unit.name, read_rows(path, writing.format), schema, writing)
+            shards.append(
+                OutputShard(_work_folder(folder) / unit.name, split, file.rows, file.file.size, file.file.sha256)
+            )
         advance(unit.size)
-    return made
+    return shards
 
 
 def cut_shards(
@@ -138,37 +139,37 @@ def cut_shards(
     rows: int,
     split: str,
     advance: Advance,
-) -> list[MadeShard]:
-    """Shards of `rows` rows each, the last may have fewer."""
-    made: list[MadeShard] = []
+) -> list[OutputShard]:
+    """Make shards of `rows` rows each; the last may have fewer."""
+    shards: list[OutputShard] = []
     file: RowsFile | None = None
     target = Path()
 
     def close(file: RowsFile) -> None:
         file.close()
         rename(file.file.path, target)
-        made.append(MadeShard(target, split, file.rows, file.file.size, file.file.sha256))
+        shards.append(OutputShard(target, split, file.rows, file.file.size, file.file.sha256))
 
     for table in _tables(folder, units, units_format, schema, advance):
-        while table.num_rows or (file is None and not made):
+        while table.num_rows or (file is None and not shards):
             if file is None:
-                target = _made(folder) / f"{len(made):08d}{EXTENSIONS[writing.format]}"
-                file, left = RowsFile(target.with_name(f".{target.name}.tmp"), schema, writing), rows
-            part, table = table.slice(0, left), table.slice(left)
+                target = _work_folder(folder) / f"{len(shards):08d}{EXTENSIONS[writing.format]}"
+                file, remaining = RowsFile(target.with_name(f".{target.name}.tmp"), schema, writing), rows
+            part, table = table.slice(0, remaining), table.slice(remaining)
             file.write(part)
-            left -= part.num_rows
-            if left == 0:
+            remaining -= part.num_rows
+            if remaining == 0:
                 close(file)
                 file = None
             if not table.num_rows:
                 break
     if file is not None:
         close(file)
-    return made
+    return shards
 
 
 def write_bad_rows(folder: Path, target: Path) -> bool:
-    """The rows that the step could not do, of all units, in one file; False if there are none."""
+    """Write the rows that failed, of all units, to one file; return False if none failed."""
     bad = sorted(folder.glob("*.bad.arrow"))
     if bad:
         schema = unified([read_schema(path, "arrow") for path in bad])
@@ -186,8 +187,8 @@ def _tables(
         advance(unit.size)
 
 
-def _made(folder: Path) -> Path:
-    """Where shards lie that are not unit files. They are made again after a crash."""
+def _work_folder(folder: Path) -> Path:
+    """Return the folder for shards that are not unit files. They are made again after a crash."""
     path = folder / "made"
     path.mkdir(exist_ok=True)
     return path
@@ -199,9 +200,9 @@ _BATCH_ROWS = {"arrow": 1000, "parquet": 100_000}
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Shards by name, what the card says of them, what was counted on the way, and notes for the user."""
+    """Shards by name, facts for their card, counts, and notes for the user."""
 
-    made: Mapping[str, MadeShard]
+    shards: Mapping[str, OutputShard]
     card: CardFacts
     counts: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -209,9 +210,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """What there is to finish: the unit files of `folder` in order, and the room there is.
+    """The input of `Output.finish`: the unit files of `folder` in order, and the memory limit.
 
-    What is made of them, and is no unit file, is made in `work`.
+    New files are made in `work`.
     """
 
     folder: Path
@@ -223,32 +224,32 @@ class Units:
 
 
 class Output(Protocol):
-    """How units are written, and what is made of them: rows, tokens, or vectors."""
+    """How units are written, and how they become shards: of rows, tokens, or vectors."""
 
     @property
     def writing(self) -> Writing: ...
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What decides the output, for the fingerprint."""
+        """The fingerprint inputs of the output."""
 
     @property
     def joins(self) -> bool:
-        """Whether all rows are written again when it is finished: units are not the shards."""
+        """Whether finishing writes all rows again, instead of using unit files as shards."""
 
     def check_room(self, limit_bytes: int) -> None:
-        """MemoryLimitError if it cannot be made within the limit: said before the first unit."""
+        """Raise MemoryLimitError, before the first unit, if finishing would exceed the limit."""
 
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
-        """The files that the destination shall hold; those of a dataset lie in its folder `shards`.
+        """Make the files for the destination; those of a dataset are in its folder `shards`.
 
-        Done again, from the start or from where it was, after a crash.
+        After a crash, the same call makes the same files.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class RowsOutput:
-    """Rows as they are: Parquet or Arrow shards."""
+    """Rows in Parquet or Arrow shards."""
 
     format: RowFormat = "parquet"
     rows_per_shard: int | None = None
@@ -280,11 +281,11 @@ class RowsOutput:
         """Rows stream."""
 
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
-        schema = with_features(settle(units.folder, units.receipts, self.writing.format, units.schema))
+        schema = with_features(merge_unit_schemas(units.folder, units.receipts, self.writing.format, units.schema))
         if self.rows_per_shard is None:
-            made = make_shards(units.folder, units.receipts, schema, self.writing, self.split, advance)
+            files = make_shards(units.folder, units.receipts, schema, self.writing, self.split, advance)
         else:
-            made = cut_shards(
+            files = cut_shards(
                 units.folder,
                 units.receipts,
                 schema,
@@ -294,14 +295,14 @@ class RowsOutput:
                 self.split,
                 advance,
             )
-        return Finished(named(made, shards, EXTENSIONS[self.format]), card_of(schema, EXTENSIONS[self.format]))
+        return Finished(name_shards(files, shards, EXTENSIONS[self.format]), card_of(schema, EXTENSIONS[self.format]))
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRows:
-    """Rows that stay where they are computed, in files of one schema that are mapped when they are read.
+    """Rows in a cache: Arrow files of one schema, which readers map.
 
-    `empty` gives the schema where no row comes out; it is told whether any went in.
+    `empty` returns the schema of a result without rows; its argument is whether the input had rows.
     """
 
     batch_rows: int
@@ -323,20 +324,21 @@ class CachedRows:
         """Rows stream."""
 
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
-        """Files that differ from the schema of all are written again."""
-        schema = with_features(settle(units.folder, units.receipts, "arrow", self.empty(bool(units.receipts))))
-        made = make_shards(units.folder, units.receipts, schema, self.writing, "", advance)
-        return Finished({one.path.name: one for one in made}, card_of(schema, EXTENSIONS["arrow"]))
+        """Write files again if their schema differs from the merged one."""
+        empty = self.empty(bool(units.receipts))
+        schema = with_features(merge_unit_schemas(units.folder, units.receipts, "arrow", empty))
+        files = make_shards(units.folder, units.receipts, schema, self.writing, "", advance)
+        return Finished({file.path.name: file for file in files}, card_of(schema, EXTENSIONS["arrow"]))
 
 
 def with_features(schema: pa.Schema) -> pa.Schema:
-    """The schema with `datasets`' features for all its columns: those it tells, else what its types are."""
+    """Add `datasets` features for all columns to a schema: those in its metadata, else inferred ones."""
     features = _features(schema)
     return schema.remove_metadata() if features is None else schema.with_metadata(metadata(features))
 
 
 def _features(schema: pa.Schema) -> dict[str, Any] | None:
-    """None where `datasets` has no feature for a type."""
+    """Return the features of a schema; None if `datasets` has no feature for a type."""
     try:
         return features_of(schema)
     except InputError:

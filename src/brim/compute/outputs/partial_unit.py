@@ -22,12 +22,7 @@ import pyarrow as pa
 from brim.state.atomic_files import sync_file, sync_folder, write_whole
 from brim.state.record_log import record_line, record_of
 
-_INTERVAL_S = 30.0
-
-
-def receipt_interval_s() -> float:
-    """Seconds between two receipts; tests set the variable."""
-    return float(os.environ.get("BRIM_PARTIAL_UNIT_SECONDS") or _INTERVAL_S)
+_INTERVAL_S = 30.0  # between two receipts
 
 
 def partial_files(folder: Path, number: int) -> tuple[Path, Path, Path]:
@@ -42,7 +37,7 @@ def remove_partial(folder: Path, number: int) -> None:
 
 
 class _TableLog:
-    """Tables in a file, each as an Arrow stream of its own, since their types may differ."""
+    """Tables in a file, each as a separate Arrow stream, since their types may differ."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size = path, size
@@ -57,7 +52,7 @@ class _TableLog:
         self.size = self.path.stat().st_size
 
     def tables(self) -> Iterator[pa.Table]:
-        """Those that are there now."""
+        """Yield the tables that are in the log now."""
         if self.size:
             end = self.size
             with pa.OSFile(str(self.path), "rb") as file:
@@ -70,7 +65,7 @@ class _TableLog:
 
 
 class PartialUnit:
-    """The log of one unit. `identity` says what decides its results: a log with another one is removed.
+    """The log of one unit. `identity` is a digest of the inputs of its results: a log with another one is removed.
 
     `rows` input rows are done, and `counts` are the caller's, when the log is opened.
     """
@@ -78,39 +73,40 @@ class PartialUnit:
     def __init__(self, folder: Path, number: int, identity: str) -> None:
         self._folder = folder
         results, left_out, self._receipt = partial_files(folder, number)
-        self._identity, self._interval_s = identity, receipt_interval_s()
-        found = self._read_receipt(results, left_out)
-        if found is None:
+        self._identity = identity
+        self._interval_s = float(os.environ.get("BRIM_PARTIAL_UNIT_SECONDS") or _INTERVAL_S)
+        receipt = self._read_receipt(results, left_out)
+        if receipt is None:
             self._receipt.unlink(missing_ok=True)
-            found = {"rows": 0, "bytes": 0, "left_out_bytes": 0, "counts": []}
-        self.rows: int = found["rows"]
-        self.counts: list[int] = found["counts"]
-        self._results = _TableLog(results, found["bytes"])
-        self._left_out = _TableLog(left_out, found["left_out_bytes"])
+            receipt = {"rows": 0, "bytes": 0, "left_out_bytes": 0, "counts": []}
+        self.rows: int = receipt["rows"]
+        self.counts: list[int] = receipt["counts"]
+        self._results = _TableLog(results, receipt["bytes"])
+        self._left_out = _TableLog(left_out, receipt["left_out_bytes"])
         self._written_at = time.monotonic()
 
     def _read_receipt(self, results: Path, left_out: Path) -> dict[str, Any] | None:
-        """None if there is none that can be used."""
+        """Return the receipt, or None if it cannot be used."""
         try:
-            found = record_of(self._receipt.read_bytes().rstrip(b"\n"))
-            if found is None or found["identity"] != self._identity:
+            receipt = record_of(self._receipt.read_bytes().rstrip(b"\n"))
+            if receipt is None or receipt["identity"] != self._identity:
                 return None
-            for path, size in ((results, found["bytes"]), (left_out, found["left_out_bytes"])):
+            for path, size in ((results, receipt["bytes"]), (left_out, receipt["left_out_bytes"])):
                 if size and path.stat().st_size < size:
                     return None
         except (FileNotFoundError, KeyError, ValueError):
             return None
-        return found
+        return receipt
 
     def results(self) -> Iterator[pa.Table]:
-        """Of the rows that are done."""
+        """Yield the results of the finished rows."""
         return self._results.tables()
 
     def left_out(self) -> list[pa.Table]:
         return list(self._left_out.tables())
 
     def add(self, results: pa.Table | None, left_out: list[pa.Table], rows: int, counts: list[int]) -> None:
-        """What came of a batch that ends at input row `rows`, and the caller's counts by then."""
+        """Append the results of a batch that ends at input row `rows`, with the caller's counts so far."""
         if results is not None:
             self._results.append(results)
         for table in left_out:

@@ -1,7 +1,7 @@
-"""The rows of a unit as a file: written in batches that depend on the rows alone, hashed on the way, on disk for good.
+"""Write the rows of a unit to a file: in batches that depend on the rows alone, hashed while written, and synced.
 
-Types may widen inside a unit: a column of nulls turns out to hold text. Then the file so far stays as it is, a new
-one is begun, and at the end all are written again as one, with the type that holds everything.
+Types may widen inside a unit, as when a column of nulls turns out to hold text. Then another file is started, and at
+the end all are written again as one, with the merged types.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from brim.state.atomic_files import Outflow, rename, write_all
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How the rows of a unit are written: batches (or row groups) end after so many rows or bytes.
+    """How the rows of a unit are written: batches (or row groups) end after a number of rows or bytes.
 
-    `hashed`: the file will be published, and its SHA-256 is part of the proof. A cache needs none.
-    `flows`: it is on its way to disk while it is written, so that the sync at its end has little to wait for.
+    `hashed`: compute the SHA-256, because the file will be published. A cache needs none.
+    `flows`: start writing pages to disk early, so that the sync at the end takes less time.
     """
 
     format: Literal["arrow", "parquet"]
@@ -38,29 +38,29 @@ class Writing:
     flows: bool = True
 
 
-# Pages end where the content says, so that the Hub's storage (Xet) finds those that it has, wherever rows were
-# inserted; an index says where they lie, for the Hub's viewer. Chunks are a quarter of pyarrow's, because the file of a
-# unit has a few MB. A dictionary is not cut by content: one of values that hardly repeat is given up early.
+# Page boundaries depend on the content, so that the Hub's storage (Xet) recognizes existing pages after rows were
+# inserted; a page index is for the Hub's viewer. Chunks are a quarter of pyarrow's, because a unit's file has a few MB.
+# A dictionary is not cut by content, so one of values that hardly repeat is abandoned early.
 PAGES: dict[str, Any] = {
     "write_page_index": True,
     "use_content_defined_chunking": {"min_chunk_size": 64 << 10, "max_chunk_size": 256 << 10},
     "dictionary_pagesize_limit": 64 << 10,
 }
-MOST_GROUP_BYTES = 100_000_000  # readers hold a row group, and the Hub's viewer refuses large ones
+MOST_GROUP_BYTES = 100_000_000  # readers keep a row group in memory, and the Hub's viewer refuses large ones
 
 EXTENSIONS = {"arrow": ".arrow", "parquet": ".parquet"}
 _SMALL_BYTES, _HELD_BYTES = 32 << 10, 256 << 10
 
 
 class HashedFile:
-    """A file that is only appended to, and knows its size and, if wanted, its hash.
+    """An append-only file that counts its size and, if `hashed`, computes its hash.
 
-    What is small is held until there is more: the headers, paddings and short buffers of a batch are one call.
+    Small writes are buffered: the headers, paddings and short buffers of a batch become one call.
     """
 
     def __init__(self, path: Path, hashed: bool, flows: bool = True) -> None:
         self.path, self.size = path, 0
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._digest = hashlib.sha256() if hashed else None
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
         self._outflow = Outflow(self._file.fileno()) if flows else None
@@ -68,12 +68,12 @@ class HashedFile:
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        if self._file.closed:  # given up: pyarrow's writers end what they have begun when they go
+        if self._file.closed:  # abandoned: pyarrow's writers still write when they are collected
             return len(view)
         self.size += len(view)
         if len(view) < _SMALL_BYTES:
-            self._held += view
-            if len(self._held) >= _HELD_BYTES:
+            self._buffer += view
+            if len(self._buffer) >= _HELD_BYTES:
                 self.flush()
         else:
             self.flush()
@@ -100,16 +100,16 @@ class HashedFile:
         return False
 
     def flush(self) -> None:
-        if self._held:
-            held, self._held = self._held, bytearray()
-            self._append(memoryview(held))
+        if self._buffer:
+            buffer, self._buffer = self._buffer, bytearray()
+            self._append(memoryview(buffer))
 
-    def close(self, lasts: bool = True) -> None:
+    def close(self, sync: bool = True) -> None:
         if not self.closed:
             self.closed = True
             try:
                 self.flush()
-                if lasts:
+                if sync:
                     os.fsync(self._file.fileno())
                 elif self._outflow is not None:
                     self._outflow.end()
@@ -118,18 +118,18 @@ class HashedFile:
 
     @property
     def sha256(self) -> str:
-        """Of what is closed."""
+        """The hash of the closed file."""
         return "" if self._digest is None else self._digest.hexdigest()
 
 
 class RowsFile:
-    """A file of rows with one schema. Batches are cut by rows and bytes, whatever the tables that come."""
+    """A file of rows with one schema. Batches end by rows and bytes, regardless of the incoming tables."""
 
     def __init__(self, path: Path, schema: pa.Schema, writing: Writing) -> None:
         self.schema, self.rows = schema, 0
         self._writing = writing
-        self._held: list[pa.Table] = []
-        self._held_rows = self._held_bytes = 0
+        self._pending: list[pa.Table] = []
+        self._pending_rows = self._pending_bytes = 0
         self.file = HashedFile(path, writing.hashed, writing.flows)
         sink = pa.PythonFile(self.file, mode="w")
         if writing.format == "arrow":
@@ -141,41 +141,41 @@ class RowsFile:
             )
 
     def write(self, table: pa.Table) -> None:
-        """Rows that belong together: a cut may come after them, and inside them where they are many."""
+        """Append rows. A batch may end after them, or inside a large table."""
         while table.num_rows:
-            room = self._writing.batch_rows - self._held_rows
-            part, table = table.slice(0, room), table.slice(room)
-            self._held.append(part)
-            self._held_rows += part.num_rows
-            self._held_bytes += arrow_bytes(part)
-            if self._held_rows >= self._writing.batch_rows or self._held_bytes >= self._writing.batch_bytes:
+            remaining = self._writing.batch_rows - self._pending_rows
+            part, table = table.slice(0, remaining), table.slice(remaining)
+            self._pending.append(part)
+            self._pending_rows += part.num_rows
+            self._pending_bytes += arrow_bytes(part)
+            if self._pending_rows >= self._writing.batch_rows or self._pending_bytes >= self._writing.batch_bytes:
                 self._flush()
 
     def _flush(self) -> None:
-        if not self._held_rows:
+        if not self._pending_rows:
             return
-        table = pa.concat_tables(self._held).combine_chunks()
-        self._held, self.rows = [], self.rows + table.num_rows
+        table = pa.concat_tables(self._pending).combine_chunks()
+        self._pending, self.rows = [], self.rows + table.num_rows
         rows = table.num_rows
         # A batch of few huge rows is cut again, by their mean size.
-        parts = -(-self._held_bytes // (2 * self._writing.batch_bytes)) or 1
+        parts = -(-self._pending_bytes // (2 * self._writing.batch_bytes)) or 1
         step = -(-rows // parts)
-        self._held_rows = self._held_bytes = 0
-        for piece in _small_enough(table.slice(start, step) for start in range(0, rows, step)):
+        self._pending_rows = self._pending_bytes = 0
+        for group in _small_enough(table.slice(start, step) for start in range(0, rows, step)):
             if self._writing.format == "arrow":
-                for batch in _no_empty(piece.to_batches()):
+                for batch in filter(len, group.to_batches()):
                     self._writer.write_batch(batch)
             else:
-                self._writer.write_table(piece, row_group_size=max(piece.num_rows, 1))
+                self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
 
-    def close(self, lasts: bool = True) -> None:
-        """`lasts`: it is on disk for good when this returns."""
+    def close(self, sync: bool = True) -> None:
+        """Finish the file. With `sync`, it is durable when this returns."""
         self._flush()
         self._writer.close()
-        self.file.close(lasts)
+        self.file.close(sync)
 
     def abandon(self) -> None:
-        """After an error: nothing more is written."""
+        """Remove the file after an error."""
         try:
             self.file.closed = True
             self.file._file.close()
@@ -183,20 +183,20 @@ class RowsFile:
             self.file.path.unlink(missing_ok=True)
 
 
-def _small_enough(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Halve what would be too large as a row group; one row is never cut."""
-    for piece in pieces:
-        if piece.num_rows > 1 and arrow_bytes(piece) > MOST_GROUP_BYTES:
-            half = piece.num_rows // 2
-            yield from _small_enough([piece.slice(0, half), piece.slice(half)])
+def _small_enough(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Halve tables that are too large for a row group; a row is never cut."""
+    for table in tables:
+        if table.num_rows > 1 and arrow_bytes(table) > MOST_GROUP_BYTES:
+            half = table.num_rows // 2
+            yield from _small_enough([table.slice(0, half), table.slice(half)])
         else:
-            yield piece
+            yield table
 
 
 def parquet_leaves(schema: pa.Schema) -> dict[str, bool]:
-    """Columns as Parquet names them (`text.list.element`), and whether each is numbers in lists: ids or vectors.
+    """Return columns by Parquet name (`text.list.element`), and whether each is numbers in lists: ids or vectors.
 
-    A dictionary of those takes time and makes them no smaller, and a dictionary changes with every inserted row.
+    Dictionaries do not make such columns smaller, and change with every inserted row.
     """
     return _parquet_leaves(schema.remove_metadata())  # with metadata, pyarrow before 22 cannot hash it
 
@@ -205,16 +205,12 @@ def parquet_leaves(schema: pa.Schema) -> dict[str, bool]:
 def _parquet_leaves(schema: pa.Schema) -> dict[str, bool]:
     sink = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), sink)
-    found = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
-    leaves = (found.column(number) for number in range(len(found.names)))
+    parquet_schema = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
+    leaves = (parquet_schema.column(number) for number in range(len(parquet_schema.names)))
     return {leaf.path: leaf.max_repetition_level > 0 and leaf.physical_type in _NUMBERS for leaf in leaves}
 
 
 _NUMBERS = ("INT32", "INT64", "FLOAT", "DOUBLE", "FIXED_LEN_BYTE_ARRAY")
-
-
-def _no_empty(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return (batch for batch in batches if batch.num_rows)
 
 
 class UnitFile:
@@ -230,54 +226,54 @@ class UnitFile:
         self._parts[-1].write(table)
 
     def _fitting(self, table: pa.Table) -> pa.Table:
-        """The table as it goes to the last part, which is a new one if its types hold more than before."""
+        """Cast the table to the schema of the last part; start a new part if the types widen."""
         if self._parts:
             schema = unified([self._parts[-1].schema, table.schema])
             if schema.equals(self._parts[-1].schema):
                 return cast(table, schema)
-            self._parts[-1].close(lasts=False)
+            self._parts[-1].close(sync=False)
         else:
             schema = table.schema
         path = self._target.with_name(f".{self._target.name}.{os.getpid()}.{len(self._parts)}.tmp")
         self._parts.append(RowsFile(path, schema, self._writing))
         return cast(table, schema)
 
-    def finish(self, lasts: bool = True) -> tuple[int, int, str]:
-        """Give the file its name: rows, size and SHA-256. Without any rows it has no columns: other units decide.
+    def finish(self, sync: bool = True) -> tuple[int, int, str]:
+        """Rename the complete file; return rows, size and SHA-256. Without rows it has no columns: other units decide.
 
-        Not `lasts`: whoever is told of it syncs it, and its folder, before it is relied on.
+        Without `sync`, the caller syncs the file and its folder before relying on it.
         """
         if not self._parts:
             self.write(pa.table({}))
         whole = self._parts[-1]
-        whole.close(lasts and len(self._parts) == 1)
+        whole.close(sync and len(self._parts) == 1)
         if len(self._parts) > 1:
-            whole = self._join(lasts)
-        if lasts:
+            whole = self._join(sync)
+        if sync:
             rename(whole.file.path, self._target)
         else:
             whole.file.path.replace(self._target)
         return whole.rows, whole.file.size, whole.file.sha256
 
-    def _join(self, lasts: bool) -> RowsFile:
+    def _join(self, sync: bool) -> RowsFile:
         last = self._parts[-1]
         path = self._target.with_name(f".{self._target.name}.{os.getpid()}.join.tmp")
-        joined = RowsFile(path, last.schema, self._writing)
+        merged_file = RowsFile(path, last.schema, self._writing)
         for part in self._parts:
             for table in read_rows(part.file.path, self._writing.format):
-                joined.write(cast(table, last.schema))
-        joined.close(lasts)
+                merged_file.write(cast(table, last.schema))
+        merged_file.close(sync)
         for part in self._parts:
             part.file.path.unlink()
-        return joined
+        return merged_file
 
     def abandon(self) -> None:
         for part in self._parts:
             part.abandon()
 
 
-def joined(tables: list[pa.Table]) -> pa.Table:
-    """Tables as one, with types that hold all of them."""
+def concatenate(tables: list[pa.Table]) -> pa.Table:
+    """Concatenate tables with merged types."""
     if len(tables) == 1:
         return tables[0]
     schema = unified([table.schema for table in tables])
@@ -285,7 +281,7 @@ def joined(tables: list[pa.Table]) -> pa.Table:
 
 
 def read_rows(path: Path, format: str) -> Iterator[pa.Table]:
-    """The batches of a file of rows, one at a time."""
+    """Yield the batches of a file of rows."""
     if format == "arrow":
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
             for batch in reader:
@@ -304,7 +300,7 @@ def read_schema(path: Path, format: str) -> pa.Schema:
 
 
 def write_rows(path: Path, tables: Iterable[pa.Table], schema: pa.Schema, writing: Writing) -> RowsFile:
-    """A whole file of rows with this schema, under a temporary name until it is complete."""
+    """Write a file of rows with this schema, under a temporary name until it is complete."""
     temporary = path.with_name(f".{path.name}.tmp")
     file = RowsFile(temporary, schema, writing)
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.compute.outputs.output import Beside, Finished, MadeShard, Units, card_of, with_features
+from brim.compute.outputs.output import Finished, OrderedPool, OutputShard, Units, card_of, with_features
 from brim.compute.outputs.rows_file import Writing
 from brim.compute.outputs.token_files import GROUP_TOKENS, BinWriter, ShardWriter, TokenShard
 from brim.compute.outputs.token_packing import (
@@ -44,9 +44,9 @@ from brim.state.atomic_files import failures, rename
 
 WHOLE = (TokenSplit("train", 1.0),)
 _WORK = ".finish"
-_COPIES = 6  # of a packed row, or a group: held, joined, its group, encoded and compressed
+_COPIES = 6  # copies of a packed row or group in memory: collected, concatenated, grouped, encoded, compressed
 _LEFT_BYTES = 64 << 20  # for reading
-_ROW_BYTES = 19  # that pyarrow takes for each token while it writes a list as one row of Parquet
+_ROW_BYTES = 19  # pyarrow's memory per token while it writes a list as one row of Parquet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,9 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class FinishedTokens:
-    """The shards that units became, their columns, and what was counted on the way."""
+    """The shards, their columns, and the counts."""
 
-    made: list[TokenShard]
+    shards: list[TokenShard]
     schema: pa.Schema
     counts: TokenCounts
 
@@ -105,14 +105,21 @@ def finish_tokens(
     advance: Callable[[int], None],
     source: pa.Schema | None = None,
 ) -> FinishedTokens:
-    """Make the final files below `folder`. `advance` is told of documents as they are done.
+    """Make the final files below `folder`. `advance` gets the number of documents after each batch.
 
-    `source` is the schema of the source, where kept columns may have features of `datasets`.
+    `source` is the schema of the source, which may have `datasets` features of kept columns.
     """
     types = _types(units, options)
-    schema = _output_schema(types, source)
-    if options.format == "bin" or options.pack is not None:
-        _refuse_kept(schema)
+    schema = pa.schema([column for column in types if column.name != NOTE])
+    columns = pa.schema([column for column in schema if column.name != IDS], source.metadata if source else None)
+    schema = with_features(schema.with_metadata(with_features(columns).metadata))
+    kept = [name for name in schema.names if name != IDS]
+    if kept and (options.format == "bin" or options.pack is not None):
+        raise InputError(
+            f"--keep-columns={' '.join(kept)} cannot be used with --pack or --format=bin: their rows are not "
+            "documents.",
+            hint="Leave out one of them.",
+        )
     if options.format != "bin" and options.pack is not None:
         schema = with_features(schema.append(pa.field(SEQ_LENGTHS, pa.list_(pa.int32()))))
     work = folder / _WORK
@@ -126,33 +133,39 @@ def finish_tokens(
         if options.shuffle is not None:
             total = sum(path.stat().st_size for path in units)
             documents = in_key_order(documents, total, work / "buckets", limit_bytes)
-        beside = Beside(_encoders(options, limit_bytes), "brim-finish")
-        outputs = [_output(work, split.name, schema, options, beside) for split in options.splits]
+        pool = OrderedPool(_encoders(options, limit_bytes), "brim-finish")
+        outputs = [_output(work, split.name, schema, options, pool) for split in options.splits]
         try:
             for batch in documents:
                 _check_row_room(batch, options, limit_bytes)
                 for number, part in _by_split(batch, len(outputs)):
                     outputs[number].write(part)
                 advance(batch.num_rows)
-            done = [output.finish() for output in outputs]
+            split_results = [output.finish() for output in outputs]
         finally:
-            beside.close()
+            pool.close()
             for output in outputs:
                 output.abandon()
-        dropped = sum(count for _, count in done)
-        _refuse_no_rows(options, counter.counts.tokens, dropped)
-        made = [replace(each, path=folder / each.name) for files, _ in done for each in files]
-        for files, _ in done:
+        dropped = sum(count for _, count in split_results)
+        if options.pack is not None and counter.counts.tokens == dropped:
+            splits = "" if len(options.splits) == 1 else ", in several splits"
+            raise InputError(
+                f"No row of {options.pack:,} tokens (--pack) is full: all documents together have {dropped:,} tokens"
+                f"{splits}.",
+                hint="Start over with fewer tokens per row, or keep them as a shorter one: --fresh --pack-tail=keep.",
+            )
+        token_shards = [replace(each, path=folder / each.name) for files, _ in split_results for each in files]
+        for files, _ in split_results:
             for each in files:
                 rename(each.path, folder / each.name)
         shutil.rmtree(work)
     return FinishedTokens(
-        made, schema, replace(counter.counts, tokens=counter.counts.tokens - dropped, dropped_tail=dropped)
+        token_shards, schema, replace(counter.counts, tokens=counter.counts.tokens - dropped, dropped_tail=dropped)
     )
 
 
 class _Rows:
-    """The way of one split's documents into shards: packed, or as they are."""
+    """Write the documents of one split to shards, packed or one per row."""
 
     def __init__(self, writer: ShardWriter, packer: Packer | None, keep_tail: bool) -> None:
         self._writer, self._packer, self._keep_tail = writer, packer, keep_tail
@@ -175,7 +188,7 @@ class _Rows:
 
 
 class _Counter:
-    """Counts what goes by."""
+    """Count documents and tokens of a stream of batches."""
 
     def __init__(self) -> None:
         self.counts = TokenCounts()
@@ -205,33 +218,16 @@ class _Counter:
 
 
 def _types(units: Sequence[Path], options: FinishOptions) -> pa.Schema:
-    """Types that hold the rows of every unit: a kept column may have been an integer here and a float there."""
-    found: dict[pa.Schema, None] = {}
+    """Merge the types of all units: a kept column may be an integer in one and a float in another."""
+    schemas: dict[pa.Schema, None] = {}
     for path in units:
         with open_unit(path) as reader:
-            found[reader.schema] = None
-    return unify(found) if found else pa.schema([pa.field(IDS, pa.list_(pa.type_for_alias(options.dtype)))])
-
-
-def _output_schema(types: pa.Schema, source: pa.Schema | None) -> pa.Schema:
-    """The columns of the output, with the features that the source tells of those that are kept."""
-    schema = pa.schema([column for column in types if column.name != NOTE])
-    kept = pa.schema([column for column in schema if column.name != IDS], source.metadata if source else None)
-    return with_features(schema.with_metadata(with_features(kept).metadata))
-
-
-def _refuse_kept(schema: pa.Schema) -> None:
-    kept = [name for name in schema.names if name != IDS]
-    if kept:
-        raise InputError(
-            f"--keep-columns={' '.join(kept)} cannot be used with --pack or --format=bin: their rows are not "
-            "documents.",
-            hint="Leave out one of them.",
-        )
+            schemas[reader.schema] = None
+    return unify(schemas) if schemas else pa.schema([pa.field(IDS, pa.list_(pa.type_for_alias(options.dtype)))])
 
 
 def _check_row_room(batch: pa.RecordBatch, options: FinishOptions, limit_bytes: int) -> None:
-    """MemoryLimitError if a document is so long that writing it as one row would pass the limit."""
+    """Raise MemoryLimitError if writing a long document as one row would exceed the limit."""
     tokens = int(np.diff(ends_of(batch), prepend=0).max(initial=0))
     if tokens <= GROUP_TOKENS or options.format != "parquet" or options.pack is not None:
         return
@@ -246,31 +242,21 @@ def _check_row_room(batch: pa.RecordBatch, options: FinishOptions, limit_bytes: 
         )
 
 
-def _refuse_no_rows(options: FinishOptions, tokens: int, dropped: int) -> None:
-    """InputError if all tokens together do not fill one packed row."""
-    if options.pack is not None and tokens == dropped:
-        raise InputError(
-            f"No row of {options.pack:,} tokens (--pack) is full: all documents together have {tokens:,} tokens"
-            f"{'' if len(options.splits) == 1 else ', in several splits'}.",
-            hint="Start over with fewer tokens per row, or keep them as a shorter one: --fresh --pack-tail=keep.",
-        )
-
-
 def _encoders(options: FinishOptions, limit_bytes: int) -> int:
-    """How many threads encode row groups, each of which takes several times its ids; 0 where there is no room."""
+    """Return how many threads encode row groups, each of which takes several times its ids; 0 if memory is short."""
     if options.format == "bin":
         return 1  # it writes and hashes, in order
-    room = limit_bytes - tree_bytes() - _LEFT_BYTES
+    free_bytes = limit_bytes - tree_bytes() - _LEFT_BYTES
     row_bytes = 4 * (options.pack or 0)
-    return min(max(room // (_COPIES * max(4 * GROUP_TOKENS, row_bytes)) - 1, 0), usable_cores())
+    return min(max(free_bytes // (_COPIES * max(4 * GROUP_TOKENS, row_bytes)) - 1, 0), usable_cores())
 
 
-def _output(work: Path, split: str, schema: pa.Schema, options: FinishOptions, beside: Beside) -> _Rows | BinWriter:
+def _output(work: Path, split: str, schema: pa.Schema, options: FinishOptions, pool: OrderedPool) -> _Rows | BinWriter:
     if options.format == "bin":
         block = options.pack if options.pack_tail == "drop" else None
-        return BinWriter(work, split, options.dtype, dict(options.header) | {"pack": options.pack}, block, beside)
+        return BinWriter(work, split, options.dtype, dict(options.header) | {"pack": options.pack}, block, pool)
     tokens = options.shard_bytes // np.dtype(options.dtype).itemsize
-    writer = ShardWriter(work, split, schema, options, tokens, beside)
+    writer = ShardWriter(work, split, schema, options, tokens, pool)
     packer = Packer(options.pack, schema.field(IDS).type.value_type) if options.pack is not None else None
     return _Rows(writer, packer, options.pack_tail == "keep")
 
@@ -299,7 +285,7 @@ first = tokens[starts[0] : starts[1]]"""
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """Split, shuffle, pack, write. `tokenizer` is its name, and `eos` what ends each document, for the card."""
+    """Split, shuffle, pack, write. The card names `tokenizer`, and `eos`, the token that ends each document."""
 
     options: FinishOptions
     tokenizer: str
@@ -330,7 +316,7 @@ class TokenOutput:
         return True
 
     def check_room(self, limit_bytes: int) -> None:
-        """A packed row is in memory as a whole, several times while it is written."""
+        """Check packed rows, of which several copies are in memory while one is written."""
         if self.options.pack is None or self.options.format == "bin":
             return
         need = _COPIES * 4 * self.options.pack * len(self.options.splits)
@@ -347,23 +333,25 @@ class TokenOutput:
         folder = units.work
         rows = sum(receipt.rows for receipt in units.receipts)
         each = sum(receipt.size for receipt in units.receipts) / max(rows, 1)
-        done = finish_tokens(
+        finished = finish_tokens(
             paths, folder, self.options, units.limit_bytes, lambda count: advance(round(count * each)), units.schema
         )
-        made = {}
-        for one in done.made:
-            made[f"{shards}/{Path(one.name).name}"] = MadeShard(one.path, one.split, one.rows, one.size, one.sha256)
-        card = self._card(done.schema, done.counts, shards)
-        counts = asdict(done.counts)
+        files = {}
+        for shard in finished.shards:
+            files[f"{shards}/{Path(shard.name).name}"] = OutputShard(
+                shard.path, shard.split, shard.rows, shard.size, shard.sha256
+            )
+        card = self._card(finished.schema, finished.counts, shards)
+        counts = asdict(finished.counts)
         first = counts.pop("first_rough")
         notes = []
         if first is not None:
-            some = plural(done.counts.rough, "long document")
+            some = plural(finished.counts.rough, "long document")
             notes.append(
                 f"{some} had no safe place for a cut: next to it, ids may differ from those of the whole text. "
                 f"The first is document {first:,} of {units.source}, counted from 0."
             )
-        return Finished(made, card, counts, tuple(notes))
+        return Finished(files, card, counts, tuple(notes))
 
     def _card(self, schema: pa.Schema, counts: TokenCounts, shards: str) -> CardFacts:
         card = card_of(schema, f".{self.options.format}")
@@ -377,8 +365,8 @@ class TokenOutput:
         if self.eos is not None:
             notes.append(f"every document ends with `{self.eos}`")
         if self.options.pack is not None:
-            joined = "" if self.eos is not None else ", without an end-of-document token"
-            notes.append(f"packed in rows of {self.options.pack:,} tokens{joined}")
+            without_eos = "" if self.eos is not None else ", without an end-of-document token"
+            notes.append(f"packed in rows of {self.options.pack:,} tokens{without_eos}")
         if self.options.shuffle is not None:
             notes.append(f"shuffled with the seed {self.options.seed}")
         return notes

@@ -1,7 +1,7 @@
-"""The documents of unit files in order, with the split and the place in the shuffled order that each one gets.
+"""Assign documents of unit files to splits, shuffle them, and pack them into rows.
 
-Both come from a hash of a seed and the document's number, so they depend on nothing else: not on how documents were
-cut into units, not on memory, not on workers.
+A document's split and its position in the shuffled order come from a hash of a seed and the document's number, so they
+do not depend on units, memory or workers.
 """
 
 from __future__ import annotations
@@ -32,22 +32,20 @@ class TokenSplit:
 
 
 def open_unit(path: Path) -> pa.ipc.RecordBatchStreamReader:
-    """Mapped: its pages are the kernel's to take back."""
+    """Open a unit file as a memory map, whose pages the kernel can reclaim."""
     return pa.ipc.open_stream(pa.memory_map(str(path)))
 
 
 def unit_batches(units: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """What the units hold, in pieces of a few megabytes at most where rows allow, all with the types of `schema`."""
+    """Yield the rows of the units with the types of `schema`, in batches of a few megabytes if rows allow."""
     for path in units:
         with open_unit(path) as reader:
             same = reader.schema.equals(schema)
             for batch in reader:
                 for part in small_batches(batch):
-                    yield part if same else _cast(part, schema)
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    return cast(pa.Table.from_batches([batch]), schema).combine_chunks().to_batches()[0]
+                    if not same:
+                        part = cast(pa.Table.from_batches([part]), schema).combine_chunks().to_batches()[0]
+                    yield part
 
 
 def small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -62,13 +60,13 @@ def small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def ends_of(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """After how many tokens of this batch each of its documents ends."""
+    """Return after how many tokens of this batch each of its documents ends."""
     offsets = batch.column(IDS).offsets.to_numpy()
     return np.asarray(offsets[1:], np.int64) - int(offsets[0])
 
 
 def tokens_of(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """All tokens of a batch, one document after the other; no copy."""
+    """Return all tokens of a batch in the order of the documents; no copy."""
     values: np.ndarray[tuple[int], np.dtype[np.int32]] = batch.column(IDS).flatten().to_numpy()
     return values
 
@@ -76,14 +74,14 @@ def tokens_of(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int32
 def with_places(
     batches: Iterator[pa.RecordBatch], splits: Sequence[TokenSplit], seed: int, shuffled: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Adds the split, and the key where documents are to be shuffled; drops the note."""
+    """Add the split, and with `shuffled` the sort key; drop the note."""
     edges = np.cumsum([split.share for split in splits])[:-1]
     first = 0
     for batch in batches:
         numbers = np.arange(first, first + batch.num_rows, dtype=np.uint64)
         first += batch.num_rows
-        kept = [name for name in batch.schema.names if name != NOTE]
-        columns = {name: batch.column(name) for name in kept}
+        names = [name for name in batch.schema.names if name != NOTE]
+        columns = {name: batch.column(name) for name in names}
         drawn = (hashed(numbers, seed, 1) >> np.uint64(11)).astype(np.float64) / (1 << 53)
         columns[SPLIT] = pa.array(np.searchsorted(edges, drawn, side="right").astype(np.uint8))
         if shuffled:
@@ -94,7 +92,7 @@ def with_places(
 def hashed(
     numbers: np.ndarray[tuple[int], np.dtype[np.uint64]], seed: int, use: int
 ) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """SplitMix64 of the number, twice, so that neighbouring seeds have nothing in common. One to one for a seed."""
+    """Apply SplitMix64 twice, so that neighboring seeds are unrelated. Injective for a seed."""
     start = _mix(np.array([(seed * 4 + use) % (1 << 64)], np.uint64))
     return _mix(_mix(numbers + start))
 
@@ -107,15 +105,15 @@ def _mix(value: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple
 
 
 class Packer:
-    """Rows of exactly `length` tokens out of the documents of one split, one after the other.
+    """Pack the documents of one split, one after the other, into rows of exactly `length` tokens.
 
     SEQ_LENGTHS counts the tokens of each document in a row: a document that continues in the next row counts in both.
     """
 
     def __init__(self, length: int, kind: pa.DataType) -> None:
         self._length, self._kind = length, kind
-        self._held: list[np.ndarray[Any, Any]] = []  # copies: what they came from may be unmapped
-        self._ends: list[np.ndarray[Any, Any]] = []  # where documents end, counted from the first token held
+        self._tokens: list[np.ndarray[Any, Any]] = []  # copies, since the source may be unmapped
+        self._ends: list[np.ndarray[Any, Any]] = []  # ends of documents, counted from the first pending token
         self._count = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -125,17 +123,17 @@ class Packer:
             self._keep(tokens)
             return
         use = len(tokens) - (self._count + len(tokens)) % self._length
-        values = np.concatenate([*self._held, tokens[:use]])
+        values = np.concatenate([*self._tokens, tokens[:use]])
         ends = np.concatenate(self._ends)
-        self._held, self._ends, self._count = [], [ends[ends > len(values)] - len(values)], 0
+        self._tokens, self._ends, self._count = [], [ends[ends > len(values)] - len(values)], 0
         self._keep(tokens[use:])
         yield self._rows(values, np.arange(0, len(values) + 1, self._length), ends[ends <= len(values)])
 
     def tail(self) -> pa.RecordBatch | None:
-        """The tokens that did not fill a block, as a row of their own."""
+        """Return the tokens that did not fill a row, as a shorter row."""
         if not self._count:
             return None
-        values = np.concatenate(self._held)
+        values = np.concatenate(self._tokens)
         return self._rows(values, np.array([0, len(values)]), np.concatenate(self._ends))
 
     @property
@@ -144,17 +142,17 @@ class Packer:
 
     def _keep(self, tokens: np.ndarray[Any, Any]) -> None:
         if len(tokens):
-            self._held.append(tokens.copy())
+            self._tokens.append(tokens.copy())
             self._count += len(tokens)
 
     def _rows(
         self, values: np.ndarray[Any, Any], edges: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]
     ) -> pa.RecordBatch:
-        """Rows between `edges`, with the lengths of the documents that end at `ends` or at the end of a row."""
+        """Make rows between `edges`, with the lengths of the documents that end at `ends` or at the end of a row."""
         rows = pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), pa.array(values, self._kind))
         cuts = np.union1d(edges, ends)  # an empty document ends where the one before does
-        places = np.searchsorted(cuts, edges).astype(np.int32)
-        lengths = pa.ListArray.from_arrays(pa.array(places), pa.array(np.diff(cuts).astype(np.int32)))
+        positions = np.searchsorted(cuts, edges).astype(np.int32)
+        lengths = pa.ListArray.from_arrays(pa.array(positions), pa.array(np.diff(cuts).astype(np.int32)))
         return pa.RecordBatch.from_arrays([rows, lengths], names=[IDS, SEQ_LENGTHS])
 
 
@@ -166,8 +164,8 @@ _KEYS = 1 << 64
 def in_key_order(
     batches: Iterator[pa.RecordBatch], total_bytes: int, folder: Path, limit_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows, sorted by KEY. `folder` is for bucket files, which are removed as they are read."""
-    bucket_bytes = min(max(limit_bytes // 12, _LEAST_BUCKET), _MOST_BUCKET)  # it is there twice while it is sorted
+    """Yield the same rows sorted by KEY. `folder` is for bucket files, which are removed after reading."""
+    bucket_bytes = min(max(limit_bytes // 12, _LEAST_BUCKET), _MOST_BUCKET)  # sorting needs two copies
     yield from _ordered(batches, total_bytes, folder, bucket_bytes, 0, _KEYS)
 
 
@@ -199,15 +197,15 @@ def _scatter(batches: Iterator[pa.RecordBatch], folder: Path, edges: list[int]) 
     rows = [0] * count
     try:
         for batch in batches:
-            places = np.searchsorted(inner, batch.column(KEY).to_numpy(), side="right")
-            order = np.argsort(places, kind="stable")
-            there = batch.take(pa.array(order))
-            ends = np.searchsorted(places[order], np.arange(count + 1), side="left")
+            buckets = np.searchsorted(inner, batch.column(KEY).to_numpy(), side="right")
+            order = np.argsort(buckets, kind="stable")
+            sorted_rows = batch.take(pa.array(order))
+            ends = np.searchsorted(buckets[order], np.arange(count + 1), side="left")
             for number in np.flatnonzero(np.diff(ends)).tolist():
                 if number not in writers:
                     file = pa.OSFile(str(paths[number]), "wb")
                     writers[number] = (file, pa.ipc.new_stream(file, batch.schema))
-                part = there.slice(int(ends[number]), int(ends[number + 1] - ends[number]))
+                part = sorted_rows.slice(int(ends[number]), int(ends[number + 1] - ends[number]))
                 writers[number][1].write_batch(part)
                 rows[number] += part.num_rows
     finally:

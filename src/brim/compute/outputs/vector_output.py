@@ -1,9 +1,8 @@
-"""The file that an embedding job ends in, made of the units' files.
+"""Make the file of an embedding job from the units' files.
 
-A `.parquet` file has everything: the kept columns and the vectors. `.safetensors` and `.npy` hold numbers only, and
-the kept columns lie in `NAME.rows.parquet` beside them, row for row. Everything is made in a folder of the job.
-Units are mapped and gone through a table at a time, and the files are hashed while they are written. What is made is
-written from its first byte to its last, so that a crash costs no more than doing it again.
+A `.parquet` file has kept columns and vectors. `.safetensors` and `.npy` have numbers only; the kept columns are in
+`NAME.rows.parquet` next to them, row for row. Files are made in a folder of the job. Units are mapped and read in small
+tables, and the files are hashed while they are written, in one pass that is repeated after a crash.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.compute.outputs.output import Beside, Finished, MadeShard, Units
+from brim.compute.outputs.output import Finished, OrderedPool, OutputShard, Units
 from brim.compute.outputs.rows_file import PAGES, HashedFile, Writing, parquet_leaves
 from brim.compute.steps.embed_step import vectors_in
 from brim.compute.steps.embedding_models import VectorType
@@ -39,7 +38,7 @@ _PIECE_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FinishedVectors:
-    """What there is now. `files` are the vectors first, then the kept columns."""
+    """The finished files: first the vectors, then the kept columns."""
 
     rows: int
     files: tuple[Path, ...]
@@ -48,12 +47,12 @@ class FinishedVectors:
 
 
 def rows_path(target: Path) -> Path:
-    """Where the kept columns lie, beside a file that cannot hold them."""
+    """Return the path of the kept columns, next to a file that cannot contain them."""
     return target.with_name(f"{target.name}.rows.parquet")
 
 
 def quarantine_path(target: Path) -> Path:
-    """Where the rows lie that the model could not do."""
+    """Return the path of the rows on which the model failed."""
     return target.with_name(f"{target.name}.{QUARANTINE}")
 
 
@@ -66,7 +65,7 @@ def check_target(target: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class VectorOutput:
-    """All vectors in the file `name` (or one for each tensor), whose ending is the format."""
+    """All vectors in the file `name` (or one per tensor), whose suffix is the format."""
 
     name: str
     batch_rows: int
@@ -87,16 +86,16 @@ class VectorOutput:
         """Tables stream."""
 
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
-        """The vectors come last: where they are, all is."""
+        """Make the files. The vectors are listed last: if they exist, all files do."""
         receipts = [receipt for receipt in units.receipts if receipt.rows]
         paths, rows = [units.folder / receipt.name for receipt in receipts], [receipt.rows for receipt in receipts]
         target = units.work / "made" / self.name
-        done = finish_vectors(paths, target, units.work, rows=rows, advance=advance)
-        made = {
-            path.name: MadeShard(path, "", done.rows, path.stat().st_size, done.hashes[path])
-            for path in reversed(done.files)
+        finished = finish_vectors(paths, target, units.work, rows=rows, advance=advance)
+        files = {
+            path.name: OutputShard(path, "", finished.rows, path.stat().st_size, finished.hashes[path])
+            for path in reversed(finished.files)
         }
-        return Finished(made, CardFacts([], None, target.suffix, []), {"rows": done.rows})
+        return Finished(files, CardFacts([], None, target.suffix, []), {"rows": finished.rows})
 
 
 def finish_vectors(
@@ -108,27 +107,27 @@ def finish_vectors(
     metadata: Mapping[str, str] | None = None,
     advance: Advance = lambda _: None,
 ) -> FinishedVectors:
-    """Put the units' tables together. Doing it again gives the same files.
+    """Write the units' tables to the target. Repeating it gives the same files.
 
-    `work` is a folder of this job alone, on the disk of the target. `rows` are the rows of each unit, if they are
-    known. What has the target's name already is replaced at the end.
+    `work` is a folder of this job alone, on the disk of the target. `rows` are the rows of each unit, if known. An
+    existing target is replaced at the end.
     """
     check_target(target)
     schema, outputs = _schema_of(units)
     counts = list(rows) if rows is not None else [_count(unit) for unit in units]
     work.mkdir(parents=True, exist_ok=True)
     if target.suffix == ".parquet":
-        made = work / "whole.parquet"
-        sha256 = _write_parquet(made, units, schema, metadata, outputs, advance)
-        rename(made, target)
+        temporary = work / "whole.parquet"
+        sha256 = _write_parquet(temporary, units, schema, metadata, outputs, advance)
+        rename(temporary, target)
         return FinishedVectors(sum(counts), (target,), outputs, {target: sha256})
-    kept = [field.name for field in schema if field.name not in outputs]
+    kept_columns = [field.name for field in schema if field.name not in outputs]
     hashes: dict[Path, str] = {}
-    if kept:
-        made, beside = work / "rows.parquet", rows_path(target)
-        columns = pa.schema([schema.field(name) for name in kept])
-        hashes[beside] = _write_parquet(made, units, columns, None, {}, advance)
-        rename(made, beside)
+    if kept_columns:
+        temporary, kept_path = work / "rows.parquet", rows_path(target)
+        columns = pa.schema([schema.field(name) for name in kept_columns])
+        hashes[kept_path] = _write_parquet(temporary, units, columns, None, {}, advance)
+        rename(temporary, kept_path)
     tensors = _write_tensors(units, sum(counts), target, work, outputs, metadata, advance)
     return FinishedVectors(sum(counts), (*tensors, *hashes), outputs, tensors | hashes)
 
@@ -142,14 +141,14 @@ def _write_tensors(
     metadata: Mapping[str, str] | None,
     advance: Advance,
 ) -> dict[Path, str]:
-    """The files and their hashes: all tensors in one, or one in each."""
+    """Write all tensors to one file, or each to its own; return the files with their hashes."""
     tensors = tensors_from({name: (output.dim, output.dtype) for name, output in outputs.items()})
-    made: list[tuple[Path, SafetensorsLayout | NpyLayout]]
+    layouts: list[tuple[Path, SafetensorsLayout | NpyLayout]]
     if target.suffix == ".safetensors":
-        made = [(target, SafetensorsLayout(tensors, metadata))]
+        layouts = [(target, SafetensorsLayout(tensors, metadata))]
     else:
-        made = [(npy_path(target, tensor.name, len(tensors) == 1), NpyLayout(tensor)) for tensor in tensors]
-    hashes = {path: _write_body(work / path.name, units, tensors, layout, rows, advance) for path, layout in made}
+        layouts = [(npy_path(target, tensor.name, len(tensors) == 1), NpyLayout(tensor)) for tensor in tensors]
+    hashes = {path: _write_body(work / path.name, units, tensors, layout, rows, advance) for path, layout in layouts}
     for path in hashes:
         rename(work / path.name, path)
     return hashes
@@ -163,20 +162,20 @@ def _write_body(
     rows: int,
     advance: Advance,
 ) -> str:
-    """A header, then the values of one tensor after the other: of a unit's columns, each is read once."""
+    """Write a header, then the values of one tensor after the other; each column of a unit is read once."""
     body = layout.body({tensor.name: rows for tensor in tensors})
-    named = {tensor.name: tensor for tensor in tensors}
-    file, beside = HashedFile(path, hashed=True), Beside(1, "brim-finish")
+    tensors_by_name = {tensor.name: tensor for tensor in tensors}
+    file, pool = HashedFile(path, hashed=True), OrderedPool(1, "brim-finish")
     try:
         file.write(body.header)
         for name in body.starts:
             for table in _tables(units, [name]):
-                for block in batch_for(named[name], table[name]).streams[0]():
-                    beside.do(partial(file.write, block), lambda _: None)
+                for block in batch_for(tensors_by_name[name], table[name]).streams[0]():
+                    pool.do(partial(file.write, block), lambda _: None)
                 advance(arrow_bytes(table))
-        beside.settle()
+        pool.drain()
     finally:
-        beside.close()
+        pool.close()
         file.close()
     if file.size != body.size:
         raise VerificationError(f"The units hold {file.size:,} bytes of vectors, and should hold {body.size:,}.")
@@ -184,38 +183,38 @@ def _write_body(
 
 
 def _write_parquet(
-    made: Path,
+    path: Path,
     units: Sequence[Path],
     schema: pa.Schema,
     metadata: Mapping[str, str] | None,
     outputs: Mapping[str, VectorType],
     advance: Advance,
 ) -> str:
-    """In row groups of whole tables up to a size. Vectors are plain: they do not compress. The SHA-256 of the file."""
+    """Write row groups of complete tables; return the SHA-256. Vectors are not compressed, which would not help."""
     whole = schema.with_metadata(dict(metadata)) if metadata else schema.remove_metadata()
-    leaves = parquet_leaves(whole).keys()
-    plain = {leaf for leaf in leaves if leaf.partition(".")[0] in outputs}
-    file = HashedFile(made, hashed=True)
+    leaf_paths = parquet_leaves(whole).keys()
+    plain = {leaf for leaf in leaf_paths if leaf.partition(".")[0] in outputs}
+    file = HashedFile(path, hashed=True)
     with (
         closing(file),
         pq.ParquetWriter(
             pa.PythonFile(file, mode="w"),
             whole,
-            compression={leaf: "none" if leaf in plain else "zstd" for leaf in leaves},
-            use_dictionary=sorted(leaves - plain) or False,
-            write_statistics=sorted(leaves - plain) or False,
+            compression={leaf: "none" if leaf in plain else "zstd" for leaf in leaf_paths},
+            use_dictionary=sorted(leaf_paths - plain) or False,
+            write_statistics=sorted(leaf_paths - plain) or False,
             **PAGES,
         ) as writer,
     ):
-        held: list[pa.Table] = []
+        group: list[pa.Table] = []
         for table in _tables(units, whole.names):
-            if held and sum(arrow_bytes(each) for each in held) + arrow_bytes(table) > ROW_GROUP_BYTES:
-                _write_group(writer, held, whole)
-                held = []
-            held.append(table)
+            if group and sum(arrow_bytes(each) for each in group) + arrow_bytes(table) > ROW_GROUP_BYTES:
+                _write_group(writer, group, whole)
+                group = []
+            group.append(table)
             advance(arrow_bytes(table))
-        if held:
-            _write_group(writer, held, whole)
+        if group:
+            _write_group(writer, group, whole)
     return file.sha256
 
 
@@ -227,7 +226,7 @@ def _write_group(writer: Any, tables: Sequence[pa.Table], schema: pa.Schema) -> 
 def _schema_of(units: Sequence[Path]) -> tuple[pa.Schema, Mapping[str, VectorType]]:
     if not units:
         raise InputError("The source has no rows.", hint="There is nothing to embed.")
-    with pa.memory_map(str(units[0])) as file, _opened(units[0], file) as reader:
+    with pa.memory_map(str(units[0])) as file, _open_unit(units[0], file) as reader:
         schema = reader.schema
     outputs = vectors_in(schema)
     if not outputs:
@@ -236,13 +235,13 @@ def _schema_of(units: Sequence[Path]) -> tuple[pa.Schema, Mapping[str, VectorTyp
 
 
 def _count(unit: Path) -> int:
-    with pa.memory_map(str(unit)) as file, _opened(unit, file) as reader:
+    with pa.memory_map(str(unit)) as file, _open_unit(unit, file) as reader:
         return sum(batch.num_rows for batch in reader)
 
 
 def _tables(units: Sequence[Path], columns: Sequence[str]) -> Iterator[pa.Table]:
     for unit in units:
-        with pa.memory_map(str(unit)) as file, _opened(unit, file) as reader:
+        with pa.memory_map(str(unit)) as file, _open_unit(unit, file) as reader:
             for batch in reader:
                 table = pa.table(batch).select(columns)
                 step = max(1, _PIECE_BYTES * table.num_rows // max(arrow_bytes(table), 1))
@@ -250,7 +249,7 @@ def _tables(units: Sequence[Path], columns: Sequence[str]) -> Iterator[pa.Table]
                     yield table.slice(start, step)
 
 
-def _opened(unit: Path, file: Any) -> Any:
+def _open_unit(unit: Path, file: Any) -> Any:
     try:
         return pa.ipc.open_stream(file)
     except pa.ArrowInvalid as error:

@@ -1,7 +1,7 @@
-"""Arrow files, in the form of a stream (what `datasets` writes) or of a file: their batches without their data.
+"""Find the batches of Arrow files, in stream form (as `datasets` writes them) or file form, without reading their data.
 
-The header of each batch tells its rows and where it ends, so a file is walked in no memory, and a worker starts at
-any batch. Buffers that are mapped are read when they are used; those of an object come a batch at a time.
+The header of each batch has its number of rows and its length, so walking a file takes almost no memory, and a worker
+can start at any batch. Mapped buffers are read when they are used; those of an object are read one batch at a time.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from brim.compute.rows.open_files import AnyFile, open_forward, open_random
+from brim.compute.rows.schemas import contains_type
 from brim.errors import InputError
 from brim.formats.file_views import FileView
 from brim.state.atomic_files import open_regular
 from brim.storage.reading import ForwardFile, RemoteFile
 
-_NEAR_BYTES = 2 << 20  # to read so much takes no longer than to ask for a place behind it
+_NEAR_BYTES = 2 << 20  # reading so much takes no longer than another request
 
 
 class Batches(Protocol):
-    """What is asked for goes forwards."""
+    """The bytes of an Arrow file. Requested offsets only increase."""
 
     size: int
 
-    def head(self, place: int, size: int) -> Any:
-        """The bytes of a header; less at the end of the file."""
+    def head(self, offset: int, size: int) -> Any:
+        """Return the bytes of a header; fewer at the end of the file."""
 
-    def batch(self, place: int, size: int) -> pa.Buffer: ...
+    def batch(self, offset: int, size: int) -> pa.Buffer: ...
 
-    def source(self, place: int) -> Any:
-        """From a place on, for pyarrow's own readers."""
+    def source(self, offset: int) -> Any:
+        """Return the file from an offset on, for pyarrow's readers."""
 
     def stream(self) -> Any:
-        """All of it in order, for pyarrow's own reader."""
+        """Return the whole file in order, for pyarrow's reader."""
 
     def expect(self, start: int, end: int) -> None:
-        """All of these batches will be asked for."""
+        """Announce that all batches in this range will be requested."""
 
     def close(self) -> None: ...
 
 
 class MappedBatches:
-    """A file of this machine."""
+    """A mapped local file."""
 
     def __init__(self, path: str) -> None:
         self.size = os.path.getsize(path)
@@ -55,14 +56,14 @@ class MappedBatches:
             self._bytes = mapped.read_buffer(mapped.size())
             self._view = memoryview(self._bytes).cast("B")
 
-    def head(self, place: int, size: int) -> Any:
-        return self._view[place : place + size]
+    def head(self, offset: int, size: int) -> Any:
+        return self._view[offset : offset + size]
 
-    def batch(self, place: int, size: int) -> pa.Buffer:
-        return self._bytes.slice(place, size)
+    def batch(self, offset: int, size: int) -> pa.Buffer:
+        return self._bytes.slice(offset, size)
 
-    def source(self, place: int) -> Any:
-        return self._bytes.slice(place)
+    def source(self, offset: int) -> Any:
+        return self._bytes.slice(offset)
 
     def stream(self) -> Any:
         return self._bytes
@@ -75,37 +76,37 @@ class MappedBatches:
 
 
 class RemoteBatches:
-    """An object. Headers that lie near each other are read with what is between them, as a stream."""
+    """An object. If many headers follow each other closely, the file is read as one stream."""
 
     def __init__(self, file: RemoteFile) -> None:
         self.size = file.size
         self._file = file
-        self._places = open_random(file)
+        self._random = open_random(file)
         self._stream: ForwardFile | None = None
         self._last = self._passed = 0
         self._second: ForwardFile | None = None
-        self._near = 0  # how many headers in a row were near the one before
+        self._near_count = 0  # consecutive headers close to the one before
 
-    def head(self, place: int, size: int) -> Any:
-        if self._stream is None and place > self._last:
-            self._near = self._near + 1 if place - self._last < _NEAR_BYTES else 0
-            if self._near > 8:  # two looks for each header
-                self.expect(place, self.size)
-        self._last = place
+    def head(self, offset: int, size: int) -> Any:
+        if self._stream is None and offset > self._last:
+            self._near_count = self._near_count + 1 if offset - self._last < _NEAR_BYTES else 0
+            if self._near_count > 8:  # two reads per header
+                self.expect(offset, self.size)
+        self._last = offset
         if self._stream is None:
-            return self._places.read_at(place, size)
-        if place > self._passed + 8:  # a batch is asked for from its mark on, which is before its header
-            self._stream.release(place - 8)
-            self._passed = place
-        return self._stream.read_at(place, size)
+            return self._random.read_at(offset, size)
+        if offset > self._passed + 8:  # a batch starts at its marker, 8 bytes before its header
+            self._stream.release(offset - 8)
+            self._passed = offset
+        return self._stream.read_at(offset, size)
 
-    def batch(self, place: int, size: int) -> pa.Buffer:
-        if self._stream is None or place < self._stream.first:
-            return pa.py_buffer(self._places.read_at(place, size))
-        return pa.py_buffer(self._stream.read_at(place, size))
+    def batch(self, offset: int, size: int) -> pa.Buffer:
+        if self._stream is None or offset < self._stream.first:
+            return pa.py_buffer(self._random.read_at(offset, size))
+        return pa.py_buffer(self._stream.read_at(offset, size))
 
-    def source(self, place: int) -> Any:
-        return pa.PythonFile(FileView(self._places, 0, self.size, position=place), "r")
+    def source(self, offset: int) -> Any:
+        return pa.PythonFile(FileView(self._random, 0, self.size, position=offset), "r")
 
     def stream(self) -> Any:
         self._second = open_forward(self._file, 0, self.size)
@@ -117,14 +118,14 @@ class RemoteBatches:
         self._stream = open_forward(self._file, start, end)
 
     def close(self) -> None:
-        self._places.close()
+        self._random.close()
         for stream in (self._stream, self._second):
             if stream is not None:
                 stream.close()
 
 
 _MAGIC = b"ARROW1\0\0"
-_RECORDS = 3  # of the kinds of messages
+_RECORDS = 3  # the message kind of a record batch
 
 
 class ArrowFile:
@@ -144,80 +145,80 @@ class ArrowFile:
             self.schema: pa.Schema = pa.ipc.open_stream(self._content.source(self._start)).schema
         except (pa.ArrowException, OSError) as error:
             raise self._broken(0, "it does not start with a schema") from error
-        self.has_dictionaries = any(_holds_dictionary(field.type) for field in self.schema)
+        self.has_dictionaries = any(contains_type(kind, pa.types.is_dictionary) for kind in self.schema.types)
 
-    def _broken(self, place: int, why: str) -> InputError:
+    def _broken(self, offset: int, why: str) -> InputError:
         return InputError(
-            f"{self.shown!r} is not a complete Arrow file: {why} (byte {place:,}).",
+            f"{self.shown!r} is not a complete Arrow file: {why} (byte {offset:,}).",
             hint="Write it again.",
             path=self.shown,
         )
 
-    def batches(self, place: int | None = None) -> Iterator[tuple[int, int, int]]:
-        """(place, rows, bytes) of each batch, in order; of those from a place on where one starts."""
+    def batches(self, offset: int | None = None) -> Iterator[tuple[int, int, int]]:
+        """Yield (offset, rows, bytes) of each batch in order, from `offset` on, where a batch must start."""
         content, size = self._content, self._content.size
-        place = self._start if place is None else place
-        while place + 4 <= size:
-            mark = content.head(place, 8)
+        offset = self._start if offset is None else offset
+        while offset + 4 <= size:
+            mark = content.head(offset, 8)
             (length,) = struct.unpack_from("<i", mark)
-            head = place + 4
+            head = offset + 4
             if length == -1:
-                if place + 8 > size:
-                    raise self._broken(place, "it breaks off")
+                if offset + 8 > size:
+                    raise self._broken(offset, "it breaks off")
                 (length,) = struct.unpack_from("<i", mark, 4)
-                head = place + 8
+                head = offset + 8
             if length == 0:
                 return
             if length < 0 or head + length > size:
-                raise self._broken(place, "it breaks off")
+                raise self._broken(offset, "it breaks off")
             try:
                 kind, body, rows = _header(content.head(head, length))
             except (struct.error, IndexError) as error:
-                raise self._broken(place, "the header of a batch is damaged") from error
+                raise self._broken(offset, "the header of a batch is damaged") from error
             end = head + length + body
             if body < 0 or end > size:
-                raise self._broken(place, "it breaks off inside of a batch")
+                raise self._broken(offset, "it breaks off inside of a batch")
             if kind == _RECORDS:
-                yield place, rows, end - place
-            place = end
+                yield offset, rows, end - offset
+            offset = end
 
     def read(
-        self, start: int, end: int, near: tuple[int, int, int] | None = None
+        self, start: int, end: int, batch_range: tuple[int, int, int] | None = None
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The batches that hold rows from `start` up to `end`, uncut, each with the number of its first row.
+        """Yield the uncut batches with rows from `start` to `end`, each with the number of its first row.
 
-        `near` is what `Span.batches` says.
+        `batch_range` is `Span.batches`.
         """
         decode = self._decoder() if self.has_dictionaries else None
-        first, begin = 0, None
-        if near is not None and decode is None:
-            first, begin, stop = near
-            self._content.expect(begin, stop)
-        for number, (place, rows, size) in enumerate(self.batches(begin)):
+        first, first_offset = 0, None
+        if batch_range is not None and decode is None:
+            first, first_offset, stop = batch_range
+            self._content.expect(first_offset, stop)
+        for number, (offset, rows, size) in enumerate(self.batches(first_offset)):
             if first >= end:
                 return
-            wanted, batch = first + rows > start, None
-            if decode is not None and (wanted or not self.is_file):
-                batch = self._decoded(decode, number, place)
-            elif wanted:
-                batch = self._batch(place, size)
-            if batch is not None and wanted and rows:
+            is_needed, batch = first + rows > start, None
+            if decode is not None and (is_needed or not self.is_file):
+                batch = self._decoded(decode, number, offset)
+            elif is_needed:
+                batch = self._batch(offset, size)
+            if batch is not None and is_needed and rows:
                 yield first, batch
             first += rows
             if first >= end:
-                return  # without a look at the header of the next
+                return  # without reading the next header
 
     def close(self) -> None:
         self._content.close()
 
-    def _batch(self, place: int, size: int) -> pa.RecordBatch:
+    def _batch(self, offset: int, size: int) -> pa.RecordBatch:
         try:
-            return pa.ipc.read_record_batch(self._content.batch(place, size), self.schema)
+            return pa.ipc.read_record_batch(self._content.batch(offset, size), self.schema)
         except (pa.ArrowException, OSError) as error:
-            raise self._broken(place, f"a batch is damaged ({error})") from error
+            raise self._broken(offset, f"a batch is damaged ({error})") from error
 
     def _decoder(self) -> Callable[[int], pa.RecordBatch]:
-        """Any batch (of a stream: the next) by way of pyarrow's reader, which knows the dictionaries between them."""
+        """Return a function that reads a batch (of a stream: the next) and the dictionaries before it."""
         try:
             if self.is_file:
                 return pa.ipc.open_file(self._content.source(0)).get_batch  # type: ignore[no-any-return]
@@ -226,21 +227,21 @@ class ArrowFile:
             raise self._broken(0, f"it cannot be opened ({error})") from error
         return lambda number: next(stream)
 
-    def _decoded(self, decode: Callable[[int], pa.RecordBatch], number: int, place: int) -> pa.RecordBatch:
+    def _decoded(self, decode: Callable[[int], pa.RecordBatch], number: int, offset: int) -> pa.RecordBatch:
         try:
             return decode(number)
         except (pa.ArrowException, OSError) as error:
-            raise self._broken(place, f"a batch is damaged ({error})") from error
+            raise self._broken(offset, f"a batch is damaged ({error})") from error
 
 
 def rows_between(batch: pa.RecordBatch, first: int, start: int, end: int) -> pa.RecordBatch:
-    """The rows from `start` up to `end` of a batch whose first row is number `first`."""
+    """Return the rows from `start` to `end` of a batch whose first row is number `first`."""
     low, high = max(start - first, 0), min(end - first, batch.num_rows)
     return batch if high - low == batch.num_rows else batch.slice(low, high - low)
 
 
 def _header(view: Any) -> tuple[int, int, int]:
-    """Kind, bytes of the body and rows: the three fields that are needed of a flatbuffer."""
+    """Return kind, bytes of the body and rows of the message in a flatbuffer."""
     (root,) = struct.unpack_from("<I", view, 0)
     kind_at, header_at, body_at = (_field(view, root, number) for number in (1, 2, 3))
     kind = view[kind_at] if kind_at else 0
@@ -259,9 +260,3 @@ def _field(view: Any, table: int, number: int) -> int:
         return 0
     offset = struct.unpack_from("<H", view, vtable + 4 + 2 * number)[0]
     return table + offset if offset else 0
-
-
-def _holds_dictionary(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return True
-    return any(_holds_dictionary(kind.field(number).type) for number in range(kind.num_fields))

@@ -26,7 +26,7 @@ from brim.storage.storage import ByteRange
 
 _BLOCK_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16
-# Of one request of a stream. Stores keep objects in parts of about this size, and some read a complete part for less.
+# Bytes per request. Stores keep objects in parts of about this size, and some read a complete part for less.
 STREAM_BYTES = 8 << 20
 AnyFile = str | RemoteFile
 

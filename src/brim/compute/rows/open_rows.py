@@ -1,4 +1,4 @@
-"""Open a source of rows, whatever it is: see `open_rows`. The schema of text is settled from samples."""
+"""Open a source of rows of any kind: see `open_rows`. The schema of text files is inferred from samples."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from brim.compute.rows.cut_tables import TableLayout, lay_out, of_arrow, row_uni
 from brim.compute.rows.cut_text import BOM, RowScanner, blocks, csv_header, next_line, shortened_row, text_units
 from brim.compute.rows.open_files import decompressed, head_of, looked_into
 from brim.compute.rows.python_rows import tables_of, vote
-from brim.compute.rows.read_text import Place, TextReader, parse_csv, row_blocks, well_formed_csv
+from brim.compute.rows.read_text import BlockPosition, TextReader, parse_csv, row_blocks, well_formed_csv
 from brim.compute.rows.read_unit import read_unit
 from brim.compute.rows.row_files import WILD, RowFiles, find
 from brim.compute.rows.row_options import RowOptions, Skip, never
-from brim.compute.rows.schemas import TypesDiffer, merged, told_features, unify
+from brim.compute.rows.schemas import TypesDiffer, merged, stored_features, unify
 from brim.compute.rows.selected_rows import SelectedRows
 from brim.compute.rows.spool import table_spool, text_spool
 from brim.compute.rows.unit import Reading, RowSource, Span, Unit, unit_size
@@ -52,48 +52,49 @@ SAMPLE_BYTES = 2 << 20
 _FILES = 16
 
 
-def settle(found: RowFiles, options: RowOptions) -> pa.Schema:
-    """The schema of lines, documents, JSON or CSV, from the start of some files and all over the largest."""
-    if found.kind == "lines":
+def infer_schema(row_files: RowFiles, options: RowOptions) -> pa.Schema:
+    """Infer the schema of text files from the start of several files, and the middle and end of the largest."""
+    if row_files.kind == "lines":
         return pa.schema([("text", pa.string())])
-    if found.kind == "document":
+    if row_files.kind == "document":
         return pa.schema([("text", pa.string()), ("path", pa.string())])
-    schema = _of_csv(found, options) if found.kind == "csv" else _of_json(found, options)
+    schema = _of_csv(row_files, options) if row_files.kind == "csv" else _of_json(row_files, options)
     if not len(schema):
-        raise InputError(f"{found.shown(0)!r} has no rows, so its columns are unknown.")
+        raise InputError(f"{row_files.shown(0)!r} has no rows, so its columns are unknown.")
     return schema
 
 
-def _samples(found: RowFiles) -> Iterator[tuple[int, int, bytes]]:
-    """(file, place, whole rows)."""
-    for number in range(min(len(found.files), _FILES)):
-        if found.codec is None:
-            yield number, *_rows_at(found, number, 0, int(found.files.sizes[number]))
+def _samples(row_files: RowFiles) -> Iterator[tuple[int, int, bytes]]:
+    """Yield samples as (number of the file, offset, complete rows)."""
+    for number in range(min(len(row_files.files), _FILES)):
+        if row_files.codec is None:
+            yield number, *_rows_at(row_files, number, 0, int(row_files.files.sizes[number]))
         else:
-            yield number, 0, _first_rows(found, number)
-    if found.codec is None:
-        largest = int(found.files.sizes.argmax())
-        size, file = int(found.files.sizes[largest]), found.file(largest)
-        for place in (size // 2, size - SAMPLE_BYTES // 2):
-            if place > SAMPLE_BYTES and (start := next_line(file, place, size)) < size:
+            yield number, 0, _first_rows(row_files, number)
+    if row_files.codec is None:
+        largest = int(row_files.files.sizes.argmax())
+        size, file = int(row_files.files.sizes[largest]), row_files.file(largest)
+        for offset in (size // 2, size - SAMPLE_BYTES // 2):
+            if offset > SAMPLE_BYTES and (start := next_line(file, offset, size)) < size:
                 end = min(start + SAMPLE_BYTES, size)
                 end = next_line(file, end, size) if end < size else end
-                yield largest, *_rows_at(found, largest, start, end)
+                yield largest, *_rows_at(row_files, largest, start, end)
 
 
-def _rows_at(found: RowFiles, number: int, start: int, end: int) -> tuple[int, bytes]:
-    """The first block of whole rows of a part of a file, and where it starts."""
-    span = Span(found.full(number), found.kind, start, end)
-    with looked_into(found.file(number)) as content:
-        if found.kind == "jsonl" and end - start > SAMPLE_BYTES and b"\n" not in content.read_at(start, SAMPLE_BYTES):
-            return start, shortened_row(blocks(found.file(number), start, end))
-        return next(row_blocks(content, span, found.shown(number), SAMPLE_BYTES, found.delimiter))
+def _rows_at(row_files: RowFiles, number: int, start: int, end: int) -> tuple[int, bytes]:
+    """Return the first block of complete rows of a part of a file, and where it starts."""
+    span = Span(row_files.full(number), row_files.kind, start, end)
+    with looked_into(row_files.file(number)) as content:
+        is_long = row_files.kind == "jsonl" and end - start > SAMPLE_BYTES
+        if is_long and b"\n" not in content.read_at(start, SAMPLE_BYTES):
+            return start, shortened_row(blocks(row_files.file(number), start, end))
+        return next(row_blocks(content, span, row_files.shown(number), SAMPLE_BYTES, row_files.delimiter))
 
 
-def _first_rows(found: RowFiles, number: int) -> bytes:
+def _first_rows(row_files: RowFiles, number: int) -> bytes:
     content = b""
-    scanner, end = RowScanner(found.kind, found.delimiter), 0
-    stream = decompressed(found.file(number), str(found.codec), found.shown(number))
+    scanner, end = RowScanner(row_files.kind, row_files.delimiter), 0
+    stream = decompressed(row_files.file(number), str(row_files.codec), row_files.shown(number))
     for block in stream:
         ends = scanner.feed(block)
         if len(ends):
@@ -101,54 +102,53 @@ def _first_rows(found: RowFiles, number: int) -> bytes:
         content += block
         if len(content) >= SAMPLE_BYTES and end:
             return content[:end]
-        if len(content) >= SAMPLE_BYTES and found.kind == "jsonl":
+        if len(content) >= SAMPLE_BYTES and row_files.kind == "jsonl":
             return shortened_row(chain([content], stream))
     return content
 
 
-def _of_json(found: RowFiles, options: RowOptions) -> pa.Schema:
-    """The schema of the samples. Where unreadable rows are left out, each column has the type that most rows have."""
+def _of_json(row_files: RowFiles, options: RowOptions) -> pa.Schema:
+    """Infer the schema of JSON lines. If unreadable rows are skipped, each column gets the type that most rows have."""
     reader = TextReader(pa.schema([]), None)
     samples = []
-    for number, place, text in _samples(found):
-        shown = found.shown(number)
-        if not place and text.removeprefix(BOM).lstrip()[:1] == b"[":
+    for number, offset, text in _samples(row_files):
+        shown = row_files.shown(number)
+        if not offset and text.removeprefix(BOM).lstrip()[:1] == b"[":
             raise InputError(
                 f"{shown!r} is one JSON array, not JSON lines.",
                 hint="Convert it to lines: jq -c '.[]' FILE > FILE.jsonl",
             )
         if options.leave_out_unreadable:
             reader = TextReader(pa.schema([]), None, on_unreadable=lambda row: None)
-        table = reader.parse("jsonl", text, None, Place(found.file(number), shown, place))
+        table = reader.parse("jsonl", text, None, BlockPosition(row_files.file(number), shown, offset))
         samples.append((reader.schema, 0 if table is None else table.num_rows))
-    return _voted(samples) if options.leave_out_unreadable else reader.schema
-
-
-def _voted(samples: list[tuple[pa.Schema, int]]) -> pa.Schema:
-    """Columns in the order of the samples, each with the type that holds the values of most rows."""
+    if not options.leave_out_unreadable:
+        return reader.schema
     types: dict[str, list[tuple[pa.DataType, int]]] = {}
     for schema, rows in samples:
         for field in schema:
             types.setdefault(field.name, []).append((field.type, rows))
-    return pa.schema([(name, vote(name, found)) for name, found in types.items()])
+    return pa.schema([(name, vote(name, type_counts)) for name, type_counts in types.items()])
 
 
-def _of_csv(found: RowFiles, options: RowOptions) -> pa.Schema:
+def _of_csv(row_files: RowFiles, options: RowOptions) -> pa.Schema:
     whole: pa.Schema | None = None
-    for number, place, text in _samples(found):
-        shown = found.shown(number)
-        names, end = _header(found, number, text)
-        place, text = (place, text) if place else (end, text[end:])
-        known = {name: pa.string() for name in options.as_text if name in names}
+    for number, offset, text in _samples(row_files):
+        shown = row_files.shown(number)
+        names, end = _header(row_files, number, text)
+        offset, text = (offset, text) if offset else (end, text[end:])
+        text_types = {name: pa.string() for name in options.as_text if name in names}
         if options.leave_out_unreadable:
-            text = well_formed_csv(text, len(names), found.delimiter)
+            text = well_formed_csv(text, len(names), row_files.delimiter)
         text = text if text.isascii() else text.decode("utf-8", "replace").encode()
         try:
-            own = _kept_digits(parse_csv(text, names, found.delimiter, known, names), text, names, found.delimiter)
+            own = _kept_digits(
+                parse_csv(text, names, row_files.delimiter, text_types, names), text, names, row_files.delimiter
+            )
         except pa.ArrowInvalid:
-            if place == end:  # the reader tells which row is to blame
-                reader = TextReader(pa.schema([(name, pa.string()) for name in names]), None, found.delimiter)
-                reader.parse("csv", text, names, Place(found.file(number), shown, place))
+            if offset == end:  # the reader's error names the row
+                reader = TextReader(pa.schema([(name, pa.string()) for name in names]), None, row_files.delimiter)
+                reader.parse("csv", text, names, BlockPosition(row_files.file(number), shown, offset))
             continue  # a block from the middle may have started inside of quotes
         whole = own if whole is None else _text_where_they_differ(whole, own)
     assert whole is not None
@@ -158,11 +158,13 @@ def _of_csv(found: RowFiles, options: RowOptions) -> pa.Schema:
     return pa.schema([field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in whole])
 
 
-def _header(found: RowFiles, number: int, text: bytes) -> tuple[list[str], int]:
-    if found.codec is None:
-        with looked_into(found.file(number)) as content:
-            return csv_header(head_of(content, int(found.files.sizes[number])), found.delimiter, found.shown(number))
-    return csv_header([text], found.delimiter, found.shown(number))
+def _header(row_files: RowFiles, number: int, text: bytes) -> tuple[list[str], int]:
+    if row_files.codec is None:
+        with looked_into(row_files.file(number)) as content:
+            return csv_header(
+                head_of(content, int(row_files.files.sizes[number])), row_files.delimiter, row_files.shown(number)
+            )
+    return csv_header([text], row_files.delimiter, row_files.shown(number))
 
 
 def _kept_digits(table: pa.Table, text: bytes, names: list[str], delimiter: str) -> pa.Schema:
@@ -182,13 +184,13 @@ def _text_where_they_differ(first: pa.Schema, second: pa.Schema) -> pa.Schema:
         try:
             return merged(first, second)
         except TypesDiffer as error:
-            at = first.get_field_index(error.column)
-            first = first.set(at, pa.field(error.column, pa.string()))
+            index = first.get_field_index(error.column)
+            first = first.set(index, pa.field(error.column, pa.string()))
             second = second.set(second.get_field_index(error.column), pa.field(error.column, pa.string()))
 
 
 def pick_split(dataset: Any, options: RowOptions) -> Any:
-    """The dataset itself, or the split of a dict of them."""
+    """Return the dataset, or the chosen split of a dict of datasets."""
     if not isinstance(dataset, dict):
         return dataset
     names = [str(name) for name in dataset]
@@ -203,46 +205,47 @@ def pick_split(dataset: Any, options: RowOptions) -> Any:
 
 
 def mapped_layout(dataset: Any) -> tuple[TableLayout, dict[str, str]] | None:
-    """The files that hold the rows in order, and their names of the columns; None if there are no such files."""
+    """Return the layout of a dataset's Arrow files and their column names; None if rows are not in files in order."""
     if is_reordered(dataset):
         return None
-    lines = getattr(dataset.data, "blocks", [[dataset.data]])
+    block_rows = getattr(dataset.data, "blocks", [[dataset.data]])
     layout = TableLayout("arrow", dataset.features.arrow_schema)
-    rows, sizes, places = [], [], []
+    rows, sizes, batch_offsets = [], [], []
     stored: dict[str, str] | None = None
-    for line in lines:
-        path = getattr(line[0], "path", None) if len(line) == 1 else None
+    for block_row in block_rows:
+        path = getattr(block_row[0], "path", None) if len(block_row) == 1 else None
         if path is None or not os.path.exists(path):
             return None
         path = os.path.abspath(path)
         schema, own_rows, own_places = of_arrow(path, os.path.basename(path))
-        followed = _follow(line[0].replays, schema.names, int(own_rows.sum()))
-        if followed is None:
+        replayed = _follow(block_row[0].replays, schema.names, int(own_rows.sum()))
+        if replayed is None:
             return None
-        start, stop, names = followed
+        start, stop, names = replayed
         types = {new: schema.field(old).type for new, old in names.items()}
-        wanted = {field.name: field.type for field in layout.schema}
-        if types != wanted or (stored is not None and names != stored):
+        expected_types = {field.name: field.type for field in layout.schema}
+        if types != expected_types or (stored is not None and names != stored):
             return None
         stored = names
-        found = os.stat(path)
-        layout.names.append((path, os.path.basename(path), found.st_size, found.st_mtime_ns))
+        file_stat = os.stat(path)
+        layout.names.append((path, os.path.basename(path), file_stat.st_size, file_stat.st_mtime_ns))
         layout.starts.append(start)
         layout.file_rows.append(stop - start)
         edges = np.clip(np.concatenate([[0], np.cumsum(own_rows)]), start, stop)
-        kept = np.diff(edges)
-        rows.append(kept.astype(np.int64))
+        kept_rows = np.diff(edges)
+        rows.append(kept_rows.astype(np.int64))
         own_bytes = own_places[:, 2] - own_places[:, 1]
-        sizes.append((own_bytes * kept / np.maximum(own_rows, 1)).astype(np.int64))
-        places.append(own_places)
+        sizes.append((own_bytes * kept_rows / np.maximum(own_rows, 1)).astype(np.int64))
+        batch_offsets.append(own_places)
     if stored is None:
         return None
-    layout.rows, layout.bytes, layout.places = np.concatenate(rows), np.concatenate(sizes), np.concatenate(places)
+    layout.rows, layout.bytes = np.concatenate(rows), np.concatenate(sizes)
+    layout.batch_offsets = np.concatenate(batch_offsets)
     return layout, {field.name: stored[field.name] for field in layout.schema}
 
 
 def _follow(replays: list[Any], names: list[str], rows: int) -> tuple[int, int, dict[str, str]] | None:
-    """The rows and columns of a file that are left after what was done to its table; None for what is not known."""
+    """Apply recorded operations to a file's rows and columns; None for an unknown operation."""
     start, stop = 0, rows
     columns = {name: name for name in names}
     for action, arguments, options in replays:
@@ -262,7 +265,7 @@ def _follow(replays: list[Any], names: list[str], rows: int) -> tuple[int, int, 
 
 
 def dataset_tables(dataset: Any) -> Iterator[pa.Table]:
-    """The rows of a dataset in its order, by way of `datasets`, in small tables."""
+    """Yield the rows of a dataset in small tables, read by `datasets`."""
     if is_stream(dataset):
         yield from dataset.with_format("arrow").iter(batch_size=100)
         return
@@ -270,8 +273,8 @@ def dataset_tables(dataset: Any) -> Iterator[pa.Table]:
         yield from batches_of(dataset.data, row_order(dataset))
 
 
-_STREAM_BYTES = 32 << 20  # of a unit of what has no size
-_RATIO = 4  # what text is taken to grow by when it is decompressed
+_STREAM_BYTES = 32 << 20  # size of a unit of a source of unknown size
+_RATIO = 4  # assumed ratio of decompressed to compressed text
 _SAMPLE_BYTES = 1 << 20
 
 _Cut = Callable[[int, bool, Path | None, Skip], Iterator[Unit]]
@@ -279,7 +282,7 @@ _Cut = Callable[[int, bool, Path | None, Skip], Iterator[Unit]]
 
 @dataclass(slots=True)
 class Rows:
-    """A RowSource: what is known of it, and the function that cuts it."""
+    """A `RowSource` whose units are made by the function `cut`."""
 
     name: str
     schema: pa.Schema
@@ -302,22 +305,21 @@ class Rows:
 
 
 def open_rows(source: Any, options: RowOptions | None = None) -> RowSource:
-    """The rows of a path, a glob, a folder, a list of those, a `datasets.Dataset`, an iterable of dicts or tables, or
-    what was chosen of a dataset.
+    """Open a path, glob, folder, a list of those, a `datasets.Dataset`, a selection, or an iterable of dicts or tables.
 
-    A folder may be one that `datasets` saved. An iterator can be cut into units once; a function that makes one, as
-    often as wanted. A list of dicts, and a pandas, Polars or Arrow table, are iterables too.
+    A folder may be one that `datasets` saved. An iterator can be cut into units only once; a function that returns an
+    iterator, any number of times. A list of dicts, and a pandas, Polars or Arrow table, are iterables too.
     """
     options = options or RowOptions()
-    return _opened(source, options) if options.where is None else _chosen(source, options)
+    return _open_all(source, options) if options.where is None else _open_filtered(source, options)
 
 
-def _chosen(source: Any, options: RowOptions) -> RowSource:
-    """Rows for which a condition is true. They are read here in order, so that batches are of chosen rows alone."""
+def _open_filtered(source: Any, options: RowOptions) -> RowSource:
+    """Open the rows for which `where` is true. They are spooled, so that batches consist of selected rows only."""
     text = str(options.where)
-    whole = _opened(source, replace(options, where=None, columns=(), limit=None))
-    labels, schema = labels_of(told_features(whole.schema)), plain_schema(whole.schema)
-    where_mask(text, schema.empty_table(), labels)  # what is wrong with it is said now
+    whole = _open_all(source, replace(options, where=None, columns=(), limit=None))
+    labels, schema = labels_of(stored_features(whole.schema)), plain_schema(whole.schema)
+    where_mask(text, schema.empty_table(), labels)  # report an invalid condition now
 
     unreadable: list[UnreadableRow] = []
     report = unreadable.append if options.leave_out_unreadable else None
@@ -342,21 +344,21 @@ def _chosen(source: Any, options: RowOptions) -> RowSource:
     return rows
 
 
-def _opened(source: Any, options: RowOptions) -> RowSource:
+def _open_all(source: Any, options: RowOptions) -> RowSource:
     if isinstance(source, str | os.PathLike):
         return _open_files([os.fspath(source)], options)
-    if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):
+    if isinstance(source, list | tuple) and all(isinstance(item, str | os.PathLike) for item in source):
         _refuse_texts(source)
-        return _open_files([os.fspath(one) for one in source], options)
+        return _open_files([os.fspath(item) for item in source], options)
     _refuse_options_of_files(options)
     if isinstance(source, Selection | FileTable):
         table = source.table() if isinstance(source, Selection) else source
         if table.recipe.get("steps") and not len(table):
             raise nothing_chosen(table, "read")
         name = options.name or (source.name if isinstance(source, Selection) else "the table")
-        chosen = SelectedRows(table, options.from_split, name)
-        facts = {**chosen.facts, "options": options.facts}
-        rows = _spooled(name, chosen.tables, chosen.schema, facts, len(chosen), options)
+        selected_rows = SelectedRows(table, options.from_split, name)
+        facts = {**selected_rows.facts, "options": options.facts}
+        rows = _spooled(name, selected_rows.tables, selected_rows.schema, facts, len(selected_rows), options)
         rows.table, rows.stamp = table, _stamp(table.files.on_disk)
         return rows
     library = type(source).__module__.split(".")[0]
@@ -376,9 +378,9 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
 
 def _refuse_texts(source: Sequence[Any]) -> None:
     """InputError for a list of strings of which none is a path, a glob or an address: they are texts, or mistyped."""
-    if not source or any(not isinstance(one, str) or "://" in one or one == "-" for one in source):
+    if not source or any(not isinstance(item, str) or "://" in item or item == "-" for item in source):
         return
-    if any(os.path.exists(one) or (WILD.search(one) and next(glob.iglob(one), None)) for one in source):
+    if any(os.path.exists(item) or (WILD.search(item) and next(glob.iglob(item), None)) for item in source):
         return
     first = source[0] if len(source[0]) <= 60 else f"{source[0][:60]}…"
     raise InputError(
@@ -407,49 +409,49 @@ def _iterated(rows: Any) -> Iterator[Any]:
 
 
 def _open_files(sources: list[str], options: RowOptions) -> RowSource:
-    found = find(sources, options)
+    row_files = find(sources, options)
     name = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1:,} more"
     facts = {
-        "kind": found.kind,
-        "files": len(found.files),
-        "bytes": int(found.files.sizes.sum()),
-        "digest": found.digest(),
+        "kind": row_files.kind,
+        "files": len(row_files.files),
+        "bytes": int(row_files.files.sizes.sum()),
+        "digest": row_files.digest(),
         "options": options.facts,
     }
-    reading: dict[str, Any] = {"root": found.files.root, "hashed": True, **found.options}
-    if found.kind == "csv":
-        reading["delimiter"] = found.delimiter
-    if found.codec:
-        facts["codec"] = reading["codec"] = found.codec
-    if found.kind in ("parquet", "arrow"):
-        layout = lay_out(found)
-        layout.schema = _with_partitions(layout.schema, found, reading)
+    reading: dict[str, Any] = {"root": row_files.files.root, "hashed": True, **row_files.options}
+    if row_files.kind == "csv":
+        reading["delimiter"] = row_files.delimiter
+    if row_files.codec:
+        facts["codec"] = reading["codec"] = row_files.codec
+    if row_files.kind in ("parquet", "arrow"):
+        layout = lay_out(row_files)
+        layout.schema = _with_partitions(layout.schema, row_files, reading)
         rows = _laid_out(name, layout, facts, reading, options)
     else:
         try:
-            schema = settle(found, options)
+            schema = infer_schema(row_files, options)
         except OSError as error:
             shown = os.path.basename(error.filename or "") or name
             raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
-        schema = _with_partitions(schema, found, reading)
-        rows = _open_text(name, found, schema, facts, reading, options)
-    rows.files, rows.stamp = found.files, _stamp(found.files)
-    if found.empty:
-        others = f" and {len(found.empty) - 1:,} more" if len(found.empty) > 1 else ""
-        rows.notes = (f"left out files that are empty: {found.empty[0]}{others}",)
+        schema = _with_partitions(schema, row_files, reading)
+        rows = _open_text(name, row_files, schema, facts, reading, options)
+    rows.files, rows.stamp = row_files.files, _stamp(row_files.files)
+    if row_files.empty:
+        more_text = f" and {len(row_files.empty) - 1:,} more" if len(row_files.empty) > 1 else ""
+        rows.notes = (f"left out files that are empty: {row_files.empty[0]}{more_text}",)
     return rows
 
 
-def _with_partitions(schema: pa.Schema, found: RowFiles, reading: dict[str, Any]) -> pa.Schema:
-    """The schema with the columns that the names of folders hold; `reading` says which these are."""
-    fields = partition_fields((found.shown(number) for number in range(len(found.files))), schema.names)
+def _with_partitions(schema: pa.Schema, row_files: RowFiles, reading: dict[str, Any]) -> pa.Schema:
+    """Add the columns encoded in folder names (year=2024) to the schema, and their names to `reading`."""
+    fields = partition_fields((row_files.shown(number) for number in range(len(row_files.files))), schema.names)
     if fields:
         reading["partitions"] = [field.name for field in fields]
     return pa.schema([*schema, *fields], schema.metadata) if fields else schema
 
 
 def _stamp(files: FileSet) -> str:
-    """A digest of the sizes and dates (or ETags) of files."""
+    """Return a digest of the sizes and dates (or ETags) of files."""
     digest = hashlib.sha256()
     for numbers in (files.sizes, files.mtimes_ns):
         digest.update(np.ascontiguousarray(numbers).tobytes())
@@ -459,18 +461,23 @@ def _stamp(files: FileSet) -> str:
 
 
 def _open_text(
-    name: str, found: RowFiles, schema: pa.Schema, facts: dict[str, Any], reading: dict[str, Any], options: RowOptions
+    name: str,
+    row_files: RowFiles,
+    schema: pa.Schema,
+    facts: dict[str, Any],
+    reading: dict[str, Any],
+    options: RowOptions,
 ) -> RowSource:
-    total = int(found.files.sizes.sum())
-    spooled = found.codec is not None and found.kind != "document"
+    total = int(row_files.files.sizes.sum())
+    spooled = row_files.codec is not None and row_files.kind != "document"
     unit_bytes = options.unit_bytes or unit_size(total * _RATIO if spooled else total, options.least_unit_bytes)
 
     def cut(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
         if spooled:
-            return text_spool(found, unit_bytes, align, options.limit, spool, skip)
-        return text_units(found, unit_bytes, count=indices, limit=options.limit)
+            return text_spool(row_files, unit_bytes, align, options.limit, spool, skip)
+        return text_units(row_files, unit_bytes, count=indices, limit=options.limit)
 
-    rows = len(found.files) if found.kind == "document" else None
+    rows = len(row_files.files) if row_files.kind == "document" else None
     rows = rows if options.limit is None or rows is None else min(rows, options.limit)
     return _rows(name, schema, facts, reading, total, rows, cut, options)
 
@@ -511,30 +518,30 @@ def _rows(
         )
     if options.columns:
         schema = pa.schema([schema.field(column) for column in options.columns])
-    how = Reading(schema.serialize().to_pybytes(), tuple(options.columns) or None, reading)
+    read_config = Reading(schema.serialize().to_pybytes(), tuple(options.columns) or None, reading)
 
-    def blamed(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
-        """Units, and what the system says of the source while they are cut: whoever asks may be writing."""
+    def with_source_errors(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
+        """Yield units; report an OSError as one of the source, since the caller may be writing elsewhere."""
         try:
             yield from cut(align, indices, spool, skip)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of what is spooled
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # from writing the spool
                 raise
-            where = error.filename if isinstance(error.filename, str) else name
-            raise SourceError(f"{where!r} cannot be read: {error.strerror or error}.", path=where) from error
+            path = error.filename if isinstance(error.filename, str) else name
+            raise SourceError(f"{path!r} cannot be read: {error.strerror or error}.", path=path) from error
 
-    return Rows(name, schema, facts, how, total_bytes, total_rows, blamed)
+    return Rows(name, schema, facts, read_config, total_bytes, total_rows, with_source_errors)
 
 
 def _open_dataset(dataset: Any, options: RowOptions) -> RowSource:
-    facts: dict[str, Any] = {"kind": "dataset", "options": options.facts}
     if is_stream(dataset):
-        return _open_dataset_stream(dataset, options)
-    facts["fingerprint"] = fingerprint_of(dataset)
-    laid = mapped_layout(dataset)
-    if laid is not None:
-        layout, stored = laid
-
+        if not dataset.features:
+            return _open_stream(lambda: dataset_tables(dataset), options)
+        schema, facts = dataset.features.arrow_schema, _stream_facts(options)
+        return _spooled(options.name or "the stream", lambda: dataset_tables(dataset), schema, facts, None, options)
+    facts = {"kind": "dataset", "options": options.facts, "fingerprint": fingerprint_of(dataset)}
+    if (mapped := mapped_layout(dataset)) is not None:
+        layout, stored = mapped
         rows = _laid_out("the dataset", layout, facts, {"stored": stored}, options)
         files = FileSetBuilder("/")
         for path, *_ in layout.names:
@@ -545,17 +552,8 @@ def _open_dataset(dataset: Any, options: RowOptions) -> RowSource:
     return _spooled("the dataset", lambda: dataset_tables(dataset), schema, facts, len(dataset), options)
 
 
-def _open_dataset_stream(dataset: Any, options: RowOptions) -> RowSource:
-    """A stream of `datasets`: where it tells its features, rows have their types, also where none comes."""
-    if not dataset.features:
-        return _open_stream(lambda: dataset_tables(dataset), options)
-    name = options.name or "the stream"
-    schema = dataset.features.arrow_schema
-    return _spooled(name, lambda: dataset_tables(dataset), schema, _stream_facts(options), None, options)
-
-
 def _stream_facts(options: RowOptions) -> dict[str, Any]:
-    """A stream is known by its name together with the code that makes it, if there is any."""
+    """Return the fingerprint inputs of a stream: its name, and the code that makes it if it is known."""
     facts: dict[str, Any] = {"iterator": True, "options": options.facts}
     if options.name:
         facts["name"] = options.name
@@ -572,13 +570,18 @@ def _open_stream(
     once: bool = False,
     in_memory: bool = False,
 ) -> RowSource:
-    """The schema is that of the first rows; they are given again to who asks for units first.
+    """Open an iterable. Its schema is that of the first rows, which the first pass over the units yields again.
 
-    `in_memory`: all rows are there, so that their content is part of what they are known by.
+    `in_memory`: the rows can be read twice cheaply, so their content is a fingerprint input.
     """
     name = options.name or "the iterator"
     tables = tables_of(make(), name)
-    first = list(_first(tables))
+    first, size = list[pa.Table](), 0
+    for table in tables:
+        first.append(table)
+        size += arrow_bytes(table)
+        if size >= _SAMPLE_BYTES:
+            break
     if not first:
         raise InputError(f"{name} has no rows.", hint="There is nothing to do.")
     schema = unify(table.schema for table in first)
@@ -607,15 +610,6 @@ def _digest_of_rows(tables: Iterable[pa.Table]) -> str:
                 stream.write_table(table, max_chunksize=10_000)
             digest.update(memoryview(sink.getvalue()))
     return digest.hexdigest()[:32]
-
-
-def _first(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    size = 0
-    for table in tables:
-        yield table
-        size += arrow_bytes(table)
-        if size >= _SAMPLE_BYTES:
-            return
 
 
 def _spooled(

@@ -1,8 +1,8 @@
-"""Parquet files opened so that a row group of a gigabyte takes little memory.
+"""Open Parquet files so that reading a row group of a gigabyte takes little memory.
 
-pyarrow reads the pages of each column through a small buffer, all columns side by side. Of an object that would be a
-request for each buffer. The footer says where the columns of a row group lie, so each is a stream of its own, a few
-requests ahead, and small columns that lie side by side are one request.
+pyarrow reads the pages of each column through a small buffer, all columns in parallel. For an object, each buffer would
+be a request. The footer has the byte ranges of the columns of a row group, so each column is a separate stream with
+read-ahead, and adjacent small columns share one request.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _LEAST_BYTES = 1 << 18
 
 @contextmanager
 def parquet_file(file: AnyFile, footer: bytes = b"") -> Iterator[ParquetRows]:
-    """A file to read rows from. `footer` is the end of an object, if it is known already."""
+    """Open a file to read rows from. `footer` is the end of a remote file, if it was read before."""
     import pyarrow.parquet as pq
 
     if not isinstance(file, RemoteFile):
         os.close(open_regular(file))  # pyarrow would wait for a FIFO for ever
-        with pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES) as opened:
-            yield ParquetRows(opened)
+        with pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES) as parquet:
+            yield ParquetRows(parquet)
         return
-    with looked_into(file) as places:
-        columns = _Columns(file, places, footer)
+    with looked_into(file) as content:
+        columns = _Columns(file, content, footer)
         source = pa.PythonFile(FileView(columns, 0, file.size), "r")
         try:
-            with pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES) as opened:
-                yield ParquetRows(opened, columns)
+            with pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES) as parquet:
+                yield ParquetRows(parquet, columns)
         finally:
             columns.close()
 
 
 def footers(files: Iterable[AnyFile]) -> Iterator[tuple[AnyFile, bytes]]:
-    """Files with their last bytes, where they are objects: those of many are on their way together."""
+    """Yield files with their last bytes, if they are objects; these are requested in parallel."""
     files = list(files)
     remotes = {file.name: file for file in files if isinstance(file, RemoteFile)}
     ranges = [
@@ -58,8 +58,8 @@ def footers(files: Iterable[AnyFile]) -> Iterator[tuple[AnyFile, bytes]]:
         if isinstance(file, RemoteFile)
     ]
 
-    def replaced_error(wanted: ByteRange) -> Exception:
-        return changed(remotes[wanted.name].shown)
+    def replaced_error(byte_range: ByteRange) -> Exception:
+        return changed(remotes[byte_range.name].shown)
 
     location = next((file.location for file in remotes.values()), None)
     stream = None if location is None else RangeStream(location, ranges, replaced_error=replaced_error)
@@ -68,7 +68,7 @@ def footers(files: Iterable[AnyFile]) -> Iterator[tuple[AnyFile, bytes]]:
 
 
 class ParquetRows:
-    """What is read of a Parquet file."""
+    """An open Parquet file."""
 
     def __init__(self, file: Any, columns: _Columns | None = None) -> None:
         self._file, self._columns = file, columns
@@ -76,7 +76,7 @@ class ParquetRows:
         self.schema: pa.Schema = file.schema_arrow
 
     def expect(self, groups: list[int], columns: list[str] | None) -> None:
-        """These row groups will be read in order."""
+        """Announce the row groups that will be read, in order."""
         if self._columns is not None:
             self._columns.expect([column_ranges(self.metadata.row_group(number), columns) for number in groups])
 
@@ -87,8 +87,8 @@ class ParquetRows:
 
 
 def column_ranges(group: Any, columns: list[str] | None) -> list[tuple[int, int]]:
-    """Where the columns of a row group lie, in the order of the file."""
-    found = []
+    """Return the byte ranges of the columns of a row group, in file order."""
+    ranges = []
     for number in range(group.num_columns):
         column = group.column(number)
         if columns is not None and column.path_in_schema.split(".")[0] not in columns:
@@ -96,13 +96,13 @@ def column_ranges(group: Any, columns: list[str] | None) -> list[tuple[int, int]
         start = column.data_page_offset
         if column.dictionary_page_offset:
             start = min(start, column.dictionary_page_offset)
-        found.append((start, start + column.total_compressed_size))
-    return sorted(found)
+        ranges.append((start, start + column.total_compressed_size))
+    return sorted(ranges)
 
 
 @dataclass(slots=True)
 class _Window:
-    """A part of an object that is on its way: one large column, or several small ones, which are kept whole."""
+    """A range of an object that is being read: one large column, or several small ones, which are kept in memory."""
 
     start: int
     stop: int
@@ -111,10 +111,10 @@ class _Window:
 
 
 class _Columns:
-    """The content of an object: the columns of a row group as streams, anything else by a request for each place."""
+    """The content of an object: the columns of a row group as streams, anything else by single requests."""
 
-    def __init__(self, file: RemoteFile, places: FileContent, footer: bytes) -> None:
-        self._file, self._places = file, places
+    def __init__(self, file: RemoteFile, content: FileContent, footer: bytes) -> None:
+        self._file, self._content = file, content
         self._footer, self._footer_at = footer, file.size - len(footer)
         self._groups: list[list[tuple[int, int]]] = []
         self._windows: list[_Window] = []
@@ -124,22 +124,22 @@ class _Columns:
         self._groups = groups[::-1]
 
     def advance(self) -> None:
-        """On to the next row group; if it is small, the one behind it is asked for too."""
+        """Start reading the next row group, and the one after it if both are small."""
         _close(self._windows)
         ranges = self._groups.pop()
-        self._windows = self._opened(ranges) if self._coming is None else self._coming
+        self._windows = self._open_windows(ranges) if self._coming is None else self._coming
         self._coming = None
         if self._groups and _size(ranges) + _size(self._groups[-1]) <= AHEAD_BYTES:
-            self._coming = self._opened(self._groups[-1])
+            self._coming = self._open_windows(self._groups[-1])
 
-    def _opened(self, ranges: list[tuple[int, int]]) -> list[_Window]:
+    def _open_windows(self, ranges: list[tuple[int, int]]) -> list[_Window]:
         windows, total = [], max(_size(ranges), 1)
-        parts = list(_joined(ranges))
+        parts = list(_merge_ranges(ranges))
         least = max(min(AHEAD_BYTES // len(parts), _JOINED_BYTES), _LEAST_BYTES) if parts else 0
         for start, stop in parts:
-            share = max(AHEAD_BYTES * (stop - start) // total, 2 * least)
-            # About half of the share, so that two requests are under way.
-            piece_bytes = min(1 << (share * 7 // 10).bit_length() - 1, STREAM_BYTES)
+            ahead_bytes = max(AHEAD_BYTES * (stop - start) // total, 2 * least)
+            # About half of the read-ahead, so that two requests run at once.
+            piece_bytes = min(1 << (ahead_bytes * 7 // 10).bit_length() - 1, STREAM_BYTES)
             content = open_forward(self._file, start, stop, piece_bytes, 2 * piece_bytes).start()
             windows.append(_Window(start, stop, content, stop - start <= _JOINED_BYTES))
         return windows
@@ -154,7 +154,7 @@ class _Columns:
                 if not window.whole:
                     window.content.release(stop)
                 return data
-        return self._places.read_at(offset, size)
+        return self._content.read_at(offset, size)
 
     def close(self) -> None:
         _close(self._windows)
@@ -162,17 +162,17 @@ class _Columns:
         self._windows, self._coming = [], None
 
 
-def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    held: tuple[int, int] | None = None
+def _merge_ranges(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    current: tuple[int, int] | None = None
     for start, stop in ranges:
-        if held is not None and stop - held[0] <= _JOINED_BYTES:
-            held = (held[0], max(stop, held[1]))
+        if current is not None and stop - current[0] <= _JOINED_BYTES:
+            current = (current[0], max(stop, current[1]))
             continue
-        if held is not None:
-            yield held
-        held = (start, stop)
-    if held is not None:
-        yield held
+        if current is not None:
+            yield current
+        current = (start, stop)
+    if current is not None:
+        yield current
 
 
 def _size(ranges: list[tuple[int, int]]) -> int:

@@ -1,4 +1,4 @@
-"""Python rows as Arrow tables: types found out row by row only where pyarrow cannot tell them at once."""
+"""Convert Python rows to Arrow tables. Types are inferred row by row only if pyarrow cannot infer them at once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.compute.rows.schemas import TypesDiffer, holds_float, merged, merged_type
+from brim.compute.rows.schemas import TypesDiffer, contains_type, merged, merged_type
 from brim.errors import InputError
 from brim.sources.exact_values import InexactInteger, exact
 
-Refuse = Callable[[int, str], None]  # the number of a row, and why it is left out
+Refuse = Callable[[int, str], None]  # number of a row, reason why it is skipped
 
 
 class _BadValue(Exception):
@@ -24,34 +24,36 @@ class _BadValue(Exception):
 
 def table_of(
     rows: Sequence[Any],
-    where: Callable[[int], str],
-    known: pa.Schema | None = None,
+    describe_row: Callable[[int], str],
+    schema: pa.Schema | None = None,
     refuse: Refuse | None = None,
 ) -> pa.Table:
-    """A table of dicts. `where(number)` names a row in errors; values must go with the types of `known`.
+    """Convert dicts to a table. `describe_row(number)` names a row in errors; values must fit the types of `schema`.
 
-    With `refuse`, rows that have no place in the table are left out, and each is reported with the reason.
+    With `refuse`, rows that do not fit the table are skipped, and each is reported with the reason.
     """
     numbers = list(range(len(rows)))
     while True:
-        table, bad = _built([rows[number] for number in numbers], known, refuse is not None)
+        table, bad = _built([rows[number] for number in numbers], schema, refuse is not None)
         if not bad:
             assert table is not None
             return table
         if refuse is None:
             first = min(bad)
             column, error = bad[first]
-            raise InputError(f"{where(first)}: {error}.", hint=error.hint, **({"column": column} if column else {}))
+            raise InputError(
+                f"{describe_row(first)}: {error}.", hint=error.hint, **({"column": column} if column else {})
+            )
         for number, (_, error) in sorted(bad.items()):
             refuse(numbers[number], str(error))
         numbers = [row for number, row in enumerate(numbers) if number not in bad]
 
 
-_Bad = dict[int, tuple[str, _BadValue]]  # by the number of the row: the column, and what is wrong
+_Bad = dict[int, tuple[str, _BadValue]]  # by row number: the column and the error
 
 
-def _built(rows: Sequence[Any], known: pa.Schema | None, may_leave_out: bool) -> tuple[pa.Table | None, _Bad]:
-    """The table, or the rows that prevent it."""
+def _built(rows: Sequence[Any], schema: pa.Schema | None, may_leave_out: bool) -> tuple[pa.Table | None, _Bad]:
+    """Return the table, or the rows that prevent it."""
     bad: _Bad = {}
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
@@ -67,7 +69,7 @@ def _built(rows: Sequence[Any], known: pa.Schema | None, may_leave_out: bool) ->
     columns = {}
     for name in names:
         values = [row.get(name) for row in rows]
-        own = known.field(name).type if known is not None and name in known.names else pa.null()
+        own = schema.field(name).type if schema is not None and name in schema.names else pa.null()
         array, wrong = _array(values, name, own, may_leave_out and pa.types.is_null(own))
         bad |= {number: (name, error) for number, error in wrong.items() if number not in bad}
         columns[name] = array
@@ -77,33 +79,33 @@ def _built(rows: Sequence[Any], known: pa.Schema | None, may_leave_out: bool) ->
 _FAILURES = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
 
 
-def _array(values: list[Any], name: str, known: pa.DataType, is_voted: bool) -> tuple[Any, dict[int, _BadValue]]:
-    """The values as Arrow, or which of them prevent that: those that differ from most, or from the ones before."""
+def _array(values: list[Any], name: str, known_type: pa.DataType, is_voted: bool) -> tuple[Any, dict[int, _BadValue]]:
+    """Return the values as Arrow, or the errors of values whose type differs from most, or from earlier ones."""
     try:
         array = pa.array(values)
-        kind = merged_type(known, array.type, name)
-        if kind.equals(array.type) or not holds_float(kind):
+        kind = merged_type(known_type, array.type, name)
+        if kind.equals(array.type) or not contains_type(kind, pa.types.is_floating):
             return array, {}
         return pa.array([exact(value, kind) for value in values], kind), {}
     except (*_FAILURES, TypesDiffer):
         pass
     types: dict[int, pa.DataType] = {}
     bad: dict[int, _BadValue] = {}
-    kind = known
+    kind = known_type
     for number, value in enumerate(values):
         try:
             if value is not None:
-                types[number] = _type_of(value, known)
+                types[number] = _type_of(value, known_type)
                 kind = kind if is_voted else merged_type(kind, types[number], name)
         except (*_FAILURES, TypesDiffer) as error:
-            bad[number] = _explained(error, name)
+            bad[number] = _explain(error, name)
     if is_voted:
         kind = vote(name, [(own, 1) for own in types.values()])
         for number, own in types.items():
             try:
                 merged_type(kind, own, name)
             except TypesDiffer as error:
-                bad[number] = _explained(error, name)
+                bad[number] = _explain(error, name)
     if bad:
         return None, bad
     fitting = []
@@ -112,12 +114,12 @@ def _array(values: list[Any], name: str, known: pa.DataType, is_voted: bool) -> 
             fitting.append(exact(value, kind))
             pa.array(fitting[-1:], kind)
         except _FAILURES as error:
-            bad[number] = _explained(error, name)
+            bad[number] = _explain(error, name)
     return (None, bad) if bad else (pa.array(fitting, kind), bad)
 
 
 def vote(name: str, types: Iterable[tuple[pa.DataType, int]]) -> pa.DataType:
-    """The type that holds the values of most rows, of (type, rows); the first of several."""
+    """Return the type that holds the values of most rows, from pairs (type, rows); the first if several do."""
     groups: list[tuple[pa.DataType, int]] = []
     for own, rows in types:
         for number, (kind, count) in enumerate(groups):
@@ -131,18 +133,18 @@ def vote(name: str, types: Iterable[tuple[pa.DataType, int]]) -> pa.DataType:
     return max(groups, key=lambda group: group[1])[0] if groups else pa.null()
 
 
-def _type_of(value: Any, known: pa.DataType) -> pa.DataType:
-    """The type of one value. Among floats, an integer of more than 64 bits may be one, too."""
+def _type_of(value: Any, known_type: pa.DataType) -> pa.DataType:
+    """Return the type of one value. In a float column, an integer of more than 64 bits may be a float."""
     try:
         return pa.array([value]).type
     except OverflowError:
-        if not pa.types.is_floating(known):
+        if not pa.types.is_floating(known_type):
             raise
-        exact(value, known)
-        return known
+        exact(value, known_type)
+        return known_type
 
 
-def _explained(error: Exception, name: str) -> _BadValue:
+def _explain(error: Exception, name: str) -> _BadValue:
     if isinstance(error, TypesDiffer):
         message = f"the column {error.column!r} is {error.second} here and {error.first} before"
         return _BadValue(message, "Use one type for the column in all rows.")
@@ -152,12 +154,17 @@ def _explained(error: Exception, name: str) -> _BadValue:
     if isinstance(error, OverflowError | InexactInteger):
         why = str(error) if isinstance(error, InexactInteger) else "an integer has more than 64 bits"
         return _BadValue(f"in the column {name!r}, {why}", "Write such values as text, in quotes.")
+    first_line = (
+        str(error)
+        .strip()
+        .split(
+            "\
+"
+        )[0]
+        .rstrip(".")
+    )
     hint = "Give plain values: numbers, texts, bytes, lists and dicts of them."
-    return _BadValue(f"the column {name!r} holds what Arrow has no type for: {_line(error)}", hint)
-
-
-def _line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")
+    return _BadValue(f"the column {name!r} holds what Arrow has no type for: {first_line}", hint)
 
 
 _BLOCK_BYTES = 1 << 20
@@ -165,44 +172,40 @@ _BLOCK_ROWS = 1000
 
 
 def tables_of(rows: Iterable[Any], name: str) -> Iterator[pa.Table]:
-    """Dicts in batches, tables and record batches as they are; no mixture of them."""
-    held: list[dict[str, Any]] = []
+    """Yield tables: dicts in batches, tables and record batches unchanged."""
+    pending: list[dict[str, Any]] = []
     size = first = 0
-    known: pa.Schema | None = None
+    schema: pa.Schema | None = None
     for row in rows:
         if isinstance(row, pa.Table | pa.RecordBatch):
             yield pa.Table.from_batches([row]) if isinstance(row, pa.RecordBatch) else row
             continue
         if not isinstance(row, dict):
             raise InputError(
-                f"{name}, row {first + len(held):,}: this is a {type(row).__name__}, not a dict.",
+                f"{name}, row {first + len(pending):,}: this is a {type(row).__name__}, not a dict.",
                 hint="An iterator must yield dicts, Arrow tables or record batches.",
             )
-        held.append(row)
+        pending.append(row)
         size += _weight(row)
-        if size >= _BLOCK_BYTES or len(held) >= _BLOCK_ROWS:
-            table = _block(held, name, first, known)
-            known = _known(known, table)
-            first += len(held)
-            held, size = [], 0
+        if size >= _BLOCK_BYTES or len(pending) >= _BLOCK_ROWS:
+            table = _block(pending, name, first, schema)
+            try:
+                schema = table.schema if schema is None else merged(schema, table.schema)
+            except TypesDiffer as error:  # table_of has compared them value by value
+                raise AssertionError(str(error)) from error
+            first += len(pending)
+            pending, size = [], 0
             yield table
-    if held:
-        yield _block(held, name, first, known)
+    if pending:
+        yield _block(pending, name, first, schema)
 
 
-def _block(rows: list[dict[str, Any]], name: str, first: int, known: pa.Schema | None) -> pa.Table:
-    return table_of(rows, lambda number: f"{name}, row {first + number:,}", known)
-
-
-def _known(known: pa.Schema | None, table: pa.Table) -> pa.Schema:
-    try:
-        return table.schema if known is None else merged(known, table.schema)
-    except TypesDiffer as error:  # table_of has compared them value by value
-        raise AssertionError(str(error)) from error
+def _block(rows: list[dict[str, Any]], name: str, first: int, schema: pa.Schema | None) -> pa.Table:
+    return table_of(rows, lambda number: f"{name}, row {first + number:,}", schema)
 
 
 def _weight(value: Any) -> int:
-    """About how many bytes a value takes in Arrow."""
+    """Estimate the bytes that a value takes in Arrow."""
     if isinstance(value, str | bytes | bytearray):
         return len(value) + 4
     if isinstance(value, dict):

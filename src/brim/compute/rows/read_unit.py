@@ -1,7 +1,7 @@
-"""What a worker calls: the rows of a unit as a stream of small tables, and their cut into batches.
+"""Read the rows of a unit as a stream of small tables, and cut the stream into batches. Workers call this.
 
-The tables have the schema of the plan. Where a unit has more (a column that the plan's sample did not show, a float
-among integers), its tables have wider types from there on, and nothing is lost: cast them with `schemas.unify`.
+The tables have the schema of the plan. If a unit has more (a column that the plan's sample did not have, a float
+among integers), its tables have wider types from there on: cast them with `schemas.unify`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _MOST_ROWS = 8192
 def read_arrow(
     file: AnyFile, span: Span, shown: str, columns: list[str] | None, hashed: SourceHash | None = None
 ) -> Iterator[pa.Table]:
-    opened = ArrowFile(file, shown)
+    arrow_file = ArrowFile(file, shown)
     try:
-        for first, batch in opened.read(span.start, span.end, span.batches):
+        for first, batch in arrow_file.read(span.start, span.end, span.batches):
             if hashed is not None:
                 hashed.add_batch(batch, columns)
             table = pa.Table.from_batches([rows_between(batch, first, span.start, span.end)])
             yield table if columns is None else table.select([name for name in columns if name in table.column_names])
     finally:
-        opened.close()
+        arrow_file.close()
 
 
 def read_parquet(
@@ -56,20 +56,20 @@ def read_parquet(
     hashed: SourceHash | None = None,
 ) -> Iterator[pa.Table]:
     try:
-        with parquet_file(file) as opened:
-            columns = columns if columns is None else [n for n in columns if n in opened.schema.names]
-            wanted, first = list[tuple[int, int, int]](), 0  # group, its first row, rows in a batch
-            for number in range(opened.metadata.num_row_groups):
-                group = opened.metadata.row_group(number)
+        with parquet_file(file) as parquet:
+            columns = columns if columns is None else [n for n in columns if n in parquet.schema.names]
+            groups, first = list[tuple[int, int, int]](), 0  # group, its first row, rows in a batch
+            for number in range(parquet.metadata.num_row_groups):
+                group = parquet.metadata.row_group(number)
                 if first + group.num_rows > span.start and first < span.end and group.num_rows:
                     row_bytes = max(1, group.total_byte_size // group.num_rows)
-                    wanted.append((number, first, min(max(block_bytes // row_bytes, 1), _MOST_ROWS)))
+                    groups.append((number, first, min(max(block_bytes // row_bytes, 1), _MOST_ROWS)))
                 first += group.num_rows
-            opened.expect([number for number, _, _ in wanted], columns)
-            for number, first, batch_rows in wanted:
-                yield from _group(opened, number, first, span, batch_rows, columns)
+            parquet.expect([number for number, _, _ in groups], columns)
+            for number, first, batch_rows in groups:
+                yield from _group(parquet, number, first, span, batch_rows, columns)
                 if hashed is not None:  # its bytes are in the page cache now
-                    hashed.add_row_group(file, opened, number, columns)
+                    hashed.add_row_group(file, parquet, number, columns)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).replace(str(file), shown).split("\n")[0].rstrip(".")
         if is_encrypted(error):
@@ -102,25 +102,30 @@ def read_unit(
     on_unreadable: OnUnreadable | None = None,
     hashed: SourceHash | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of a unit, in order. A file that is not what it was is SourceChangedError, before or after it is read.
+    """Yield the rows of a unit in order. Raise SourceChangedError if a file changed before or while it was read.
 
-    With `on_unreadable`, rows of text that cannot be read are left out and reported, and are no error. `hashed` gets
-    all source bytes of the unit, once all rows are read.
+    With `on_unreadable`, unreadable rows of text are skipped and reported. `hashed` gets all source bytes of the unit,
+    once all rows are read.
     """
     schema = pa.ipc.read_schema(pa.py_buffer(reading.schema))
     if reading.columns is not None:
         schema = pa.schema([schema.field(name) for name in reading.columns], schema.metadata)
-    reading, partitions = _without_partitions(reading, schema)
+    partition_names = reading.options.get("partitions", ())
+    if reading.columns is not None:
+        reading = replace(reading, columns=tuple(name for name in reading.columns if name not in partition_names))
+    partitions = [field for field in schema if field.name in partition_names]  # columns encoded in folder names
     own = pa.schema([field for field in schema if field not in partitions], schema.metadata)
     text = TextReader(own, reading.columns, str(reading.options.get("delimiter", ",")), on_unreadable)
-    ahead = _ahead(reading, unit)
+    prefetched = _prefetch(reading, unit)
     try:
         for number, span in enumerate(unit.spans):
             shown = name_of_span(unit, reading, number)
             check_unchanged(unit, number, shown)
             try:
                 lines_before = unit.origins[number][2] if unit.origins else None
-                tables = _tables(span, shown, reading, text, block_bytes, ahead, lines_before, on_unreadable, hashed)
+                tables = _tables(
+                    span, shown, reading, text, block_bytes, prefetched, lines_before, on_unreadable, hashed
+                )
                 for table in tables:
                     for field in partitions:
                         table = table.append_column(field, partition_array(shown, field, table.num_rows))
@@ -131,20 +136,12 @@ def read_unit(
                 raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
             check_unchanged(unit, number, shown)
     finally:
-        if ahead is not None:
-            ahead.close()
+        if prefetched is not None:
+            prefetched.close()
 
 
-def _without_partitions(reading: Reading, schema: pa.Schema) -> tuple[Reading, list[pa.Field]]:
-    """How the files are read, and the wanted columns that are in the names of their folders."""
-    names = reading.options.get("partitions", ())
-    if reading.columns is not None:
-        reading = replace(reading, columns=tuple(name for name in reading.columns if name not in names))
-    return reading, [field for field in schema if field.name in names]
-
-
-def _ahead(reading: Reading, unit: Unit) -> Spans | None:
-    """The bytes of text objects, on their way before their turn comes."""
+def _prefetch(reading: Reading, unit: Unit) -> Spans | None:
+    """Start reading the text objects of a unit; None if it has other files."""
     parts = []
     for number, span in enumerate(unit.spans):
         file = located(span, name_of_span(unit, reading, number), reading.options)
@@ -160,14 +157,14 @@ def _tables(
     reading: Reading,
     text: TextReader,
     block_bytes: int,
-    ahead: Spans | None,
+    prefetched: Spans | None,
     lines_before: int | None,
     on_unreadable: OnUnreadable | None,
     hashed: SourceHash | None,
 ) -> Iterator[pa.Table]:
     file = located(span, shown, reading.options)
     if span.kind == "document":
-        table = _document(file, shown, reading, ahead, text.rows, on_unreadable, hashed)
+        table = _document(file, shown, reading, prefetched, text.rows, on_unreadable, hashed)
         text.rows += 1
         if table is not None:
             yield table
@@ -178,7 +175,7 @@ def _tables(
         for table in read_arrow(file, span, shown, stored_columns(reading), hashed):
             yield table.rename_columns([renamed.get(n, n) for n in table.column_names]) if renamed else table
     else:
-        with streamed(file, span.start, span.end, ahead) as content:
+        with streamed(file, span.start, span.end, prefetched) as content:
             yield from text.read(file, content, span, shown, block_bytes, lines_before, hashed)
 
 
@@ -193,15 +190,15 @@ def _document(
     file: AnyFile,
     shown: str,
     reading: Reading,
-    ahead: Spans | None,
+    prefetched: Spans | None,
     offset: int,
     on_unreadable: OnUnreadable | None,
     hashed: SourceHash | None,
 ) -> pa.Table | None:
-    """A file as one row; None if it is left out."""
-    wanted = ("text", "path") if reading.columns is None else reading.columns
+    """Return a file as one row; None if it is skipped."""
+    columns = ("text", "path") if reading.columns is None else reading.columns
     try:
-        raw = read_document(file, reading, ahead)
+        raw = read_document(file, reading, prefetched)
         if hashed is not None:
             hashed.update(raw)
     except (pa.ArrowException, OSError) as error:
@@ -217,7 +214,7 @@ def _document(
     if len(raw) >= 2**31:
         raise InputError(f"{shown!r} is a document of more than 2 GiB.", hint="Read it with --text=lines, or split it.")
     table = pa.table({"text": pa.array([text], pa.string()), "path": pa.array([shown], pa.string())})
-    return table.select(list(wanted))
+    return table.select(list(columns))
 
 
 def name_of_span(unit: Unit, reading: Reading, number: int) -> str:
@@ -231,43 +228,42 @@ def name_of_span(unit: Unit, reading: Reading, number: int) -> str:
 
 
 def cut_batches(tables: Iterable[pa.Table], rows: int | None, bytes: int) -> Iterator[pa.Table]:
-    """The same rows in tables of `rows` rows (the last has what is left), or of `bytes` bytes, whichever comes first.
+    """Yield the same rows in tables of `rows` rows or `bytes` bytes, whichever comes first.
 
-    None and 0 set no limit. Nothing is copied unless types widen on the way. By bytes, a table ends before the row
-    that would pass the limit.
+    None and 0 set no limit. Rows are copied only if types widen. A table ends before the row that would exceed `bytes`.
     """
-    held: list[pa.Table] = []
+    pending: list[pa.Table] = []
     cutter = _Cutter(rows or 2**62, bytes or 2**62)
     for table in tables:
         start = 0
         for edge in cutter.weighed_edges(table) if bytes else cutter.edges(table.num_rows):
             if edge > start:
-                held.append(table.slice(start, edge - start))
+                pending.append(table.slice(start, edge - start))
             start = edge
-            if held:
-                yield _joined(held)
-            held = []
+            if pending:
+                yield _concatenate(pending)
+            pending = []
         if start < table.num_rows:
-            held.append(table.slice(start))
-    if held:
-        yield _joined(held)
+            pending.append(table.slice(start))
+    if pending:
+        yield _concatenate(pending)
 
 
 class _Cutter:
-    """Where tables end in a stream of rows; knows what of the next one is there already."""
+    """Compute where batches end in a stream of tables; counts the rows and bytes of an unfinished batch."""
 
     def __init__(self, rows: int, bytes: int) -> None:
         self._rows, self._bytes = rows, bytes
         self._count = self._size = 0
 
     def edges(self, rows: int) -> Sequence[int]:
-        """The rows of so many at which a new table begins, their end perhaps among them."""
+        """Return the row numbers, of the next `rows` rows, before which a batch ends."""
         edges = range(self._rows - self._count, rows + 1, self._rows)
         self._count = rows - edges[-1] if edges else self._count + rows
         return edges
 
     def weighed_edges(self, table: pa.Table) -> Sequence[int]:
-        """The same where bytes count too."""
+        """Return the row numbers of a table before which a batch ends, limited by bytes too."""
         ends = np.cumsum(sizes_of_rows(table))
         edges: list[int] = []
         start = base = 0
@@ -286,7 +282,7 @@ class _Cutter:
         return edges
 
 
-def _joined(tables: list[pa.Table]) -> pa.Table:
+def _concatenate(tables: list[pa.Table]) -> pa.Table:
     if len(tables) == 1:
         return tables[0]
     wide = tables[0].schema
@@ -295,19 +291,19 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables([cast(table, wide) for table in tables])
 
 
-def where(unit: Unit, reading: Reading, offset: int) -> str:
-    """The offset-th row of a unit, for people: its file, its row there and its byte, as far as they can be told.
+def describe_row(unit: Unit, reading: Reading, offset: int) -> str:
+    """Describe a row of a unit for messages: its file, its row and byte in the file, as far as they are known.
 
     Rows count from 0, as they do in Python and in quarantine.parquet.
     """
     try:
-        return _where(unit, reading, offset)
-    except (OSError, BrimError):  # the file is gone, or its store: what is said with this is more important
+        return _describe_row(unit, reading, offset)
+    except (OSError, BrimError):  # the file is unreachable: report the original error
         return f"row {offset:,} of unit {unit.number:,}"
 
 
-def _where(unit: Unit, reading: Reading, offset: int) -> str:
-    left = offset
+def _describe_row(unit: Unit, reading: Reading, offset: int) -> str:
+    remaining = offset
     delimiter = str(reading.options.get("delimiter", ","))
     for number, span in enumerate(unit.spans):
         shown = name_of_span(unit, reading, number)
@@ -321,18 +317,18 @@ def _where(unit: Unit, reading: Reading, offset: int) -> str:
                 own = count_rows(file, span.kind, span.start, span.end, delimiter)
             except (OSError, BrimError):
                 return f"{shown}, row {offset:,} of unit {unit.number:,}"
-        if left >= own and number + 1 < len(unit.spans):
-            left -= own
+        if remaining >= own and number + 1 < len(unit.spans):
+            remaining -= own
             continue
         if span.kind == "document":
             return shown
         if unit.origins:
-            return f"{shown}, row {unit.origins[number][1] + left:,}"
+            return f"{shown}, row {unit.origins[number][1] + remaining:,}"
         if span.kind in ("parquet", "arrow"):
-            return f"{shown}, row {span.start + left:,}"
-        place = end_of_row(file, span.kind, span.start, span.end, left, delimiter) if left else span.start
+            return f"{shown}, row {span.start + remaining:,}"
+        byte = end_of_row(file, span.kind, span.start, span.end, remaining, delimiter) if remaining else span.start
         if too_far(file, span.start):
-            return f"{shown}, byte {place:,}"
+            return f"{shown}, byte {byte:,}"
         before = count_rows(file, span.kind, 0, span.start, delimiter) if span.start else 0
-        return f"{shown}, row {before + left:,} (byte {place:,})"
+        return f"{shown}, row {before + remaining:,} (byte {byte:,})"
     return f"row {offset:,} of unit {unit.number:,}"

@@ -21,9 +21,9 @@ class RowOptions(InputOptions):
     `on_error`) never are.
     """
 
-    as_text: tuple[str, ...] = ()  # columns of CSV that are text whatever they look like
+    as_text: tuple[str, ...] = ()  # columns of CSV that are read as text
     least_unit_bytes: int = LEAST_UNIT_BYTES
-    name: str | None = None  # of an iterator, which has none of its own
+    name: str | None = None  # of an iterator
     code: str | None = None  # digest of the function that makes the iterator
     access: Access = field(default_factory=Access)  # to the object store of the source
     leave_out_unreadable: bool = False  # rows of text that cannot be read, instead of an error

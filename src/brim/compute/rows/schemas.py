@@ -1,13 +1,13 @@
-"""Schemas of pieces of the same data: the one that holds them all, and tables cast to it.
+"""Merge the schemas of parts of the same data, and cast tables to the merged schema.
 
-What may differ: nothing against anything, integers and floats of any width, texts and binaries small or large,
-lists and structs of those, columns and struct fields that are missing. Everything else is a conflict.
+Allowed differences: null and any type, integers and floats of any width, small and large texts and binaries, lists and
+structs of those, missing columns and struct fields. Everything else is a conflict.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ _UNITS = ("s", "ms", "us", "ns")
 
 
 class TypesDiffer(Exception):
-    """Two types that no type holds. `column` is the path to it: `a.b[]`."""
+    """Two types that cannot be merged. `column` is a path: `a.b[]`."""
 
     def __init__(self, column: str, first: pa.DataType, second: pa.DataType) -> None:
         super().__init__(column, first, second)
@@ -36,7 +36,7 @@ class TypesDiffer(Exception):
 
 
 def unify(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """The schema that holds tables of all of these. Columns stay in the order in which they first appear."""
+    """Merge schemas. Columns stay in the order in which they first appear."""
     whole: pa.Schema | None = None
     for schema in schemas:
         try:
@@ -51,24 +51,24 @@ def unify(schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def merged(first: pa.Schema, second: pa.Schema) -> pa.Schema:
-    """The schema that holds both; TypesDiffer if there is none."""
+    """Merge two schemas; raise TypesDiffer if types conflict."""
     if first.equals(second, check_metadata=True):
         return first
     return pa.schema(_merged_fields(list(first), list(second), ""), _merged_metadata(first, second))
 
 
 def _merged_metadata(first: pa.Schema, second: pa.Schema) -> dict[bytes, bytes] | None:
-    """What both say. Of the features that `datasets` writes down, those: their fingerprints differ by file."""
+    """Return equal metadata, or equal `datasets` features without the fingerprint, which differs per file."""
     if first.metadata == second.metadata:
         return first.metadata  # type: ignore[no-any-return]
-    told = [told_features(schema) for schema in (first, second)]
-    if told[0] is None or told[0] != told[1] or first.names != second.names:
+    features = [stored_features(schema) for schema in (first, second)]
+    if features[0] is None or features[0] != features[1] or first.names != second.names:
         return None
-    return {_FEATURES: json.dumps({"info": {"features": told[0]}}).encode()}
+    return {_FEATURES: json.dumps({"info": {"features": features[0]}}).encode()}
 
 
-def told_features(schema: pa.Schema) -> Any:
-    """What a schema says to `datasets` of its columns; None if nothing."""
+def stored_features(schema: pa.Schema) -> Any:
+    """Return the `datasets` features in a schema's metadata, or None."""
     try:
         return json.loads((schema.metadata or {})[_FEATURES])["info"]["features"]
     except (KeyError, TypeError, ValueError):
@@ -76,25 +76,24 @@ def told_features(schema: pa.Schema) -> Any:
 
 
 def _merged_fields(first: list[pa.Field], second: list[pa.Field], above: str) -> list[pa.Field]:
-    others = {field.name: field for field in second}
-    known = {field.name for field in first}
+    second_by_name = {field.name: field for field in second}
+    first_names = {field.name for field in first}
     fields = []
     for field in first:
-        other = others.get(field.name)
-        fields.append(field.with_nullable(True) if other is None else _merged_field(field, other, above))
-    return fields + [field.with_nullable(True) for field in second if field.name not in known]
-
-
-def _merged_field(first: pa.Field, second: pa.Field, above: str) -> pa.Field:
-    if first.equals(second, check_metadata=True):
-        return first
-    kind = merged_type(first.type, second.type, above + first.name)
-    metadata = first.metadata if first.metadata == second.metadata else None
-    return pa.field(first.name, kind, first.nullable or second.nullable, metadata)
+        second_field = second_by_name.get(field.name)
+        if second_field is None:
+            fields.append(field.with_nullable(True))
+        elif field.equals(second_field, check_metadata=True):
+            fields.append(field)
+        else:
+            kind = merged_type(field.type, second_field.type, above + field.name)
+            metadata = field.metadata if field.metadata == second_field.metadata else None
+            fields.append(pa.field(field.name, kind, field.nullable or second_field.nullable, metadata))
+    return fields + [field.with_nullable(True) for field in second if field.name not in first_names]
 
 
 def merged_type(first: pa.DataType, second: pa.DataType, column: str) -> pa.DataType:
-    """The type that holds values of both; TypesDiffer if there is none."""
+    """Merge two types; raise TypesDiffer if they conflict."""
     if first.equals(second) or pa.types.is_null(second):
         return first
     if pa.types.is_null(first):
@@ -115,9 +114,9 @@ def merged_type(first: pa.DataType, second: pa.DataType, column: str) -> pa.Data
     raise TypesDiffer(column, first, second)
 
 
-def holds_float(kind: pa.DataType) -> bool:
-    """Whether a value of this type is a float, or holds one."""
-    return bool(pa.types.is_floating(kind)) or any(holds_float(kind.field(at).type) for at in range(kind.num_fields))
+def contains_type(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether a type, or a type nested in it, passes a test such as `pa.types.is_floating`."""
+    return test(kind) or any(contains_type(kind.field(number).type, test) for number in range(kind.num_fields))
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -164,34 +163,33 @@ def _merged_dictionary(first: pa.DataType, second: pa.DataType, column: str) -> 
 
 
 def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table as the schema has it: same order, missing columns and struct fields null, types widened.
+    """Cast a table to a schema: same order, missing columns and struct fields null, types widened.
 
-    Columns that the schema does not have are left out.
+    Columns that are not in the schema are dropped.
     """
     if table.schema.equals(schema, check_metadata=True):
         return table
     columns = []
     for field in schema:
-        at = table.schema.get_field_index(field.name)
+        index = table.schema.get_field_index(field.name)
         try:
-            found = pa.nulls(table.num_rows, field.type) if at < 0 else _cast_column(table.column(at), field.type)
+            if index < 0:
+                columns.append(pa.nulls(table.num_rows, field.type))
+            elif (column := table.column(index)).type.equals(field.type):
+                columns.append(column)
+            else:
+                chunks = [_cast_array(chunk, field.type) for chunk in column.chunks]
+                columns.append(pa.chunked_array(chunks, field.type))
         except pa.ArrowInvalid as error:
             raise InputError(
-                f"The column {field.name!r} is {table.schema.field(at).type} in some rows and {field.type} in others: "
-                f"its values would change.",
+                f"The column {field.name!r} is {table.schema.field(index).type} in some rows and {field.type} in "
+                f"others: its values would change.",
                 hint="Use one type for the column in all rows.",
                 column=field.name,
             ) from error
-        columns.append(found)
     if not columns:
         return table.select([]).replace_schema_metadata(schema.metadata)
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _cast_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    if column.type.equals(kind):
-        return column
-    return pa.chunked_array([_cast_array(chunk, kind) for chunk in column.chunks], kind)
 
 
 def _cast_array(array: Any, kind: pa.DataType) -> Any:
@@ -207,10 +205,10 @@ def _cast_array(array: Any, kind: pa.DataType) -> Any:
     if _is_list(own) and _is_list(kind) and not pa.types.is_fixed_size_list(kind):
         return _cast_list(array, kind)
     if pa.types.is_integer(own) and pa.types.is_floating(kind):
-        made = array.cast(kind, safe=False)
-        if not made.cast(own).equals(array):  # or ArrowInvalid, where it is too large
+        floats = array.cast(kind, safe=False)
+        if not floats.cast(own).equals(array):  # or ArrowInvalid, where it is too large
             raise pa.ArrowInvalid(f"{kind} does not hold all of its integers")
-        return made
+        return floats
     return array.cast(kind)
 
 
@@ -228,12 +226,12 @@ def _cast_struct(array: Any, kind: pa.DataType) -> Any:
 
 
 def _cast_list(array: Any, kind: pa.DataType) -> Any:
-    values = _cast_array(array.flatten(), kind.value_type)  # without what lies behind null lists
+    values = _cast_array(array.flatten(), kind.value_type)  # without the values of null lists
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     if pa.types.is_fixed_size_list(array.type):
         lengths = np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
     large = pa.types.is_large_list(kind)
-    made = pa.LargeListArray if large else pa.ListArray
+    array_class = pa.LargeListArray if large else pa.ListArray
     mask = array.is_null() if array.null_count else None
-    return made.from_arrays(pa.array(offsets, pa.int64() if large else pa.int32()), values, type=kind, mask=mask)
+    return array_class.from_arrays(pa.array(offsets, pa.int64() if large else pa.int32()), values, type=kind, mask=mask)

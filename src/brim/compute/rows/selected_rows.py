@@ -1,4 +1,4 @@
-"""The rows of a file table, or of a selection, with the content of their files: a few megabytes at a time."""
+"""Read the rows of a file table or a selection with the content of their files, a few megabytes at a time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _BATCH_BYTES, _BATCH_ROWS = 16_000_000, 1024
 
 
 class SelectedRows:
-    """Rows of one split, as a dataset that was built of them would have them."""
+    """The rows of one split, as in a dataset that is built from them."""
 
     def __init__(self, table: FileTable, split: str | None, name: str) -> None:
         self.name = name
-        names = [one.name for one in table.splits]
+        names = [item.name for item in table.splits]
         if split is None and len(names) > 1:
             raise InputError("The rows have several splits.", hint=f"Name one with --from-split: {', '.join(names)}.")
         if split is not None and split not in names:
@@ -46,18 +46,18 @@ class SelectedRows:
             if field.name in table.columns:
                 kind = table.columns[field.name].stored or _stored(field.type)
             fields.append(field.with_type(kind))
-        told = {"huggingface": json.dumps({"info": {"features": dict(table.features)}})} if table.features else None
-        return pa.schema(fields, told)
+        metadata = {"huggingface": json.dumps({"info": {"features": dict(table.features)}})} if table.features else None
+        return pa.schema(fields, metadata)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """By which a job knows these rows again: how they were chosen, and what holds their values."""
+        """The fingerprint inputs: the rows of the table, and the files with their values."""
         files, digest = self._table.files, hashlib.sha256()
-        held = files.on_disk
-        for part in (files.sizes, held.sizes, *(() if files.ranges is None else (files.ranges.starts,))):
+        on_disk = files.on_disk
+        for part in (files.sizes, on_disk.sizes, *(() if files.ranges is None else (files.ranges.starts,))):
             digest.update(np.ascontiguousarray(part).tobytes())
-        for one in held.remotes.values():
-            digest.update(one.version.encode())
+        for remote in on_disk.remotes.values():
+            digest.update(remote.version.encode())
         for batch in self._table.rows.to_batches():
             digest.update(memoryview(batch.serialize()))
         return {"kind": "selection", "rows": len(self), "digest": digest.hexdigest()[:32]}
@@ -81,13 +81,16 @@ class SelectedRows:
         absent = cells.is_null() if cells.null_count else None
         if is_list_type(cells.type):
             lengths = pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False)
-            made = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
+            array = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
             offsets = pa.array(cuts.running(lengths), pa.int64() if pa.types.is_large_list(kind) else pa.int32())
-            return made.from_arrays(offsets, self._files(cells.flatten(), kind.value_type), type=kind, mask=absent)
+            return array.from_arrays(offsets, self._files(cells.flatten(), kind.value_type), type=kind, mask=absent)
         if not pa.types.is_struct(kind):
             return self._content(cells, kind)
         paths = self._table.files.paths.take(cells)
-        parts = [self._content(cells, of.type) if of.name == FILE_TYPE[0].name else paths.cast(of.type) for of in kind]
+        parts = [
+            self._content(cells, child.type) if child.name == FILE_TYPE[0].name else paths.cast(child.type)
+            for child in kind
+        ]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=absent)
 
     def _content(self, cells: Any, kind: pa.DataType) -> Any:

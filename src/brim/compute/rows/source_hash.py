@@ -1,4 +1,4 @@
-"""SHA-256 of the source bytes that a unit reads: to find out whether a file with another date has other content.
+"""Hash the source bytes that a unit reads, to find out whether a file with a new date has new content.
 
 Workers feed it while they read (read_unit.py). `hash_unit` computes the same hash later, without parsing a row:
 
@@ -23,6 +23,7 @@ from brim.compute.rows.arrow_rows import ArrowFile
 from brim.compute.rows.cut_text import blocks, csv_header
 from brim.compute.rows.open_files import AnyFile, as_arrow_file, head_of, located, looked_into
 from brim.compute.rows.parquet_rows import ParquetRows, column_ranges, parquet_file
+from brim.compute.rows.schemas import contains_type
 from brim.compute.rows.unit import Reading, Span, Unit
 from brim.storage.reading import RemoteFile
 
@@ -34,7 +35,7 @@ class SourceHash:
 
     def __init__(self, reading: Reading) -> None:
         self._digest = hashlib.sha256(reading.schema)
-        self._is_known = True
+        self._is_computable = True
 
     def update(self, data: Any) -> None:
         self._digest.update(data)
@@ -42,21 +43,21 @@ class SourceHash:
     def add_names(self, names: list[str]) -> None:
         self.update(json.dumps(names).encode())
 
-    def add_row_group(self, file: AnyFile, opened: ParquetRows, number: int, columns: list[str] | None) -> None:
+    def add_row_group(self, file: AnyFile, parquet: ParquetRows, number: int, columns: list[str] | None) -> None:
         if isinstance(file, RemoteFile):
-            self._is_known = False
+            self._is_computable = False
             return
         with looked_into(file) as content:
-            for start, stop in column_ranges(opened.metadata.row_group(number), columns):
-                for place in range(start, stop, _BLOCK_BYTES):
-                    self.update(content.read_at(place, min(_BLOCK_BYTES, stop - place)))
+            for start, stop in column_ranges(parquet.metadata.row_group(number), columns):
+                for offset in range(start, stop, _BLOCK_BYTES):
+                    self.update(content.read_at(offset, min(_BLOCK_BYTES, stop - offset)))
 
     def add_batch(self, batch: pa.RecordBatch, columns: list[str] | None) -> None:
         names = batch.schema.names if columns is None else [name for name in columns if name in batch.schema.names]
         self.update(f"{batch.num_rows}\0".encode())
         for name in names:
             column = batch.column(name)
-            if _has_dictionary(column.type):
+            if contains_type(column.type, pa.types.is_dictionary):
                 with pa.BufferOutputStream() as sink:
                     with pa.ipc.new_stream(sink, pa.schema([batch.schema.field(name)])) as stream:
                         stream.write_batch(batch.select([name]))
@@ -68,18 +69,12 @@ class SourceHash:
                     self.update(memoryview(buffer))
 
     def hexdigest(self) -> str:
-        """The hash, or nothing where it could not be computed."""
-        return self._digest.hexdigest() if self._is_known else ""
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return True
-    return any(_has_dictionary(kind.field(number).type) for number in range(kind.num_fields))
+        """Return the hash, or an empty text if it could not be computed."""
+        return self._digest.hexdigest() if self._is_computable else ""
 
 
 def stored_columns(reading: Reading) -> list[str] | None:
-    """The columns to read, by the names that the files have for them."""
+    """Return the columns to read, under their names in the files."""
     stored = reading.options.get("stored", {})
     if reading.columns is None:
         return list(stored.values()) or None
@@ -92,26 +87,26 @@ def hash_unit(reading: Reading, unit: Unit, names: Callable[[int], str], read: C
     Args:
         reading: As the workers have it, with the columns of the step.
         unit: A unit whose spans are files of the source.
-        names: The name of a span for people, by its number.
-        read: Is called with the size of what was read; may raise to stop.
+        names: Returns the name of a span for messages, by its number.
+        read: Called with the number of bytes after each read; may raise to stop.
     """
-    found = SourceHash(reading)
+    source_hash = SourceHash(reading)
     for number, span in enumerate(unit.spans):
         shown = names(number)
         file = located(span, shown, reading.options)
         if span.kind == "parquet":
-            _hash_parquet(found, file, span, stored_columns(reading), read)
+            _hash_parquet(source_hash, file, span, stored_columns(reading), read)
         elif span.kind == "arrow":
-            opened = ArrowFile(file, shown)
+            arrow_file = ArrowFile(file, shown)
             try:
-                for _, batch in opened.read(span.start, span.end, span.batches):
-                    found.add_batch(batch, stored_columns(reading))
+                for _, batch in arrow_file.read(span.start, span.end, span.batches):
+                    source_hash.add_batch(batch, stored_columns(reading))
                     read(batch.nbytes)
             finally:
-                opened.close()
+                arrow_file.close()
         elif span.kind == "document":
             raw = read_document(file, reading)
-            found.update(raw)
+            source_hash.update(raw)
             read(len(raw))
         else:
             start = span.start
@@ -120,29 +115,29 @@ def hash_unit(reading: Reading, unit: Unit, names: Callable[[int], str], read: C
                     columns, end = csv_header(
                         head_of(content, span.end), str(reading.options.get("delimiter", ",")), shown
                     )
-                found.add_names(columns)
+                source_hash.add_names(columns)
                 start = max(start, end)
             for block in blocks(file, start, span.end):
-                found.update(block)
+                source_hash.update(block)
                 read(len(block))
-    return found.hexdigest()
+    return source_hash.hexdigest()
 
 
 def _hash_parquet(
-    found: SourceHash, file: AnyFile, span: Span, columns: list[str] | None, read: Callable[[int], None]
+    source_hash: SourceHash, file: AnyFile, span: Span, columns: list[str] | None, read: Callable[[int], None]
 ) -> None:
-    with parquet_file(file) as opened:
-        columns = columns if columns is None else [n for n in columns if n in opened.schema.names]
+    with parquet_file(file) as parquet:
+        columns = columns if columns is None else [n for n in columns if n in parquet.schema.names]
         first = 0
-        for number in range(opened.metadata.num_row_groups):
-            group = opened.metadata.row_group(number)
+        for number in range(parquet.metadata.num_row_groups):
+            group = parquet.metadata.row_group(number)
             if first + group.num_rows > span.start and first < span.end and group.num_rows:
-                found.add_row_group(file, opened, number, columns)
+                source_hash.add_row_group(file, parquet, number, columns)
                 read(group.total_byte_size)
             first += group.num_rows
 
 
-def read_document(file: AnyFile, reading: Reading, ahead: Any = None) -> bytes:
+def read_document(file: AnyFile, reading: Reading, prefetched: Any = None) -> bytes:
     codec = reading.options.get("codec")
-    with as_arrow_file(file, ahead) as opened:
-        return bytes((pa.CompressedInputStream(opened, codec) if codec else opened).read())
+    with as_arrow_file(file, prefetched) as source:
+        return bytes((pa.CompressedInputStream(source, codec) if codec else source).read())

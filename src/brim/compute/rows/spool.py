@@ -1,7 +1,7 @@
-"""Units of what can only be read in order: each is written to files of its own as it is asked for.
+"""Make units of sources that can only be read in order: each unit is written to separate files on demand.
 
-Nothing is written for a unit that is done already, but its rows are read, because the next ones lie behind them,
-and its key is computed, so that it can be compared.
+The rows of a finished unit are read but not written, because the next units follow them, and its key is computed, so
+that it can be compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from brim.state.atomic_files import failures
 
 
 class _Spool:
-    """The unit that is being written: its parts, rows, bytes and digest."""
+    """Writes one unit after the other; counts its rows and bytes and computes its digest."""
 
     def __init__(
         self, folder: Path | None, skip: Skip, kind: Kind, unreadable: list[UnreadableRow] | None = None
@@ -44,23 +44,23 @@ class _Spool:
         self._unreadable = [] if unreadable is None else unreadable
         self.number = 0
         self.first_row = 0
-        self._begin()
+        self._start_unit()
 
-    def _begin(self) -> None:
+    def _start_unit(self) -> None:
         self.rows = self.bytes = 0
         self._digest = hashlib.sha256()
         self._spans: list[Span] = []
         self._origins: list[tuple[str, int, int]] = []
         self._file: Any = None
         self._part = 0  # bytes, or rows of Arrow, in the open part
-        self._done = self._skip(self.number)
+        self._is_skipped = self._skip(self.number)
 
     def open(self, shown: str, before: int, lines_before: int = 0) -> None:
-        """Start a part: rows of one file, of which `before` were taken already. See `Unit.origins`."""
+        """Start a part: rows of one file after its first `before` rows. See `Unit.origins`."""
         self._origins.append((shown, before, lines_before))
         self._digest.update(f"{shown}\0".encode("utf-8", "surrogateescape"))
         self._part = 0
-        if not self._done:
+        if not self._is_skipped:
             with failures(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._file = open(self._path(), "wb")  # noqa: SIM115 - closed by close()
@@ -90,7 +90,7 @@ class _Spool:
             self._file.close()
 
     def unit(self) -> Unit:
-        """What was written, as a unit; the next one begins."""
+        """Return the written unit, and start the next one."""
         unit = Unit(
             number=self.number,
             spans=tuple(self._spans),
@@ -105,18 +105,18 @@ class _Spool:
         self._unreadable.clear()
         self.first_row += self.rows
         self.number += 1
-        self._begin()
+        self._start_unit()
         return unit
 
 
 def text_spool(
-    found: RowFiles, unit_bytes: int, align: int, limit: int | None, folder: Path | None, skip: Skip
+    row_files: RowFiles, unit_bytes: int, align: int, limit: int | None, folder: Path | None, skip: Skip
 ) -> Iterator[Unit]:
-    """The units of compressed text files."""
-    spool = _Spool(folder, skip, found.kind)
+    """Yield the units of compressed text files."""
+    spool = _Spool(folder, skip, row_files.kind)
     try:
-        for number in range(len(found.files)):
-            yield from _spool_file(found, number, spool, unit_bytes, align, limit)
+        for number in range(len(row_files.files)):
+            yield from _spool_file(row_files, number, spool, unit_bytes, align, limit)
             if limit is not None and spool.first_row + spool.rows >= limit:
                 break
         if spool.rows:
@@ -126,25 +126,25 @@ def text_spool(
 
 
 def _spool_file(
-    found: RowFiles, number: int, spool: _Spool, unit_bytes: int, align: int, limit: int | None
+    row_files: RowFiles, number: int, spool: _Spool, unit_bytes: int, align: int, limit: int | None
 ) -> Iterator[Unit]:
-    file, shown = found.file(number), found.shown(number)
-    scanner = RowScanner(found.kind, found.delimiter)
-    header, content = _header(found, decompressed(file, str(found.codec), shown), shown, scanner)
-    taken = lines = 0
+    file, shown = row_files.file(number), row_files.shown(number)
+    scanner = RowScanner(row_files.kind, row_files.delimiter)
+    header, content = _header(row_files, decompressed(file, str(row_files.codec), shown), shown, scanner)
+    file_rows = lines = 0
     is_open = False
     for block, ends in content:
         start = used = 0  # bytes and row ends of the block that are in a unit
         while start < len(block):
             if not is_open:
-                spool.open(shown, taken, lines)
+                spool.open(shown, file_rows, lines)
                 spool.write(header)
                 is_open = True
             cut = _cut(ends, start, used, spool, unit_bytes, align, limit)
             stop, last = (len(block), len(ends)) if cut is None else (int(ends[cut]), cut + 1)
             spool.bytes += spool.write(block[start:stop])
             spool.rows += last - used
-            taken += last - used
+            file_rows += last - used
             lines += block.count(b"\n", start, stop)
             start, used = stop, last
             if cut is None:
@@ -158,7 +158,7 @@ def _spool_file(
         spool.rows += scanner.rest()
         spool.close()
     if isinstance(file, str):
-        found.files.check(number, os.stat(file))
+        row_files.files.check(number, os.stat(file))
     if spool.rows and spool.rows % align == 0 and spool.bytes >= unit_bytes:
         yield spool.unit()
 
@@ -166,19 +166,19 @@ def _spool_file(
 def _cut(
     ends: Ints, start: int, used: int, spool: _Spool, unit_bytes: int, align: int, limit: int | None
 ) -> int | None:
-    """Which row end of the block ends the unit, if one does."""
-    at = max(int(ends.searchsorted(start + unit_bytes - spool.bytes)), used)
-    at += -(spool.rows + at + 1 - used) % align
+    """Return the number of the row end at which the unit ends; None if that is not in this block."""
+    index = max(int(ends.searchsorted(start + unit_bytes - spool.bytes)), used)
+    index += -(spool.rows + index + 1 - used) % align
     if limit is not None:
-        at = min(at, limit - spool.first_row - spool.rows + used - 1)
-    return at if at < len(ends) else None
+        index = min(index, limit - spool.first_row - spool.rows + used - 1)
+    return index if index < len(ends) else None
 
 
 def _header(
-    found: RowFiles, content: Iterator[bytes], shown: str, scanner: RowScanner
+    row_files: RowFiles, content: Iterator[bytes], shown: str, scanner: RowScanner
 ) -> tuple[bytes, Iterator[tuple[bytes, Ints]]]:
-    """The first row of CSV, which every part repeats, and what follows it with its row ends."""
-    if found.kind != "csv":
+    """Return the header of CSV, which every part repeats, and the blocks after it with their row ends."""
+    if row_files.kind != "csv":
         return b"", ((block, scanner.feed(block)) for block in content)
     head = b""
     for block in content:
@@ -188,11 +188,11 @@ def _header(
             break
     else:
         ends = scanner.feed(b"")
-    _, end = csv_header([head], found.delimiter, shown)
-    rest = ends[1:] + (len(head) - len(block)) - end if head else ends
+    _, end = csv_header([head], row_files.delimiter, shown)
+    remaining_ends = ends[1:] + (len(head) - len(block)) - end if head else ends
 
     def following() -> Iterator[tuple[bytes, Ints]]:
-        yield head[end:], rest
+        yield head[end:], remaining_ends
         for block in content:
             yield block, scanner.feed(block)
 
@@ -210,9 +210,9 @@ def table_spool(
     schema: pa.Schema,
     unreadable: list[UnreadableRow] | None = None,
 ) -> Iterator[Unit]:
-    """The units of a stream of tables. Types that widen on the way start a new part of a unit.
+    """Yield the units of a stream of tables. A wider type starts a new part of a unit.
 
-    To `unreadable` the stream adds the rows that it leaves out; each goes with the unit that is made next.
+    The stream adds the rows that it skips to `unreadable`; they are reported with the next unit.
     """
     spool = _Spool(folder, skip, "arrow", unreadable)
     part = _Part(spool, name)
@@ -224,11 +224,11 @@ def table_spool(
                 if limit is not None:
                     table = table.slice(0, limit - spool.first_row - spool.rows)
                 weight = max(arrow_bytes(table) / table.num_rows, 1)
-                wanted = max(math.ceil((unit_bytes - spool.bytes) / weight), 1)
-                wanted += -(spool.rows + wanted) % align
-                part.write(table.slice(0, wanted), round(weight * min(wanted, table.num_rows)))
-                full = wanted <= table.num_rows
-                table = table.slice(wanted)
+                needed_rows = max(math.ceil((unit_bytes - spool.bytes) / weight), 1)
+                needed_rows += -(spool.rows + needed_rows) % align
+                part.write(table.slice(0, needed_rows), round(weight * min(needed_rows, table.num_rows)))
+                full = needed_rows <= table.num_rows
+                table = table.slice(needed_rows)
                 if full:
                     part.close()
                     yield spool.unit()
@@ -254,7 +254,7 @@ def _wider(schema: pa.Schema, table: pa.Table, name: str, row: int) -> pa.Schema
 
 
 class _Part:
-    """An Arrow stream into the spool, of one schema."""
+    """Writes tables to the spool as Arrow streams, one per schema."""
 
     def __init__(self, spool: _Spool, name: str) -> None:
         self._spool, self._name = spool, name
@@ -283,7 +283,7 @@ class _Part:
 
 
 class _Sink:
-    """As much of a file as pyarrow needs to write to it."""
+    """The methods of a file that pyarrow needs to write to it."""
 
     closed = False
 

@@ -1,8 +1,8 @@
-"""A unit: the rows that one worker does and one receipt records. Where units end is part of the plan.
+"""A unit: the rows that one worker processes and one receipt records. Where units end is part of the plan.
 
-Boundaries depend on the input and the batch size alone, never on memory or the number of workers. A worker is given a
-unit and a `Reading`, both plain enough for JSON, and needs nothing else to read its rows. All cuts end in `make_unit`:
-spans with names that hold on every machine, and their digests.
+Boundaries depend on the input and the batch size alone, never on memory or the number of workers. A worker gets a unit
+and a `Reading`, both of plain values, and needs nothing else to read its rows. `make_unit` makes every unit, with names
+and digests that are the same on every machine.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ Kind = Literal["jsonl", "csv", "parquet", "arrow", "lines", "document"]
 class Span:
     """A part of one file: rows of Parquet and Arrow, bytes of everything else.
 
-    Of an object (whose path is its address), `version` is the size and the ETag that were planned. `batches` says of
-    an Arrow file where the batches with these rows lie: the first one's first row and first byte, and where the last
-    one ends.
+    For an object (whose path is its address), `version` is the planned size and ETag. `batches` is for Arrow files:
+    the first row and first byte of the first batch with these rows, and the end of the last one.
     """
 
     path: str
@@ -48,13 +47,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Rows in their order. `first_row` is the index of the first in the whole source, where that is known.
+    """Consecutive rows. `first_row` is the index of the first one in the whole source, if it is known.
 
-    `key` is a digest of what decides the rows (names relative to the source, sizes, spans), so that it is the same
-    on another machine; `mtimes` one of what else would betray a change. `spooled`: the spans are files that were
-    made for this unit and are removed when it is done; `origins` says for each where its rows came from: a name for
-    people, and the numbers of rows and of lines (the header of CSV apart) before them there. The spans of a skipped
-    unit are never read. `unreadable` are rows that were left out when the unit was made.
+    `key` is a digest of the inputs that determine the rows (names relative to the source, sizes, spans), the same on
+    every machine; `mtimes` is a digest of sizes and dates. `spooled`: the spans are files made for this unit, and
+    removed when it is done; `origins` has the source of each: a name for messages, and the numbers of rows and of lines
+    (without the header of CSV) before it in that source. The spans of a skipped unit are never read. `unreadable` are
+    rows that were skipped when the unit was made.
     """
 
     number: int
@@ -71,7 +70,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the spans of a source are read: its schema as settled by the plan, and the options of its kinds."""
+    """How the spans of a source are read: the schema of the plan, and options of its format."""
 
     schema: bytes  # pa.Schema.serialize()
     columns: tuple[str, ...] | None = None
@@ -81,16 +80,16 @@ class Reading:
 class RowSource(Protocol):
     """Rows, and how they are cut."""
 
-    name: str  # for people: what was given
+    name: str  # for messages: as the user gave it
     schema: pa.Schema
-    facts: dict[str, Any]  # what decides the rows, for the fingerprint: no path or date of this machine
+    facts: dict[str, Any]  # fingerprint inputs: no path or date of this machine
     reading: Reading
-    total_bytes: int | None  # None where nobody can tell before the end
+    total_bytes: int | None  # None if unknown before the end
     total_rows: int | None
-    files: FileSet | None  # that the rows are in, where there are any
-    stamp: str  # digest of the dates (or ETags) of the files that are read; empty where there are none
-    table: FileTable | None  # whose rows these are, where they were chosen from a dataset
-    notes: tuple[str, ...]  # what a user should know of the source
+    files: FileSet | None  # with the rows; None if they are not in files
+    stamp: str  # digest of the dates (or ETags) of the files; empty without files
+    table: FileTable | None  # of a selection
+    notes: tuple[str, ...]  # notes about the source for the user
 
     def units(
         self,
@@ -100,14 +99,14 @@ class RowSource(Protocol):
         spool: Path | None = None,
         skip: Callable[[int], bool] = lambda number: False,
     ) -> Iterator[Unit]:
-        """The units in order, made as they are asked for.
+        """Yield the units in order, made on demand.
 
-        Where rows can be addressed (Parquet, Arrow) or are counted on the way, every unit but the last has a
-        multiple of `align` rows, so that batches of `align` rows are the same as over the source in one piece.
-        With `indices`, `first_row` is known for every unit, at the price of a pass that counts.
+        If rows can be addressed (Parquet, Arrow) or are counted, every unit but the last has a multiple of `align`
+        rows, so that batches of `align` rows are the same as over the undivided source. With `indices`, `first_row` is
+        known for every unit, which may take a pass that counts rows.
 
-        What cannot be read from the middle (compressed files, iterators) is read here, in order, and each unit
-        written to files in the folder `spool`, unless `skip` says of its number that it is done already.
+        Sources that cannot be read from the middle (compressed files, iterators) are read in order by this call, and
+        each unit is written to files in the folder `spool`, unless `skip` returns True for its number.
         """
 
 
@@ -116,13 +115,13 @@ _MOST_BYTES, _PARTS = 128 << 20, 64
 
 
 def unit_size(total_bytes: int, least_bytes: int) -> int:
-    """The bytes of a unit, from the input alone: a 64th, but neither tiny nor huge."""
+    """Return the bytes per unit, from the input alone: a 64th of it, within limits."""
     return min(max(total_bytes // _PARTS, least_bytes), _MOST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A span, the name of its file relative to the source, what the file was when it was found, and its weight."""
+class SpanInfo:
+    """A span, the name of its file relative to the source, the file's size and date, and the bytes of the span."""
 
     span: Span
     shown: str
@@ -131,7 +130,7 @@ class Named:
     bytes: int
 
 
-def make_unit(number: int, parts: list[Named], *, rows: int | None = None, first_row: int | None = None) -> Unit:
+def make_unit(number: int, parts: list[SpanInfo], *, rows: int | None = None, first_row: int | None = None) -> Unit:
     digest = hashlib.sha256()
     for part in parts:
         span = part.span
@@ -152,23 +151,23 @@ def _stamp(size: int, mtime_ns: int) -> str:
     return f"{zlib.crc32(f'{size} {mtime_ns}'.encode()):08x}"
 
 
-def changed(shown: str, what: str = "was changed or removed") -> SourceChangedError:
+def changed(shown: str, change: str = "was changed or removed") -> SourceChangedError:
     return SourceChangedError(
-        f"The source file {shown!r} {what} since the job was planned.",
+        f"The source file {shown!r} {change} since the job was planned.",
         hint="Make sure nothing is modifying the source, then run the same command again.",
         path=shown,
     )
 
 
 def check_unchanged(unit: Unit, number: int, shown: str) -> None:
-    """The file of a span is what it was when the unit was made, or SourceChangedError."""
+    """Raise SourceChangedError if the file of a span changed since the unit was made."""
     expected = unit.mtimes[8 * number : 8 * number + 8]
-    if not expected or unit.spans[number].version is not None:  # each request for an object says which it means
+    if not expected or unit.spans[number].version is not None:  # each request for an object names its version
         return
     try:
-        found = os.stat(unit.spans[number].path)
-        what = "" if _stamp(found.st_size, found.st_mtime_ns) == expected else "was written to"
+        file_stat = os.stat(unit.spans[number].path)
+        change = "" if _stamp(file_stat.st_size, file_stat.st_mtime_ns) == expected else "was written to"
     except OSError as error:
-        what = f"cannot be read any more ({reason(error)})"
-    if what:
-        raise changed(shown, what)
+        change = f"cannot be read any more ({reason(error)})"
+    if change:
+        raise changed(shown, change)

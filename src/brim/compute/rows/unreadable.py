@@ -1,4 +1,4 @@
-"""Rows of text files that cannot be read and are left out, where --on-error says so."""
+"""Unreadable rows of text files, which --on-error can skip."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from brim.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRow:
-    """A line or record that is not a row. `offset` counts the rows of its unit, unreadable ones included, from 0.
+    """An unreadable line or record. `offset` counts the rows of its unit, unreadable ones included, from 0.
 
-    `line` counts from 1 and is None where counting would take too long; `byte` is where the row starts, None in a
+    `line` counts from 1 and is None if counting would take too long; `byte` is where the row starts, None in a
     compressed file. Both are None for a file that is one row.
     """
 

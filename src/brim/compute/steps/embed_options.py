@@ -15,7 +15,7 @@ IMAGE_WINDOW = 4
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedStepOptions(VectorOptions):
-    """What is embedded and how rows become batches.
+    """Which columns are embedded, and how rows become batches.
 
     A window of `window` batches is processed together. Its rows are sorted by the length of their texts, so that little
     of a batch is padding; rows with images are not sorted, and their window is small, because it is kept in memory.

@@ -1,11 +1,10 @@
-"""The step of `brim embed`: a window of rows in, the same rows with their vectors out.
+"""The step of `brim embed`: it computes the vectors of the rows of a window.
 
 The rows of a window are sorted by the length of their texts and cut into batches of `batch_size`; while one is in the
-model, the next is being prepared on a thread. The batches are the same whatever runs beside them, so the vectors are
-too. A device that is out of memory gets a batch in halves. That is not remembered for the next batch, so that
-vectors do not depend on what a worker did before.
+model, a thread prepares the next. If the device is out of memory, the batch is computed in halves, and the next batch
+starts with its full size again: batches, and so the vectors, do not depend on earlier batches or other workers.
 
-What a model gives, as the columns of a table: checked, normalized, in a type that Arrow has.
+The model's output is checked, normalized and converted to Arrow types.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from brim.storage.location import Access, is_object_address, split_address
 
 Array = np.ndarray[Any, Any]
 
-VECTOR = b"brim.vector"  # in the metadata of a field: it holds vectors, of this type
+VECTOR = b"brim.vector"  # key in the metadata of a vector field; the value is the type
 _SMALLEST_NORM = 1e-12  # as torch has it
 _ARROW = {"float32": pa.float32(), "float16": pa.float16(), "bfloat16": pa.uint16()}
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
@@ -44,7 +43,7 @@ _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 def plain_vectors(
     name: str, value: Any, rows: int, *, normalize: bool, keep_bfloat16: bool
 ) -> tuple[Array, VectorType]:
-    """Rows of numbers, and what they are. bfloat16 is float32, or its bits if they are to be kept."""
+    """Convert a model's output to an array and its type. bfloat16 becomes float32, or uint16 with `keep_bfloat16`."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         _check_shape(name, tuple(value.shape), rows)
@@ -70,12 +69,8 @@ def plain_vectors(
     return array, VectorType(array.shape[1], array.dtype.name)
 
 
-def empty_vectors(rows: int, output: VectorType) -> Array:
-    return np.empty((rows, output.dim), _NUMPY[output.dtype])
-
-
 def bad_rows(array: Array, dtype: str) -> list[int]:
-    """The rows with a value that is no number, or infinite."""
+    """Return the rows with NaN or infinite values."""
     good = (array & 0x7F80) != 0x7F80 if dtype == "bfloat16" else np.isfinite(array)
     return [] if good.all() else np.flatnonzero(~good.all(axis=1)).tolist()
 
@@ -91,13 +86,13 @@ def vector_column(array: Array, output: VectorType) -> Any:
 
 
 def stored(output: VectorType, *, keep_bfloat16: bool) -> VectorType:
-    """As it lies in the tables."""
+    """Return the type of vectors in tables."""
     widen = output.dtype not in _ARROW or (output.dtype == "bfloat16" and not keep_bfloat16)
     return VectorType(output.dim, "float32") if widen else output
 
 
 def vectors_in(schema: Any) -> Mapping[str, VectorType]:
-    """The columns of a table that hold vectors."""
+    """Return the columns of a table that contain vectors."""
     return {
         field.name: VectorType(field.type.list_size, field.metadata[VECTOR].decode())
         for field in schema
@@ -126,7 +121,7 @@ def check_image_type(name: str, kind: Any) -> None:
 
 
 def in_bucket(cell: Any, root: str | None) -> str | None:
-    """The address of a picture that is an object and whose bytes are not in the row."""
+    """Return the address of an image in a bucket whose bytes are not in the row, else None."""
     content, path = _content(cell)
     if content is not None or not path:
         return None
@@ -135,19 +130,19 @@ def in_bucket(cell: Any, root: str | None) -> str | None:
     return f"{root}/{path}" if root is not None and is_object_address(root) else None
 
 
-def fetched(cell: Any, root: str | None, access: Access) -> Any:
-    """A cell with the bytes of its object, where it is one; other cells as they are."""
+def fetch_image(cell: Any, root: str | None, access: Access) -> Any:
+    """Download the image of a cell if it is in a bucket; return other cells unchanged."""
     address = in_bucket(cell, root)
     if address is None:
         return cell
     location = split_address(address, access)
     content = read_file(location)
-    # Of a missing object, `decoded` says so of the row.
+    # A missing object becomes an error of its row in `decoded`.
     return cell if content is None else {"bytes": content, "path": location.prefix}
 
 
 def decoded(cell: Any, root: str | None) -> Any:
-    """The picture in RGB, turned as its camera was held. An InputError says what is wrong with it."""
+    """Decode an image to RGB and apply its orientation; raise InputError if that fails."""
     pillow = need("PIL.Image")
     from PIL import ImageOps
 
@@ -163,7 +158,7 @@ def decoded(cell: Any, root: str | None) -> Any:
         with pillow.open(source) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except (OSError, ValueError, SyntaxError, EOFError, TypeError, pillow.DecompressionBombError) as error:
-        # What is said may be published with the rows that are left out: no folder of this machine is named.
+        # Messages may be published with the failed rows: they name no folder of this machine.
         shown = (Path(path).name if Path(path).is_absolute() else path) if path else ""
         fault = f"The image {shown!r} cannot be decoded" if shown else "The image cannot be decoded"
         hint = "Leave it out of the source, or use --on-error=skip."
@@ -190,23 +185,23 @@ _FETCHES = 16
 
 @dataclass(slots=True)
 class _Running:
-    """What a worker has open."""
+    """The open resources of a worker."""
 
     model: Model
-    ahead: ThreadPoolExecutor
+    preparer: ThreadPoolExecutor
     decoders: ThreadPoolExecutor | None
     fetchers: ThreadPoolExecutor
     outputs: dict[str, VectorType] = field(default_factory=dict)
 
 
 class _RowLeftOut(Exception):
-    """A row of the batch was found to be bad: the batch is to be computed without it."""
+    """A row of the batch failed: the batch must be computed without it."""
 
 
 class _Window:
-    """The rows that are looked at together, and those among them that are bad, each with its error.
+    """The rows of a window, and the errors of those that failed.
 
-    `stops`: the first bad row ends the work.
+    `stops`: raise at the first failed row.
     """
 
     def __init__(self, texts: list[str] | None, images: Any, *, stops: bool) -> None:
@@ -227,19 +222,19 @@ class EmbedStep:
 
     batch_bytes = 0
     indices = False
-    keeps_partial_units = True  # a unit may take an hour of a model's time
-    splittable = False  # a window in parts would be sorted into other batches, and floats would differ
+    keeps_partial_units = True  # a unit may take an hour
+    splittable = False  # parts of a window would be sorted into other batches, and floats would differ
 
     @property
     def wants_gpu(self) -> bool:
-        """Where there are some to be had."""
+        """Whether to use a GPU if one is available."""
         return self.options.loading.device in ("auto", "cuda")
 
     def __init__(self, options: EmbedStepOptions) -> None:
         self.options = options
         self.batch_rows: int | None = options.window_rows
-        wanted = [name for name in (options.column, options.image, *options.keep_columns) if name is not None]
-        self.columns: tuple[str, ...] | None = tuple(dict.fromkeys(wanted))
+        names = [name for name in (options.column, options.image, *options.keep_columns) if name is not None]
+        self.columns: tuple[str, ...] | None = tuple(dict.fromkeys(names))
         self._running: _Running | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -258,7 +253,7 @@ class EmbedStep:
         }
 
     def check(self, schema: pa.Schema) -> None:
-        """Whether the source has what is asked for; needs no model."""
+        """Check that the source has the columns in the right types; needs no model."""
         for name in self.columns or ():
             if name not in schema.names:
                 raise InputError(
@@ -278,23 +273,24 @@ class EmbedStep:
             options.model, options.loading, text=options.column is not None, image=options.image is not None
         )
         decoders = None if options.image is None else ThreadPoolExecutor(usable_cores(), "brim-decode")
-        self._running = _Running(model, ThreadPoolExecutor(1, "brim-prepare"), decoders, _fetchers())
+        fetchers = ThreadPoolExecutor(_FETCHES, "brim-fetch")  # they wait for a bucket: more than there are cores
+        self._running = _Running(model, ThreadPoolExecutor(1, "brim-prepare"), decoders, fetchers)
         for name, output in (model.outputs or {}).items():
-            self._settle(name, stored(output, keep_bfloat16=options.keep_bfloat16))
+            self._check_output(name, stored(output, keep_bfloat16=options.keep_bfloat16))
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema | None:
-        """The columns that come of a source; None before a batch has told what the model gives."""
+        """Return the schema of the output; None before the first batch has determined the model's outputs."""
         if self._running is None or not self._running.outputs:
             return None
-        names = self._named(self._running.outputs)
-        kept = [schema.field(name) for name in self.options.keep_columns]
-        return pa.schema(kept + [vector_field(names[old], output) for old, output in self._running.outputs.items()])
+        names = self._output_names(self._running.outputs)
+        fields = [schema.field(name) for name in self.options.keep_columns]
+        return pa.schema(fields + [vector_field(names[old], output) for old, output in self._running.outputs.items()])
 
     def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
-        """The rows of a window with their vectors, without those that fail if these are to be left out.
+        """Yield the rows of a window with their vectors; without failed rows if these are skipped.
 
-        Every batch is planned from all rows of the window. Its bad rows are found first, and the rest of it is
-        computed as one batch: so the vectors depend on which rows are bad, and on nothing else.
+        Every batch is planned from all rows of the window. Its failed rows are found first, and the others are
+        computed as one batch, so the vectors depend only on which rows fail.
         """
         table, running = batch.table, self._open()
         window = _Window(
@@ -305,13 +301,14 @@ class EmbedStep:
         self._mark_empty(table, window)
         results: dict[str, Array] = {}
         finished = 0
-        for planned, prepared in self._prepared(window, table.num_rows, small):
-            rows, vectors_by_name = self._embed(planned, prepared, window)
+        for batch_rows, prepared in self._prepared(window, table.num_rows, small):
+            rows, vectors_by_name = self._embed(batch_rows, prepared, window)
             for name, vectors in vectors_by_name.items():
                 if name not in results:
-                    results[name] = empty_vectors(table.num_rows, running.outputs[name])
+                    kind = running.outputs[name]
+                    results[name] = np.empty((table.num_rows, kind.dim), _NUMPY[kind.dtype])
                 results[name][rows] = vectors
-            finished += len(planned)
+            finished += len(batch_rows)
             batch.advance(finished)
         self._mark_nan(results, window)
         for row in sorted(window.bad):
@@ -329,7 +326,7 @@ class EmbedStep:
 
     def close(self) -> None:
         if self._running is not None:
-            self._running.ahead.shutdown(cancel_futures=True)
+            self._running.preparer.shutdown(cancel_futures=True)
             if self._running.decoders is not None:
                 self._running.decoders.shutdown(cancel_futures=True)
             self._running.fetchers.shutdown(cancel_futures=True)
@@ -341,7 +338,7 @@ class EmbedStep:
         return self._running
 
     def _texts(self, column: Any) -> list[str]:
-        """Null is the empty text; whether both are an error is for `_mark_empty` to say."""
+        """Return the texts, with null as empty text; `_mark_empty` decides whether these are errors."""
         return pc.fill_null(column.cast(pa.large_string()), "").to_pylist()  # type: ignore[no-any-return]
 
     def _mark_empty(self, table: pa.Table, window: _Window) -> None:
@@ -349,31 +346,31 @@ class EmbedStep:
             return
         column = table[self.options.column].cast(pa.large_string())
         for row in np.flatnonzero(pc.fill_null(pc.equal(pc.utf8_length(column), 0), True).to_numpy()).tolist():
-            what = "empty" if column[row].is_valid else "null"
+            state = "empty" if column[row].is_valid else "null"
             hint = "Leave such rows out of the source, or embed them as empty texts with --empty=keep."
-            window.mark(row, InputError(f"The text in {self.options.column!r} is {what}.", hint=hint))
+            window.mark(row, InputError(f"The text in {self.options.column!r} is {state}.", hint=hint))
 
     def _prepared(self, window: _Window, count: int, small: bool) -> Iterator[tuple[Array, Future[Any] | None]]:
-        """Batches in the order of their lengths, longest first, each prepared while the one before is in use."""
-        size, ahead = self.options.batch_size, self._open().ahead
+        """Yield batches from long to short texts, each prepared while the one before is computed."""
+        size, preparer = self.options.batch_size, self._open().preparer
         order = np.arange(count)
         if window.texts is not None and window.images is None:
-            order = np.argsort(-ahead.submit(self._lengths, window).result(), kind="stable")
+            order = np.argsort(-preparer.submit(self._lengths, window).result(), kind="stable")
         batches = [order[start : start + size] for start in range(0, count, size)]
         following: Future[Any] | None = None
         try:
             for number, rows in enumerate(batches):
-                prepared = following or (None if small else ahead.submit(self._prepare, rows, window))
+                prepared = following or (None if small else preparer.submit(self._prepare, rows, window))
                 following = None
                 if not small and number + 1 < len(batches):
-                    following = ahead.submit(self._prepare, batches[number + 1], window)
+                    following = preparer.submit(self._prepare, batches[number + 1], window)
                 yield rows, prepared
         finally:
             if following is not None:
                 following.cancel()
 
     def _lengths(self, window: _Window) -> Array:
-        """The lengths of all texts of a window; that of a text whose length cannot be told is 0."""
+        """Return the lengths of all texts of a window; 0 for a text whose length cannot be computed."""
         model, texts = self._open().model, window.texts or []
         try:
             return np.asarray(model.lengths(texts))
@@ -393,7 +390,7 @@ class EmbedStep:
             return lengths
 
     def _prepare(self, rows: Array, window: _Window) -> tuple[Array, Any]:
-        """What the model needs of the good rows, and which these are."""
+        """Prepare the model's input; return the good rows and the input."""
         running = self._open()
         rows = window.good(rows)
         images: list[Any] | None = None
@@ -401,7 +398,10 @@ class EmbedStep:
             assert running.decoders is not None
             cells: Iterable[Any] = [window.images[row].as_py() for row in rows.tolist()]
             if any(in_bucket(cell, self.options.image_root) for cell in cells):
-                cells = running.fetchers.map(self._fetched, cells)
+                options = self.options
+                cells = running.fetchers.map(
+                    lambda cell: fetch_image(cell, options.image_root, options.image_access), cells
+                )
             images = list(running.decoders.map(functools.partial(self._image, window), rows, cells))
             images = [image for row, image in zip(rows.tolist(), images, strict=True) if row not in window.bad]
             rows = window.good(rows)
@@ -409,9 +409,6 @@ class EmbedStep:
             return rows, None
         texts = None if window.texts is None else [window.texts[row] for row in rows]
         return rows, running.model.prepare(texts, images)
-
-    def _fetched(self, cell: Any) -> Any:
-        return fetched(cell, self.options.image_root, self.options.image_access)
 
     def _image(self, window: _Window, row: Any, cell: Any) -> Any:
         try:
@@ -423,7 +420,7 @@ class EmbedStep:
             return None
 
     def _embed(self, rows: Array, prepared: Future[Any] | None, window: _Window) -> tuple[Array, dict[str, Array]]:
-        """The vectors of a planned batch, and the rows that they are of: all but the bad ones."""
+        """Compute a planned batch; return the rows that did not fail, and their vectors."""
         while True:
             try:
                 good, ready = self._prepare(rows, window) if prepared is None else prepared.result()
@@ -434,16 +431,16 @@ class EmbedStep:
                 raise
             except Exception as error:
                 rows = window.good(rows)
-                found = False
+                is_any_row_bad = False
                 for row, fault in self._failing(rows, window) if len(rows) > 1 else [(int(rows[0]), error)]:
                     window.mark(row, fault)
-                    found = True
-                if not found:
+                    is_any_row_bad = True
+                if not is_any_row_bad:
                     raise BadBatch(int(rows.min()), len(rows)) from error
             prepared = None
 
     def _failing(self, rows: Array, window: _Window) -> Iterator[tuple[int, Exception]]:
-        """The rows of a batch that failed on which the model fails alone: found by halving."""
+        """Find, by halving, the rows of a failed batch on which the model fails alone."""
         middle = (len(rows) + 1) // 2
         for half in (rows[:middle], rows[middle:]):
             try:
@@ -462,14 +459,17 @@ class EmbedStep:
 
     def _encode(self, rows: Array, prepared: Any, window: _Window) -> dict[str, Array]:
         try:
-            given = self._open().model.encode(prepared)
-        except Exception as error:  # which class it is depends on libraries that may not be there
-            if not _is_out_of_device_memory(error):
+            output = self._open().model.encode(prepared)
+        except Exception as error:  # its class depends on optional libraries
+            # torch and CuPy have a class of this name; neither may be installed.
+            if not any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
                 raise
         else:
-            return self._checked(given, len(rows))
+            return self._checked(output, len(rows))
         del prepared
-        _give_back()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()
         if len(rows) == 1:
             fault = MemoryLimitError(
                 "One row alone does not fit into the memory of the device.",
@@ -481,19 +481,19 @@ class EmbedStep:
         halves = [self._encode(*self._prepare(half, window), window) for half in (rows[:middle], rows[middle:])]
         return {name: np.concatenate([half[name] for half in halves]) for name in halves[0]}
 
-    def _checked(self, given: Mapping[str, Any], count: int) -> dict[str, Array]:
-        options, found = self.options, {}
-        for name, value in given.items():
-            found[name], output = plain_vectors(
+    def _checked(self, vectors_by_name: Mapping[str, Any], count: int) -> dict[str, Array]:
+        options, arrays = self.options, {}
+        for name, value in vectors_by_name.items():
+            arrays[name], kind = plain_vectors(
                 name, value, count, normalize=options.normalize, keep_bfloat16=options.keep_bfloat16
             )
-            self._settle(name, output)
-        if missing := self._open().outputs.keys() - found.keys():
+            self._check_output(name, kind)
+        if missing := self._open().outputs.keys() - arrays.keys():
             raise InputError(f"The model gave no {min(missing)!r} this time.", hint="Every batch has the same vectors.")
-        return found
+        return arrays
 
-    def _settle(self, name: str, output: VectorType) -> None:
-        """The first batch decides, or the model's own word; the others are the same."""
+    def _check_output(self, name: str, output: VectorType) -> None:
+        """Record the type of a vector at the first batch, or check that it is the same as before."""
         before = self._open().outputs.setdefault(name, output)
         if before != output:
             raise InputError(
@@ -509,14 +509,14 @@ class EmbedStep:
             for row in bad_rows(array, self._open().outputs[name].dtype):
                 if row not in window.bad:
                     fault = InputError(
-                        f"The vector {name!r} has values that are no numbers or infinite.",
+                        f"The vector {name!r} has NaN or infinite values.",
                         hint="Try --dtype=float32, or write it as it is with --nan=keep.",
                     )
                     window.mark(row, fault)
 
     def _table(self, table: pa.Table, results: Mapping[str, Array]) -> pa.Table:
         outputs = self._open().outputs
-        names = self._named(outputs)
+        names = self._output_names(outputs)
         fields = [table.schema.field(name) for name in self.options.keep_columns]
         columns = [table[name] for name in self.options.keep_columns]
         for old, array in results.items():
@@ -524,34 +524,18 @@ class EmbedStep:
             columns.append(vector_column(array, outputs[old]))
         return pa.table(columns, schema=pa.schema(fields))
 
-    def _named(self, outputs: Mapping[str, VectorType]) -> dict[str, str]:
-        wanted = dict(self.options.name or {})
-        if unknown := wanted.keys() - outputs.keys():
+    def _output_names(self, outputs: Mapping[str, VectorType]) -> dict[str, str]:
+        new_names = dict(self.options.name or {})
+        if unknown := new_names.keys() - outputs.keys():
             raise InputError(f"The model gives no {min(unknown)!r}.", hint=f"It gives {', '.join(outputs)}.")
-        names = {old: wanted.get(old, old) for old in outputs}
-        taken = [*self.options.keep_columns, *names.values()]
-        if twice := sorted(name for name in set(taken) if taken.count(name) > 1):
+        names = {old: new_names.get(old, old) for old in outputs}
+        all_names = [*self.options.keep_columns, *names.values()]
+        if twice := sorted(name for name in set(all_names) if all_names.count(name) > 1):
             raise InputError(
                 f"Two columns of the result are called {twice[0]!r}.",
                 hint=f"Give the vectors another name: --name={twice[0]}={twice[0]}_vector.",
             )
         return names
-
-
-def _fetchers() -> ThreadPoolExecutor:
-    """Threads that wait for images of a bucket: more than there are cores to decode them."""
-    return ThreadPoolExecutor(_FETCHES, "brim-fetch")
-
-
-def _is_out_of_device_memory(error: BaseException) -> bool:
-    """torch and CuPy have a class of this name; neither may be installed."""
-    return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
-
-
-def _give_back() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _is_text(kind: Any) -> bool:

@@ -1,15 +1,15 @@
-"""A fingerprint of a function: the same in every process and after lines have moved, another when it does other work.
+"""Compute a fingerprint of a function: the same in every process and after lines moved, another if its code changes.
 
-It covers the bytecode with its constants, defaults, closure values, and the globals that are used: functions and
-classes of the user's own modules all the way down, plain values and arrays by content, libraries by name and
-version. `a.b.f` is followed through modules to `f`; a module that is held as a value counts as a whole. It does not
-cover file names, line numbers, modules that are imported by a name made at run time (`importlib`), or data that a
-function reads from elsewhere when it runs (files, environment variables).
-Bytecode belongs to a version of Python: another one gives another fingerprint.
+It covers the bytecode with its constants, defaults, closure values, and used globals: functions and classes of the
+user's modules recursively, plain values and arrays by content, libraries by name and version. `a.b.f` is followed
+through modules to `f`; a module that is used as a value counts as a whole. It does not cover file names, line numbers,
+modules that are imported by a name made at run time (`importlib`), or data that a function reads when it runs (files,
+environment variables). Another version of Python gives another fingerprint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import enum
 import functools
@@ -52,7 +52,7 @@ _NOT_CONTENT = {
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """`stable` is False where something could not be hashed by content: another run may give another value."""
+    """A fingerprint. `stable` is False if a part could not be hashed by content, so that another run may differ."""
 
     value: str
     stable: bool
@@ -60,19 +60,19 @@ class Digest:
 
 
 def function_digest(function: Any) -> Digest:
-    """The fingerprint of a function, or of anything that a function is called with."""
+    """Compute the fingerprint of a function, or of its arguments."""
     hasher = _Hasher()
     value = hasher.digest(function).hex()
     return Digest(value[:32], not hasher.unstable, tuple(hasher.unstable))
 
 
 def iterator_digest(source: Any) -> str | None:
-    """The fingerprint of what makes the rows of an iterator: a function, a generator or an object; None if unknown."""
+    """Compute the fingerprint of a function, generator or object that yields rows; None if unknown."""
     if isinstance(source, types.GeneratorType) and source.gi_frame is not None:
         code, around = source.gi_code, source.gi_frame.f_locals
         cells = tuple(types.CellType(around[name]) if name in around else types.CellType() for name in code.co_freevars)
-        made = types.FunctionType(code, source.gi_frame.f_globals, closure=cells)
-        return function_digest((made, {name: around[name] for name in sorted(around)})).value
+        function = types.FunctionType(code, source.gi_frame.f_globals, closure=cells)
+        return function_digest((function, {name: around[name] for name in sorted(around)})).value
     if isinstance(source, str | os.PathLike | list | tuple | Iterator):
         return None
     if type(source).__module__.partition(".")[0] in ("brim", "datasets", "pandas", "polars", "pyarrow"):
@@ -83,23 +83,23 @@ def iterator_digest(source: Any) -> str | None:
 class _Hasher:
     def __init__(self) -> None:
         self.unstable: list[str] = []
-        self._done: dict[int, tuple[Any, bytes]] = {}  # holds the objects too, so that no id comes twice
+        self._digests: dict[int, tuple[Any, bytes]] = {}  # keeps the objects too, so that no id is reused
         self._open: list[int] = []
 
     def digest(self, value: Any) -> bytes:
         if type(value) in _PLAIN:
             return _hash(type(value).__name__.encode(), repr(value).encode("utf-8", "surrogatepass"))
-        if (done := self._done.get(id(value))) is not None:
-            return done[1]
+        if (cached := self._digests.get(id(value))) is not None:
+            return cached[1]
         if id(value) in self._open:
             return _hash(b"again", str(self._open.index(id(value))).encode())
         self._open.append(id(value))
         try:
-            found = _hash(*self._parts(value))
+            value_digest = _hash(*self._parts(value))
         finally:
             self._open.pop()
-        self._done[id(value)] = (value, found)
-        return found
+        self._digests[id(value)] = (value, value_digest)
+        return value_digest
 
     def _parts(self, value: Any) -> Iterable[bytes]:
         if is_singledispatch(value):
@@ -119,12 +119,12 @@ class _Hasher:
             return [type(value).__name__.encode(), *map(self.digest, value)]
         if type(value) in (set, frozenset):
             return [type(value).__name__.encode(), *sorted(map(self.digest, value))]
-        if type(value) is dict:  # in its order, which a function may go by
+        if type(value) is dict:  # in order, which may matter to the function
             return [b"dict", *(self.digest(key) + self.digest(item) for key, item in value.items())]
-        return self._known(value) or self._object(value)
+        return self._special_parts(value) or self._object(value)
 
-    def _known(self, value: Any) -> list[bytes] | None:
-        """Things whose pickles say too much, or nothing."""
+    def _special_parts(self, value: Any) -> list[bytes] | None:
+        """Return the parts of objects whose pickles are too specific, or too vague; None for others."""
         if isinstance(value, functools.partial):
             return [b"partial", *map(self.digest, (value.func, value.args, value.keywords))]
         if isinstance(value, types.MethodType):
@@ -177,7 +177,7 @@ class _Hasher:
         return [b"array", *kind, str(array.dtype).encode(), str(value.shape).encode(), array.tobytes()]
 
     def _tokenizer(self, value: Any) -> list[bytes] | None:
-        """Tokenizers keep state between calls (truncation, padding, caches) that their pickles show."""
+        """Return the parts of a tokenizer without its state (truncation, padding, caches)."""
         inner = getattr(value, "backend_tokenizer", None)
         if type(value).__module__.partition(".")[0] == "tokenizers" and hasattr(value, "to_str"):
             return [b"tokenizer", value.to_str().encode()]
@@ -207,7 +207,7 @@ class _Hasher:
             except ValueError:
                 yield b"empty"
                 continue
-            if not _is_own_module(content):  # what is used of one's own modules is followed below
+            if not _is_own_module(content):  # the user's modules are followed below
                 yield self.digest(content)
         if not _is_library(function.__module__):
             for name, value in _values_used(function):
@@ -218,7 +218,7 @@ class _Hasher:
                 yield b"" if code is None else self.digest(code)
 
     def _module(self, module: types.ModuleType) -> Iterator[bytes]:
-        """A module that is held as a value: any of its functions may be used."""
+        """Yield the parts of a module that is used as a value: any of its functions may be called."""
         yield b"module"
         yield _library(module.__name__)
         if not _is_own_module(module):
@@ -256,7 +256,7 @@ class _Hasher:
                 yield self.digest(vars(cls)[name])
 
     def _object(self, value: Any) -> list[bytes]:
-        """An object by what its pickle would be made of, part by part, so that sets have no order."""
+        """Return the parts of an object's pickle, hashed separately, so that sets have no order."""
         try:
             reduced = value.__reduce_ex__(4)
         except Exception:  # noqa: BLE001  the object's own code
@@ -307,13 +307,12 @@ _MISSING = "a name that is not there"
 
 
 def _values_used(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """What a function takes from globals and from variables around it, by the names it is reached by.
+    """Return the globals and enclosing variables that a function uses, by the names in its code.
 
-    `a.b.f` is followed through one's own modules as far as they go: its value is `f`, or `a.b` if the module itself is
-    used for something else.
+    `a.b.f` is followed through the user's modules: its value is `f`, or `a.b` if the module itself is used.
     """
     around = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    found = globals_by_text(function)
+    values = globals_by_text(function)
     for code in _codes(function.__code__):
         steps = list(dis.get_instructions(code))
         for number, step in enumerate(steps):
@@ -326,7 +325,7 @@ def _values_used(function: types.FunctionType) -> list[tuple[str, Any]]:
                 except ValueError:
                     continue
                 if not _is_own_module(value):
-                    continue  # the closure has it
+                    continue  # hashed with the closure
             else:
                 continue
             for following in steps[number + 1 :]:
@@ -334,16 +333,16 @@ def _values_used(function: types.FunctionType) -> list[tuple[str, Any]]:
                     break
                 name = f"{name}.{following.argval}"
                 value = vars(value).get(following.argval, _MISSING)
-            found[name] = value
-    return sorted(found.items(), key=lambda item: item[0])
+            values[name] = value
+    return sorted(values.items(), key=lambda item: item[0])
 
 
 def _imports_used(function: types.FunctionType) -> list[tuple[str, types.CodeType | None]]:
-    """What a function imports when it runs: libraries with their version, the code of one's own modules.
+    """Return what a function imports when it runs: libraries with their version, the code of the user's modules.
 
-    Whether it has been imported already must not matter, so modules are looked up and not loaded.
+    Modules are found but not loaded, because the result must not depend on what is already imported.
     """
-    own, found = UsedSource(), list[tuple[str, types.CodeType | None]]()
+    own, imports = UsedSource(), list[tuple[str, types.CodeType | None]]()
     package = str(function.__globals__.get("__package__") or "")
     names = {name for inner in _codes(function.__code__) for name in inner.co_names}
     for code in _codes(function.__code__):
@@ -351,25 +350,19 @@ def _imports_used(function: types.FunctionType) -> list[tuple[str, types.CodeTyp
         for number, step in enumerate(steps):
             if step.opname != "IMPORT_NAME":
                 continue
-            level, wanted = steps[number - 2].argval, steps[number - 1].argval
+            level, names_imported = steps[number - 2].argval, steps[number - 1].argval
             module = resolve_import(step.argval, level if isinstance(level, int) else 0, package)
-            found.append((_version_of(module), None))
-            own.add_import(module, wanted if isinstance(wanted, tuple) else None, names)
-    return [*sorted(found), *own.codes()]
-
-
-def _version_of(module: str) -> str:
-    """An imported module by name, with its version if it is a library's."""
-    top = module.partition(".")[0]
-    try:
-        return module if own_file(top) else f"{module}=={importlib.metadata.version(top)}"
-    except Exception:  # noqa: BLE001  broken metadata is not our matter
-        return module
+            top, version = module.partition(".")[0], module
+            with contextlib.suppress(Exception):  # broken metadata
+                version = module if own_file(top) else f"{module}=={importlib.metadata.version(top)}"
+            imports.append((version, None))
+            own.add_import(module, names_imported if isinstance(names_imported, tuple) else None, names)
+    return [*sorted(imports), *own.codes()]
 
 
 @functools.cache
 def _is_library(module_name: str | None) -> bool:
-    """Whether a module is installed or part of Python, so that its version says what it does."""
+    """Return whether a module is installed or part of Python, so that its version identifies its code."""
     if module_name in (None, "__main__", "__mp_main__"):
         return False
     module = sys.modules.get(module_name.partition(".")[0]) if module_name else None
@@ -385,7 +378,7 @@ def _is_library(module_name: str | None) -> bool:
 
 @functools.cache
 def _library(module_name: str) -> bytes:
-    """A library's name and version; only the name for one's own modules and those of Python."""
+    """Return a library's name and version; only the name for the user's and Python's modules."""
     top = module_name.partition(".")[0]
     version = getattr(sys.modules.get(top), "__version__", None)
     if not isinstance(version, str):

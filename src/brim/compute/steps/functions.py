@@ -1,8 +1,8 @@
-"""How a user's function gets into a worker: by the name it is imported under, or by cloudpickle.
+"""Send a user's function to workers: by the name it is imported under, or by cloudpickle.
 
 A function of a real module travels as `module:name`, with the caller's `sys.path`, so that the worker runs the
 code that is on disk. Everything else (lambdas, closures, notebooks, scripts without a main guard) is pickled by
-value. What decides whether a function is still the same one is in function_digest.py.
+value. Not covered: whether a function changed since the last run, which is in function_digest.py.
 """
 
 from __future__ import annotations
@@ -32,32 +32,33 @@ _FUNCTION = re.compile(
 )  # FILE or MODULE, function
 
 
-def load_function(where: str) -> Callable[..., Any]:
-    """The function that `pkg.module:function` or `path/to/file.py:function` names."""
-    module_name, _, name = where.rpartition(":")
-    if not _FUNCTION.fullmatch(where):
+def load_function(reference: str) -> Callable[..., Any]:
+    """Load the function that `pkg.module:function` or `path/to/file.py:function` names."""
+    module_name, _, name = reference.rpartition(":")
+    if not _FUNCTION.fullmatch(reference):
         raise InputError(
-            f"{where!r} does not name a function.",
+            f"{reference!r} does not name a function.",
             hint="Write the function to a file and name both: steps.py:function, or package.module:function.",
         )
-    look_here()
+    add_working_folder()
     by_file = module_name.endswith(".py") or os.sep in module_name
     module = _file_module(Path(module_name)) if by_file else _module(module_name)
-    found: Any = module
+    target: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            near = ", ".join(sorted(n for n in vars(module) if callable(vars(module)[n]) and n[0] != "_")[:8])
+        if not hasattr(target, part):
+            names = ", ".join(sorted(n for n in vars(module) if callable(vars(module)[n]) and n[0] != "_")[:8])
             raise InputError(
-                f"{module_name} has no {name!r}.", hint=f"It has: {near}." if near else "It defines no functions."
+                f"{module_name} has no {name!r}.",
+                hint=f"It has: {names}." if names else "It defines no functions.",
             )
-        found = getattr(found, part)
-    if not callable(found):
-        raise InputError(f"{where} is a {type(found).__name__}, not a function.")
-    return found  # type: ignore[no-any-return]
+        target = getattr(target, part)
+    if not callable(target):
+        raise InputError(f"{reference} is a {type(target).__name__}, not a function.")
+    return target  # type: ignore[no-any-return]
 
 
-def look_here() -> None:
-    """Modules in the folder in which a command was typed are found, however brim was started."""
+def add_working_folder() -> None:
+    """Make modules in the current folder importable, regardless of how brim was started."""
     if (folder := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
 
@@ -86,7 +87,7 @@ def _file_module(path: Path) -> types.ModuleType:
     if loaded is not None and loaded.__file__ == str(path):
         return loaded
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # its neighbours can be imported, but hide nothing that is installed
+        sys.path.append(str(path.parent))  # modules next to it can be imported, but do not hide installed ones
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is not a Python file.")
@@ -104,10 +105,10 @@ def _broken(name: str, error: BaseException) -> InputError:
     last = traceback.format_exception_only(error)[-1].strip()
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     frames = [f for f in frames if f.filename != __file__]
-    where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    location = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     if isinstance(error, SyntaxError):
-        where = f"{error.filename}, line {error.lineno}"
-    return InputError(f"{name} cannot be imported: {last}" + (f" ({where})." if where else "."))
+        location = f"{error.filename}, line {error.lineno}"
+    return InputError(f"{name} cannot be imported: {last}" + (f" ({location})." if location else "."))
 
 
 _LRU_CACHE = type(functools.cache(len))  # the class has no public name
@@ -115,7 +116,7 @@ _LRU_CACHE = type(functools.cache(len))  # the class has no public name
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A function on its way to a worker: a name to import, or a pickle, and where the caller's modules are."""
+    """A function for workers: a name to import, or a pickle, and the caller's import path."""
 
     name: str
     reference: str | None
@@ -124,8 +125,8 @@ class Shipped:
     cwd: str
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> Shipped:
-        """Pack a function; an InputError names what cannot travel."""
+    def from_function(cls, function: Callable[..., Any]) -> Shipped:
+        """Pack a function; an InputError names the part that cannot be pickled."""
         reference = _reference(function)
         blob = None if reference else pack(function, "The function")
         cwd = os.getcwd()
@@ -133,7 +134,7 @@ class Shipped:
         return cls(name_of(function), reference, blob, sys_path, cwd)
 
     def load(self) -> Callable[..., Any]:
-        """The function again, in a process that looks for modules where the caller did."""
+        """Load the function in this process, with the caller's import path."""
         sys.path[:] = dict.fromkeys([*self.sys_path, *sys.path])
         if os.path.isdir(self.cwd) and os.getcwd() != self.cwd:
             os.chdir(self.cwd)
@@ -143,14 +144,14 @@ class Shipped:
 
 
 class AtEnd(functools.partial):  # type: ignore[type-arg]
-    """A function with more arguments at the end of those it is called with: the split, after the row and its number."""
+    """A partial function whose arguments follow those of the call: the split, after the row and its number."""
 
     def __call__(self, /, *args: Any, **keywords: Any) -> Any:
         return self.func(*args, *self.args, **{**self.keywords, **keywords})
 
 
 def name_of(function: Any) -> str:
-    """What people call a function."""
+    """Return the name of a function for messages."""
     if isinstance(function, AtEnd):
         return name_of(function.func)
     if isinstance(function, functools.partial):
@@ -159,23 +160,23 @@ def name_of(function: Any) -> str:
 
 
 def _reference(function: Any) -> str | None:
-    """`module:name`, if that is a thing which another process can import."""
+    """Return `module:name` if another process can import it, else None."""
     module_name, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not isinstance(module_name, str) or not isinstance(name, str) or module_name in ("__main__", "__mp_main__"):
         return None
     module = sys.modules.get(module_name)
-    found: Any = module
+    target: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if module is None or found is not function or getattr(module, "__spec__", None) is None:
+        target = getattr(target, part, None)
+    if module is None or target is not function or getattr(module, "__spec__", None) is None:
         return None
     if module_name.startswith(_FROM_FILE):
         return f"{module.__file__}:{name}"
     return f"{module_name}:{name}"
 
 
-def pack(value: Any, what: str) -> bytes:
-    """Anything as a pickle, functions and classes of scripts and notebooks by value."""
+def pack(value: Any, subject: str) -> bytes:
+    """Pickle a value; functions and classes of scripts and notebooks are pickled by value."""
     cloudpickle = _cloudpickle()
     own = [m for n, m in list(sys.modules.items()) if n.startswith(_FROM_FILE)]
     for module in own:  # nothing can import these under their names
@@ -188,13 +189,13 @@ def pack(value: Any, what: str) -> bytes:
         culprit = _culprit(value, cloudpickle)
         reason = f"{culprit} cannot be sent to another process" if culprit else str(error)
         raise InputError(
-            f"{what} cannot travel to the workers: {reason}.",
-            hint="Make it inside the function (once, in a global or an attribute), or pass what is needed to make it.",
+            f"{subject} cannot travel to the workers: {reason}.",
+            hint="Make it inside the function (once, in a global or an attribute), or pass the values that it needs.",
         ) from error
 
 
 def unpack(blob: bytes, name: str) -> Any:
-    """What `pack` packed."""
+    """Load a pickle made by `pack`."""
     _cloudpickle()
     try:
         return pickle.loads(blob)
@@ -209,7 +210,7 @@ def unpack(blob: bytes, name: str) -> Any:
         missing_name = str(error).partition("'")[2].partition("'")[0]
         raise InputError(
             f"{name} uses {missing_name!r} of the script, which cannot be sent to another process.",
-            hint="Move it to a module of its own, and import it.",
+            hint="Move it to a separate module, and import it.",
         ) from error
 
 
@@ -222,18 +223,19 @@ def _cloudpickle() -> Any:
 
 
 def _dumps(value: Any, cloudpickle: Any) -> bytes:
-    """A pickle by value, also of what `functools` makes of functions of a script, which cloudpickle only names."""
+    """Pickle by value, including `functools` wrappers of functions of a script, which cloudpickle only names."""
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, functools.cached_property):
-                state = {name: part for name, part in vars(obj).items() if name != "lock"}  # that of Python 3.11
+                state = {name: part for name, part in vars(obj).items() if name != "lock"}  # a lock in Python 3.11
                 return functools.cached_property, (obj.func,), state
             if isinstance(obj, _LRU_CACHE) and not _is_importable(obj):
                 options = obj.cache_parameters()
                 return _Cached.empty, (options["maxsize"], options["typed"]), obj.__wrapped__, None, None, _Cached.fill
             if is_singledispatch(obj) and not _is_importable(obj):
-                return _empty_singledispatch, (), dict(obj.registry), None, None, _fill_singledispatch
+                empty = functools.partial(functools.singledispatch, _no_result)
+                return empty, (), dict(obj.registry), None, None, _fill_singledispatch
             reduced = super().reducer_override(obj)
             if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple) and len(reduced) == 6:
                 reduced[2][1]["__globals__"].update(globals_by_text(obj))
@@ -250,7 +252,7 @@ def _is_importable(function: Any) -> bool:
 
 
 class _Cached:
-    """A function with a cache, made before the function is known: functions may call themselves."""
+    """A cached function that is made before its function is unpickled, since functions may be recursive."""
 
     def __init__(self) -> None:
         self.function: Callable[..., Any] | None = None
@@ -269,8 +271,8 @@ class _Cached:
         functools.update_wrapper(cached, function)
 
 
-def _empty_singledispatch() -> Any:
-    return functools.singledispatch(lambda *args: None)
+def _no_result(*args: Any) -> None:
+    return None
 
 
 def _fill_singledispatch(function: Any, registry: dict[type, Callable[..., Any]]) -> None:
@@ -280,18 +282,18 @@ def _fill_singledispatch(function: Any, registry: dict[type, Callable[..., Any]]
 
 
 def _culprit(value: Any, cloudpickle: Any) -> str:
-    """The part that cannot be pickled, in words; the deepest one that can be named."""
-    seen: set[int] = set()
-    where, current = "", value
+    """Describe the deepest part that cannot be pickled."""
+    visited: set[int] = set()
+    location, current = "", value
     for _ in range(8):
-        seen.add(id(current))
-        for words, part in _parts(current):
-            if id(part) not in seen and not _travels(part, cloudpickle):
-                where, current = (f"{words} of {where}" if where else words), part
+        visited.add(id(current))
+        for description, part in _parts(current):
+            if id(part) not in visited and not _travels(part, cloudpickle):
+                location, current = (f"{description} of {location}" if location else description), part
                 break
         else:
             break
-    return f"{where} (a {type(current).__module__}.{type(current).__qualname__})" if where else ""
+    return f"{location} (a {type(current).__module__}.{type(current).__qualname__})" if location else ""
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -1,9 +1,8 @@
-"""gigatoken (the extra `fast`), and the proof while it runs that its ids are those of the reference.
+"""Encode texts with gigatoken (the extra `fast`), and check while it runs that its ids are those of the reference.
 
-Texts that are plain ASCII go straight to it. Others do if no code point of theirs is one on which the two may differ,
-and if composing characters (NFC) cannot make, end or move an added token.
-A sample is encoded by both. One difference, and the fast way is over for the job: the unit is done again by the
-reference, and what differed is told.
+gigatoken encodes ASCII texts, and others if they have no code point on which the two may differ, and if composing
+characters (NFC) cannot make, end or move an added token. Both encode a sample. After one difference, the job uses the
+reference only: the unit is repeated, and the difference is reported.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from brim.compute.steps.step import Redo
+from brim.compute.steps.step import RestartUnit
 from brim.compute.steps.tokenizers import Encoded, Encoder, offsets_of
 from brim.errors import InputError
 from brim.extras import missing
@@ -33,8 +32,8 @@ from brim.records import dataclass
 
 # Code points on which tokenizers that compose characters (NFC) may differ, as their tables of Unicode do. Found by
 # trying all 1,112,064, alone and among marks of several classes, with tokenizers 0.23.3 and 1.0.0rc3 and gigatoken 0.10
-# (tests/generators/code_points.py); scripts that Unicode brought since 9 with compositions are in it as a whole,
-# because there pairs decide. Without composition no code point was found on which they differ.
+# (tests/generators/code_points.py); scripts with compositions that Unicode added since version 9 are included
+# completely, because pairs matter there. Without composition no code point was found on which they differ.
 _SCRIPTS = ((0x105C0, 0x105FF), (0x11380, 0x113FF), (0x11900, 0x1195F), (0x16100, 0x1613F), (0x16D40, 0x16D7F))
 _MARKS = (
     (0x7FD, 0x7FD), (0x897, 0x89F), (0x8CA, 0x8D3), (0x9FE, 0x9FE), (0xC3C, 0xC3C), (0xD3B, 0xD3C), (0xEBA, 0xEBA),
@@ -56,7 +55,7 @@ def _table() -> npt.NDArray[np.uint8]:
     table = np.zeros(0x110000, np.uint8)
     for first, last in (*_SCRIPTS, *_MARKS):
         table[first : last + 1] = _DOUBT
-    # Marks are the ones that this Python knows: those that are newer are all in doubt by themselves.
+    # Marks are those in Python's tables: newer ones are all doubtful.
     for first, last in ((0x300, 0x20000), (0x2F800, 0x2FA20), (0xE0000, 0xE0200)):
         for point in range(first, last):
             character = chr(point)
@@ -73,7 +72,7 @@ def _table() -> npt.NDArray[np.uint8]:
 
 
 def doubtful(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    """The places of code points in doubt, and of marks that follow a mark: their order is the tables' to decide."""
+    """Return the positions of doubtful code points, and of marks after a mark, whose order depends on the tables."""
     return np.flatnonzero(_is_doubtful(_table()[points]))
 
 
@@ -93,14 +92,14 @@ class ComposedTokens:
 
     def __init__(self, added: Iterable[str]) -> None:
         tokens = sorted(set(added), key=len, reverse=True)
-        self._has_many = len(tokens) > _MOST_SEARCHED
-        self._pattern = re.compile("|".join(map(re.escape, tokens))) if tokens and not self._has_many else None
+        self._is_too_large = len(tokens) > _MOST_SEARCHED
+        self._pattern = re.compile("|".join(map(re.escape, tokens))) if tokens and not self._is_too_large else None
         self._is_ascii = all(map(str.isascii, tokens))
 
     def affect(self, text: str) -> bool:
-        """Whether `text`, which has code points that NFC may change, can hold an added token before or after NFC."""
+        """Return whether `text`, which NFC may change, can contain an added token before or after NFC."""
         if self._pattern is None:
-            return self._has_many  # a pattern of thousands takes longer than the reference
+            return self._is_too_large  # a pattern of thousands takes longer than the reference
         if self._pattern.search(text) is not None:
             return True
         # Composed characters are never ASCII: then only what NFC turns into ASCII can make a token.
@@ -116,38 +115,42 @@ _GPT4 = (
 )
 _QWEN = _GPT4.replace(r"\p{N}{1,3}", r"\p{N}")
 _SPLITS = (_GPT4, _QWEN)
-_FIRST_TEXTS, _EVERY = 200, 500  # encoded by both: so many at the start, and each so-and-so-manieth
-_CACHE_BYTES = 48 << 20  # what it may keep of the words that it has seen
-_LOOK_BYTES = 1 << 20  # how much it encodes between two looks at that
+_FIRST_TEXTS, _EVERY = 200, 500  # both encode the first 200 texts, and then every 500th
+_CACHE_BYTES = 48 << 20  # for gigatoken's cache of words
+_LOOK_BYTES = 1 << 20  # encoded between two checks of the cache
 _SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
 class FastKind:
-    """A kind of tokenizer whose ids were found to be the same. `marks`: it composes characters, where tables differ.
+    """A kind of tokenizer whose ids are the same. `marks`: it composes characters, for which tables differ.
 
     `required`: a tokenizer that the fast encoder cannot load is an error, not a reason to use the reference.
     """
 
     marks: bool
-    added: tuple[str, ...]  # tokens that may stand in texts
+    added: tuple[str, ...]  # added tokens, which texts may contain
     required: bool = False
 
 
 def kind_of(data: bytes) -> FastKind | None:
-    """None if nothing is known of this kind: byte-level BPE of GPT-2, GPT-4, Llama 3, Qwen, RoBERTa; Metaspace BPE."""
-    held = json.loads(data)
-    model = held["model"]
+    """Recognize byte-level BPE of GPT-2, GPT-4, Llama 3, Qwen, RoBERTa, and Metaspace BPE; None for others."""
+    settings = json.loads(data)
+    model = settings["model"]
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     if model.get("type", "BPE") != "BPE" or "merges" not in model or any(model.get(name) for name in odd):
         return None
-    normalizer, splitter = held.get("normalizer"), held.get("pre_tokenizer")
-    if not (_is_byte_level(splitter) or _is_metaspace(normalizer, splitter)):
+    normalizer, splitter = settings.get("normalizer"), settings.get("pre_tokenizer")
+    if splitter is None:
+        is_metaspace = _is_prefix(normalizer)
+    else:
+        is_metaspace = normalizer is None and splitter.get("type") == "Metaspace" and splitter.get("replacement") == "▁"
+    if not (is_metaspace or _is_byte_level(splitter)):
         return None
     composes = normalizer == {"type": "NFC"}
     if not (composes or normalizer is None or _is_prefix(normalizer)):
         return None
-    added = held.get("added_tokens") or []
+    added = settings.get("added_tokens") or []
     if not _added_are_separate(added, has_prefix='"add_prefix_space": true' in json.dumps(splitter)):
         return None
     if composes and any(
@@ -158,7 +161,7 @@ def kind_of(data: bytes) -> FastKind | None:
 
 
 def _added_are_separate(added: Sequence[dict[str, Any]], *, has_prefix: bool) -> bool:
-    """Whether it cannot matter in which order the added tokens are looked for.
+    """Return whether the order in which added tokens are searched cannot matter.
 
     The reference looks for tokens with `normalized` after all others; gigatoken takes the first in the text. They
     differ where two of them can overlap, by the white space that `lstrip` and `rstrip` take as well.
@@ -176,7 +179,7 @@ def _added_are_separate(added: Sequence[dict[str, Any]], *, has_prefix: bool) ->
 
 
 def _can_overlap(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether one of `first` can stand inside one of `second`, or end with what one of `second` begins with."""
+    """Return whether one of `first` can be inside one of `second`, or overlap its start."""
     if not first or not second:
         return False
     starts = {content[:end] for content in second for end in range(1, len(content) + 1)}
@@ -210,14 +213,8 @@ def _is_byte_level(splitter: Any) -> bool:
     )
 
 
-def _is_metaspace(normalizer: Any, splitter: Any) -> bool:
-    if splitter is None:
-        return _is_prefix(normalizer)
-    return normalizer is None and splitter.get("type") == "Metaspace" and splitter.get("replacement") == "▁"
-
-
 def _is_prefix(normalizer: Any) -> bool:
-    """Llama 2: a space in front, and spaces as ▁."""
+    """Recognize the normalizer of Llama 2: a space in front, and spaces as ▁."""
     parts = normalizer.get("normalizers", []) if isinstance(normalizer, dict) else []
     return parts == [
         {"type": "Prepend", "prepend": "▁"},
@@ -226,7 +223,7 @@ def _is_prefix(normalizer: Any) -> bool:
 
 
 def choose(choice: EncoderChoice, data: bytes) -> FastKind | None:
-    """The fast way where it is installed, wanted, and known to give the same ids; else None."""
+    """Return the kind of tokenizer if the fast encoder is installed, allowed, and gives the same ids; else None."""
     installed = choice != "reference" and importlib.util.find_spec("gigatoken") is not None
     if choice == "fast" and not installed:
         raise missing("fast", "The fast encoder is not installed.")
@@ -240,7 +237,7 @@ def choose(choice: EncoderChoice, data: bytes) -> FastKind | None:
 
 
 class FastEncoder:
-    """gigatoken. It keeps all words that it has seen: it is loaded anew when they take much."""
+    """gigatoken. It caches all words, so it is loaded again when the cache is large."""
 
     def __init__(self, data: bytes) -> None:
         import gigatoken
@@ -251,19 +248,19 @@ class FastEncoder:
 
     def _load(self) -> None:
         self._raw = self._library.Tokenizer.from_json(self._data).backend
-        held, self._seen_bytes = process_bytes(os.getpid()), 0
-        # From the first time on: what is not given back in between must not add up.
-        self._most_bytes = max(self._most_bytes or held + _CACHE_BYTES, held + _CACHE_BYTES // 4)
+        memory_bytes, self._seen_bytes = process_bytes(os.getpid()), 0
+        # The limit is set at the first load: memory that is not freed between loads must not add up.
+        self._most_bytes = max(self._most_bytes or memory_bytes + _CACHE_BYTES, memory_bytes + _CACHE_BYTES // 4)
 
     @property
     def encoder(self) -> str:
         return fast_name()
 
     def encode(self, texts: pa.Array) -> Encoded:
-        """Of valid UTF-8: it ends the process on anything else."""
+        """Encode valid UTF-8; anything else would abort the process."""
         offsets, data = text_buffers(texts)
-        one = self._raw.encode
-        found = Encoded.of([one(data[start:end]) for start, end in itertools.pairwise(offsets.tolist())])
+        encode = self._raw.encode
+        encoded = Encoded.from_parts([encode(data[start:end]) for start, end in itertools.pairwise(offsets.tolist())])
         self._seen_bytes += len(data)
         if self._seen_bytes >= _LOOK_BYTES:
             self._seen_bytes = 0
@@ -271,7 +268,7 @@ class FastEncoder:
                 del self._raw
                 give_back_heap()
                 self._load()
-        return found
+        return encoded
 
 
 def fast_name() -> str:
@@ -281,7 +278,7 @@ def fast_name() -> str:
 
 
 class ProvedEncoder:
-    """The fast encoder for as long as it gives what the reference gives. `differed` tells why it does not any more."""
+    """Uses the fast encoder until it differs from the reference; then `differed` has the reason."""
 
     def __init__(self, fast: Encoder, reference: Encoder, kind: FastKind) -> None:
         self._fast, self._reference, self._kind = fast, reference, kind
@@ -291,8 +288,8 @@ class ProvedEncoder:
         probes = pa.array([text for text in [*PROBES, *_with_added(kind.added)] if text])
         try:
             self._compare(probes.filter(pa.array(self._is_sure(probes))))
-        except Redo:
-            pass  # nothing has been done yet
+        except RestartUnit:
+            pass  # no text was encoded yet
 
     @property
     def encoder(self) -> str:
@@ -303,19 +300,19 @@ class ProvedEncoder:
             return self._reference.encode(texts)
         sure = self._is_sure(texts)
         if sure.all():
-            found = self._fast.encode(texts)
+            encoded = self._fast.encode(texts)
         else:
             rows = np.flatnonzero(~sure)
-            found = self._fast.encode(texts.filter(pa.array(sure)))
-            found = found.with_others(rows, self._reference.encode(texts.take(pa.array(rows))))
-        self._sample(texts, found)
-        return found
+            encoded = self._fast.encode(texts.filter(pa.array(sure)))
+            encoded = encoded.with_others(rows, self._reference.encode(texts.take(pa.array(rows))))
+        self._sample(texts, encoded)
+        return encoded
 
     def _is_sure(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        """Which texts are the fast encoder's: not those on whose code points or added tokens the two may differ."""
+        """Return which texts the fast encoder may encode: no code point or added token on which the two may differ."""
         sure = np.ones(len(texts), bool)
         if not self._kind.marks:
-            return sure  # every code point was tried, and there is none
+            return sure  # the two agree on every code point
         offsets, data = text_buffers(texts)
         if data.isascii():
             return sure
@@ -330,15 +327,15 @@ class ProvedEncoder:
         sure[[rows[number] for number in composed.tolist() if self._composed.affect(parts[number])]] = False
         return sure
 
-    def _sample(self, texts: pa.Array, found: Encoded) -> None:
+    def _sample(self, texts: pa.Array, encoded: Encoded) -> None:
         first, self._texts = self._texts, self._texts + len(texts)
         numbers = np.arange(first, self._texts)
-        chosen = np.flatnonzero((numbers < _FIRST_TEXTS) | (numbers % _EVERY == 0))
-        if len(chosen):
-            self._compare(texts.take(pa.array(chosen)), [found[row] for row in chosen.tolist()])
+        sampled = np.flatnonzero((numbers < _FIRST_TEXTS) | (numbers % _EVERY == 0))
+        if len(sampled):
+            self._compare(texts.take(pa.array(sampled)), [encoded[row] for row in sampled.tolist()])
 
-    def _compare(self, texts: pa.Array, found: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        ours = self._fast.encode(texts) if found is None else Encoded.of(found)
+    def _compare(self, texts: pa.Array, fast_ids: Sequence[npt.NDArray[Any]] | None = None) -> None:
+        ours = self._fast.encode(texts) if fast_ids is None else Encoded.from_parts(fast_ids)
         theirs = self._reference.encode(texts)
         same = np.array_equal(ours.offsets, theirs.offsets) and np.array_equal(ours.values, theirs.values)
         if same:
@@ -347,16 +344,16 @@ class ProvedEncoder:
         text = texts[row].as_py()
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
         self.differed = f"{self._fast.encoder} and {self._reference.encoder} give other ids for {shown!r}"
-        raise Redo
+        raise RestartUnit
 
 
 def text_buffers(texts: pa.Array) -> tuple[npt.NDArray[np.int64], bytes]:
-    """Where each text begins and ends, and the bytes of all of them."""
-    _, places, data = texts.buffers()
+    """Return the offsets of the texts, and the bytes of all."""
+    _, offset_buffer, data = texts.buffers()
     kind = np.int32 if pa.types.is_string(texts.type) else np.int64
-    if places is None or not len(texts):
+    if offset_buffer is None or not len(texts):
         return np.zeros(1, np.int64), b""
-    offsets = np.frombuffer(places, kind, len(texts) + 1, texts.offset * kind().itemsize).astype(np.int64)
+    offsets = np.frombuffer(offset_buffer, kind, len(texts) + 1, texts.offset * kind().itemsize).astype(np.int64)
     if data is None:
         return offsets - offsets[0], b""
     start, end = int(offsets[0]), int(offsets[-1])
@@ -364,9 +361,9 @@ def text_buffers(texts: pa.Array) -> tuple[npt.NDArray[np.int64], bytes]:
 
 
 def _with_added(added: Sequence[str]) -> list[str]:
-    """Texts in which a tokenizer's own tokens stand: as written, composed, taken apart, and with a mark after them.
+    """Make texts with a tokenizer's added tokens: as written, composed, decomposed, and followed by a mark.
 
-    Those after the first 256 stand in one text each, so that thousands of them do not delay every worker by seconds.
+    Tokens after the first 256 get one text each, so that thousands of them do not delay every worker by seconds.
     """
     shapes = ("{}", " {} ", "a{}b", "{}{}", "the {}\n{} end", "{}.")
     texts = [shape.format(*[token] * shape.count("{}")) for token in added[:256] for shape in shapes]
@@ -375,7 +372,7 @@ def _with_added(added: Sequence[str]) -> list[str]:
     return [*texts, *(f"the {form}." for form in sorted(forms))]
 
 
-_WORDS = (
+_SAMPLE_TEXTS = (
     "the", "Hello", "WORLD", "don't", "I'LL", "they'VE", "x1y22z333", "123456789", "foo_bar", "__init__", "!!!", "...",
     "naïve", "Straße", "ſ", "'ſ", "日本語", "русский", "ελληνικά", "हिन्दी", "ไทย", "한국어", "العربية", "😀", "👍🏽",
     "👨‍👩‍👧‍👦", "🇩🇪", "❤️", "e\u0301", "Å", "ﬁ", "½", "²", "٣", "Ⅷ", "①", "\u00ad", "\u200b", "\ufeff", "\x00",
@@ -385,12 +382,12 @@ _WHITE = (" ", "  ", "   ", "\n", "\r\n", "\r", "\t", "\x0b", "\x0c", "\xa0", "\
 
 
 def _probes() -> tuple[str, ...]:
-    """The fixed set: each word with each kind of white space on both sides, and things in a row."""
-    pairs = zip(_WORDS, _WORDS[7:] + _WORDS, strict=False)
-    mixed = [f"{white}{word}{white}{other}" for word, other in pairs for white in _WHITE]
-    rows = [piece * count for piece in (*_WORDS[::5], *_WHITE, "a", "1", "\u0301", "'s") for count in (2, 17)]
+    """Make the fixed texts: each word with each kind of white space on both sides, and repetitions."""
+    pairs = zip(_SAMPLE_TEXTS, _SAMPLE_TEXTS[7:] + _SAMPLE_TEXTS, strict=False)
+    mixed = [f"{white}{text}{white}{next_text}" for text, next_text in pairs for white in _WHITE]
+    rows = [text * count for text in (*_SAMPLE_TEXTS[::5], *_WHITE, "a", "1", "\u0301", "'s") for count in (2, 17)]
     code = "def f(x):\n    return {'a': [1, 2.5e-3, 0xFF], \"b\": x**2}  # ok\r\n\tif x != None and y >= 10:\n"
-    return (*mixed, *rows, code, " ".join(_WORDS), "".join(_WORDS))
+    return (*mixed, *rows, code, " ".join(_SAMPLE_TEXTS), "".join(_SAMPLE_TEXTS))
 
 
 PROBES = _probes()

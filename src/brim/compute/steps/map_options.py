@@ -12,8 +12,8 @@ from brim.options.compute_options import MapFunctionOptions
 from brim.records import dataclass
 
 ALL_ROWS = 2**62  # a batch as long as the dataset
-UNCHANGED = "brim_unchanged"  # the only column of what a function returned that returns nothing
-NO_COLUMNS = "brim_no_columns"  # and of one that returned rows without columns
+UNCHANGED = "brim_unchanged"  # the only column of the output of a function that returns None
+NO_COLUMNS = "brim_no_columns"  # the only column of the output of a function that returns rows without columns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""The results of calls, merged over their inputs, as tables: what `Dataset.map` writes for them, in the types it gives.
+"""Convert the results of calls, merged over their inputs, to the tables and types that `Dataset.map` writes.
 
 Plain Python and NumPy values are turned into Arrow here. For anything else (images, tensors, values of mixed types)
-`datasets`' own code is asked, so that the result is the same.
+the code of `datasets` is used, so that the result is the same.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from brim.compute.rows.schemas import contains_type
 from brim.compute.steps.map_inputs import Call, LazyRow
 from brim.compute.steps.map_options import NO_COLUMNS, UNCHANGED, MapStepOptions
 from brim.compute.steps.row_features import Feature, features_of, import_datasets, inferred, is_plain, metadata
@@ -37,7 +38,7 @@ Array = Any  # pa.Array or pa.ChunkedArray
 
 @dataclass(frozen=True, slots=True)
 class TypeRules:
-    """How `datasets` finds types: whether a column tries to keep its own, and what values of several types become."""
+    """How `datasets` infers types: whether a column tries to keep its own, and how values of mixed types are stored."""
 
     keep_original: bool = True
     on_mixed_types: str | None = "use_json"
@@ -47,92 +48,92 @@ USUAL = TypeRules()
 
 
 @dataclass(frozen=True)
-class Known:
-    """The columns of a schema: their features and Arrow types. The objects of `datasets` are made when needed."""
+class SchemaFeatures:
+    """The features and Arrow types of a schema's columns. The objects of `datasets` are made on demand."""
 
     features: dict[str, Feature]
     types: dict[str, pa.DataType]
-    _made: dict[str, Any] = field(default_factory=dict)
+    _objects: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, schema: pa.Schema) -> Known:
+    def from_schema(cls, schema: pa.Schema) -> SchemaFeatures:
         return cls(features_of(schema), {field.name: field.type for field in schema})
 
     def feature(self, name: str) -> Any:
-        """The feature of a column as an object of `datasets`."""
-        if name not in self._made:
+        """Return the feature of a column as an object of `datasets`."""
+        if name not in self._objects:
             datasets = import_datasets(f"the column {name!r}")
-            self._made[name] = datasets.Features.from_dict({name: self.features[name]})[name]
-        return self._made[name]
+            self._objects[name] = datasets.Features.from_dict({name: self.features[name]})[name]
+        return self._objects[name]
 
 
 def to_arrow(
-    name: str, values: Any, source: Known, wanted: Known | None, rules: TypeRules = USUAL
+    name: str, values: Any, source: SchemaFeatures, requested: SchemaFeatures | None, rules: TypeRules = USUAL
 ) -> tuple[Array, Feature | None]:
-    """A column's values as an array, and its feature if the Arrow type does not tell.
+    """Convert a column's values to Arrow; return its feature too if the Arrow type does not determine it.
 
-    `source`: the input's columns; a column of the same name keeps its type if the values fit. `wanted`: the
+    `source`: the input's columns; a column of the same name keeps its type if the values fit. `requested`: the
     types that the user asked for, which the values must fit.
     """
     if isinstance(values, pa.Array | pa.ChunkedArray):
-        return (values if wanted is None else as_wanted(name, values, wanted)), None
+        return (values if requested is None else as_requested(name, values, requested)), None
     if not rules.keep_original:
-        source = _NOTHING
-    known = wanted if wanted is not None else source
-    target = known.types.get(name)
-    plain = target is None or is_plain(known.features[name], labels=False)
-    if not plain and not _number_labels(known.features[name], values):
-        return _by_datasets(name, values, source, wanted, rules)
+        source = _NO_FEATURES
+    expected = requested if requested is not None else source
+    target = expected.types.get(name)
+    plain = target is None or is_plain(expected.features[name], labels=False)
+    if not plain and not _number_labels(expected.features[name], values):
+        return _by_datasets(name, values, source, requested, rules)
     array = _plain_array(values)
     if array is None:
-        return _by_datasets(name, values, source, wanted, rules)
+        return _by_datasets(name, values, source, requested, rules)
     if target is None:
-        if _holds_struct(array.type) and _mixed(values):
-            return _by_datasets(name, values, source, wanted, rules)
+        if contains_type(array.type, pa.types.is_struct) and _mixed(values):
+            return _by_datasets(name, values, source, requested, rules)
         return _small_ints(name, array), None
     verdict = _may_cast(array.type, target)
-    if verdict is None or (verdict is False and wanted is not None):
-        return _by_datasets(name, values, source, wanted, rules)
+    if verdict is None or (verdict is False and requested is not None):
+        return _by_datasets(name, values, source, requested, rules)
     if verdict is False:
         return array, None
     try:
         return array.cast(target), None
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        if wanted is not None:
+        if requested is not None:
             raise
         return array, None
 
 
-_NOTHING = Known({}, {})
+_NO_FEATURES = SchemaFeatures({}, {})
 
 
-def as_wanted(name: str, array: Array, wanted: Known) -> Array:
-    """An input column that is passed on, as the type that the user asked for."""
-    if array.type == wanted.types[name]:
+def as_requested(name: str, array: Array, requested: SchemaFeatures) -> Array:
+    """Cast an unchanged input column to the type that the user requested."""
+    if array.type == requested.types[name]:
         return array
     if isinstance(array, pa.ChunkedArray):
-        chunks = [as_wanted(name, chunk, wanted) for chunk in array.chunks]
-        return pa.chunked_array(chunks, wanted.types[name])
-    feature = wanted.feature(name)
+        chunks = [as_requested(name, chunk, requested) for chunk in array.chunks]
+        return pa.chunked_array(chunks, requested.types[name])
+    feature = requested.feature(name)
     from datasets.table import cast_array_to_feature
 
     return cast_array_to_feature(array, feature)
 
 
 def _by_datasets(
-    name: str, values: Any, source: Known, wanted: Known | None, rules: TypeRules
+    name: str, values: Any, source: SchemaFeatures, requested: SchemaFeatures | None, rules: TypeRules
 ) -> tuple[Array, Feature | None]:
     try:
         datasets = import_datasets(f"what the function gave for {name!r}")
     except MissingDependencyError:
-        if isinstance(values, list) and name not in source.types and wanted is None:
-            pa.array(values)  # says what it is about the values
+        if isinstance(values, list) and name not in source.types and requested is None:
+            pa.array(values)  # raises an error about the values
         raise
     from datasets.arrow_writer import OptimizedTypedSequence
 
     options: dict[str, Any] = {}
-    if wanted is not None:
-        options["type"] = wanted.feature(name)
+    if requested is not None:
+        options["type"] = requested.feature(name)
     elif name in source.types:
         options["try_type"] = source.feature(name)
     if "on_mixed_types" in signature(OptimizedTypedSequence).parameters:  # from datasets 4.7 on
@@ -144,7 +145,7 @@ def _by_datasets(
 
 
 def _number_labels(feature: Feature, values: Any) -> bool:
-    """Whether values are class numbers in range, which are stored as they are."""
+    """Return whether values are class numbers in range, which are stored unchanged."""
     if not isinstance(feature, Mapping) or feature.get("_type") != "ClassLabel" or not isinstance(values, list):
         return False
     count = len(feature.get("names") or ())
@@ -152,7 +153,7 @@ def _number_labels(feature: Feature, values: Any) -> bool:
 
 
 def _plain_array(values: Any) -> Array | None:
-    """Plain Python or NumPy values as Arrow infers them, None if `datasets` should look at them."""
+    """Convert plain Python or NumPy values with Arrow's inference; None if `datasets` should convert them."""
     try:
         if isinstance(values, np.ndarray):
             return _nested(values) if values.ndim else None
@@ -173,7 +174,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _is_leaf(value: Any) -> bool:
-    """Whether the first values inside are such that Arrow and `datasets` see the same in them."""
+    """Return whether Arrow and `datasets` infer the same type from the first values inside."""
     if value is None or type(value) in _LEAF_TYPES or isinstance(value, np.generic):
         return True
     if type(value) is dict:
@@ -184,7 +185,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _nested(array: np.ndarray[Any, Any]) -> pa.Array:
-    """An array of any number of dimensions as lists of lists. Always a copy: the function may use its own again."""
+    """Convert an array of any dimension to nested lists. Always copies: the function may reuse its array."""
     values = pa.array(array.flatten())
     for dimension in range(array.ndim - 1, 0, -1):
         count = int(np.prod(array.shape[:dimension]))
@@ -194,30 +195,21 @@ def _nested(array: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def _arrays(values: list[Any]) -> pa.Array | None:
-    """Arrays, one for a row, as one array of lists."""
+    """Convert arrays, one per row, to one array of lists."""
     if any(not (value is None or (isinstance(value, np.ndarray) and value.ndim)) for value in values):
         return None
     parts = [_nested(value) for value in values if value is not None]
     if any(part.type != parts[0].type for part in parts):
-        parts = _promoted(parts)
+        tables = [pa.Table.from_arrays([part], ["x"]) for part in parts]
+        parts = list(pa.concat_tables(tables, promote_options="permissive").column(0).chunks)
     lengths = [0 if value is None else len(value) for value in values]
     offsets = pa.array(np.cumsum([0, *lengths], dtype=np.int64)).cast(pa.int32())
     missing = pa.array([value is None for value in values]) if len(parts) < len(values) else None
     return pa.ListArray.from_arrays(offsets, pa.concat_arrays(parts), mask=missing)
 
 
-def _promoted(parts: list[pa.Array]) -> list[pa.Array]:
-    tables = [pa.Table.from_arrays([part], ["x"]) for part in parts]
-    column = pa.concat_tables(tables, promote_options="permissive").column(0)
-    return list(column.chunks)
-
-
-def _holds_struct(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) or any(_holds_struct(kind.field(i).type) for i in range(kind.num_fields))
-
-
 def _mixed(values: Any) -> bool:
-    """Whether dicts at the same place have different keys: `datasets` stores those as JSON."""
+    """Return whether dicts at the same level have different keys: `datasets` stores those as JSON."""
     values = [value for value in values if value is not None]
     if not values:
         return False
@@ -249,7 +241,7 @@ def _small_ints(name: str, array: Array) -> Array:
 
 
 def _may_cast(kind: pa.DataType, target: pa.DataType) -> bool | None:
-    """Whether values of an inferred type may take the column's type; None where `datasets` has more to say."""
+    """Return whether values of an inferred type can be cast to the column's type; None if `datasets` must decide."""
     if kind == target or pa.types.is_null(kind):
         return True
     if pa.types.is_list(kind) and (pa.types.is_list(target) or pa.types.is_large_list(target)):
@@ -257,8 +249,8 @@ def _may_cast(kind: pa.DataType, target: pa.DataType) -> bool | None:
     if pa.types.is_struct(kind) and pa.types.is_struct(target):
         if [field.name for field in kind] != [field.name for field in target]:
             return None
-        verdicts = [_may_cast(a.type, b.type) for a, b in zip(kind, target, strict=True)]
-        return None if None in verdicts else all(verdicts)
+        results = [_may_cast(a.type, b.type) for a, b in zip(kind, target, strict=True)]
+        return None if None in results else all(results)
     if pa.types.is_nested(kind) or pa.types.is_nested(target):
         return None if pa.types.is_nested(kind) and pa.types.is_nested(target) else False
     if pa.types.is_string(target):
@@ -267,70 +259,71 @@ def _may_cast(kind: pa.DataType, target: pa.DataType) -> bool | None:
 
 
 def reconciled(tables: list[pa.Table], results: Results) -> list[pa.Table]:
-    """The tables with one schema, where there is one that holds them all; else as they are."""
+    """Concatenate tables with one schema if there is one for all; else return them unchanged."""
     first = tables[0].schema
     if all(table.schema.equals(first, check_metadata=True) for table in tables):
         return [pa.concat_tables(tables)]
-    known = [features_of(table.schema) for table in tables]
+    table_features = [features_of(table.schema) for table in tables]
     columns: dict[str, Any] = {}
-    found: dict[str, Feature] = {}
+    features: dict[str, Feature] = {}
     names = list(dict.fromkeys(name for table in tables for name in table.column_names))
     source = [name for name in results.source.types if name in names]
     for name in [*source, *(name for name in names if name not in results.source.types)]:
         try:
-            columns[name], feature = _column(name, tables, known, results)
+            columns[name], feature = _column(name, tables, table_features, results)
         except (pa.ArrowException, TypeError, ValueError) as error:
             if isinstance(error, MemoryError):
                 raise
             return tables
         if feature is not None:
-            found[name] = feature
-    return [results.tag(pa.Table.from_arrays(list(columns.values()), list(columns)), found)]
+            features[name] = feature
+    return [results.tag(pa.Table.from_arrays(list(columns.values()), list(columns)), features)]
 
 
 def _column(
-    name: str, tables: list[pa.Table], known: list[dict[str, Feature]], results: Results
+    name: str, tables: list[pa.Table], table_features: list[dict[str, Feature]], results: Results
 ) -> tuple[Any, Feature | None]:
     parts = [table.column(name) if name in table.column_names else pa.nulls(len(table)) for table in tables]
     kinds = {str(part.type): part.type for part in parts}
     features = {
-        repr(one[name]): one[name]
-        for one, part in zip(known, parts, strict=True)
-        if name in one and not pa.types.is_null(part.type)
+        repr(features_by_name[name]): features_by_name[name]
+        for features_by_name, part in zip(table_features, parts, strict=True)
+        if name in features_by_name and not pa.types.is_null(part.type)
     }
     special = [feature for feature in features.values() if not is_plain(feature)]
     if len(kinds) == 1:
-        return _joined(parts), (special or [None])[0]
+        return _concatenate(parts), (special or [None])[0]
     if len(special) == len(features) == 1 and len(kinds) == 2 and "null" in kinds:
         kind = next(kind for kind in kinds.values() if not pa.types.is_null(kind))
-        return _joined([_nulls_as(part, kind) for part in parts]), special[0]
+        typed = [pa.nulls(len(part), kind) if pa.types.is_null(part.type) else part for part in parts]
+        return _concatenate(typed), special[0]
     if not special and _same_fields(list(kinds.values())):
         try:
-            alone = [pa.Table.from_arrays([part], [name]) for part in parts]
-            return pa.concat_tables(alone, promote_options="permissive").column(0), None
+            single_columns = [pa.Table.from_arrays([part], [name]) for part in parts]
+            return pa.concat_tables(single_columns, promote_options="permissive").column(0), None
         except (pa.ArrowInvalid, pa.ArrowTypeError):
             pass
-    values = [value for one, part in zip(known, parts, strict=True) for value in _values(name, one.get(name), part)]
+    values = [
+        value
+        for features_by_name, part in zip(table_features, parts, strict=True)
+        for value in _values(name, features_by_name.get(name), part)
+    ]
     return results.column(name, values)
 
 
-def _joined(parts: list[Any]) -> pa.ChunkedArray:
+def _concatenate(parts: list[Any]) -> pa.ChunkedArray:
     chunks = [chunk for part in parts for chunk in (part.chunks if isinstance(part, pa.ChunkedArray) else [part])]
     return pa.chunked_array(chunks, parts[0].type)
 
 
-def _nulls_as(part: Any, kind: pa.DataType) -> Any:
-    return pa.nulls(len(part), kind) if pa.types.is_null(part.type) else part
-
-
 def _same_fields(kinds: list[pa.DataType]) -> bool:
-    """Whether structs at the same place have the same fields: others are JSON for `datasets`."""
+    """Return whether structs at the same level have the same fields: `datasets` stores others as JSON."""
     kinds = [kind for kind in kinds if not pa.types.is_null(kind)]
     if any(isinstance(kind, pa.BaseExtensionType) for kind in kinds):
         return False
     if all(pa.types.is_struct(kind) for kind in kinds):
         names = [sorted(field.name for field in kind) for kind in kinds]
-        if any(one != names[0] for one in names):
+        if any(other_names != names[0] for other_names in names):
             return False
         return not names or all(_same_fields([kind.field(name).type for kind in kinds]) for name in names[0])
     if all(hasattr(kind, "value_type") for kind in kinds):
@@ -339,7 +332,7 @@ def _same_fields(kinds: list[pa.DataType]) -> bool:
 
 
 def _values(name: str, feature: Feature | None, part: Any) -> list[Any]:
-    """A column as the values that it was made of."""
+    """Return the Python values of a column."""
     if feature is None or is_plain(feature):
         return part.to_pylist()  # type: ignore[no-any-return]
     datasets = import_datasets(f"the column {name!r}")
@@ -358,53 +351,51 @@ _COLUMN_TYPES = (
 
 
 class Results:
-    """Turns what a function returned into tables, for one source schema."""
+    """Convert the return values of a function to tables, for one source schema."""
 
     def __init__(
         self,
         source: pa.Schema,
         options: MapStepOptions,
-        wanted: pa.Schema | None,
+        requested: pa.Schema | None,
         settled: pa.Schema | None,
     ) -> None:
-        self.source = Known.of(source)
-        self.wanted = None if wanted is None else Known.of(wanted)
-        self._settled = None if settled is None else Known.of(settled)
+        self.source = SchemaFeatures.from_schema(source)
+        self.requested = None if requested is None else SchemaFeatures.from_schema(requested)
+        self._settled = None if settled is None else SchemaFeatures.from_schema(settled)
         self._removed = frozenset(options.remove_columns or ())
         self._rules = TypeRules(options.try_original_type or not options.batched, options.on_mixed_types)
         self._no_nulls = options.disable_nullable
-        # As long as nothing else was seen, a function that returns nothing has nothing written.
+        # Until the function returns something, rows are only marked as unchanged.
         nothing_so_far = self._settled is None or UNCHANGED in self._settled.types
         self._marks = options.side_effects and nothing_so_far
         self._only_marks = self._marks and self._settled is not None
-        self._tells_of_none = options.side_effects and (self._settled is None or NO_COLUMNS in self._settled.types)
-        self._has_none = self._tells_of_none and self._settled is not None
+        self._marks_no_columns = options.side_effects and (self._settled is None or NO_COLUMNS in self._settled.types)
+        self._has_no_columns = self._marks_no_columns and self._settled is not None
         self._tags: dict[Any, dict[bytes, bytes]] = {}
 
     def unchanged(self, table: pa.Table) -> pa.Table:
-        """The rows of a function that returned nothing."""
+        """Return the rows of a function that returned None."""
         if self._marks:
             return pa.table({UNCHANGED: pa.nulls(table.num_rows)})
         return table.replace_schema_metadata(metadata(self.source.features))
 
     def of_rows(self, table: pa.Table, calls: Sequence[Call], results: Sequence[Any]) -> pa.Table:
-        """One result for each row of a table."""
+        """Convert the results for the rows of a table."""
         self._refuse_after_nothing()
         results = [as_table(result) for result in results]
         if any(isinstance(result, pa.Table) for result in results):
             return self._of_tables(results)
-        if self._tells_of_none and (self._has_none or self._first_is_bare(table, calls[0], results[0])):
-            return _without_columns()
+        if self._marks_no_columns:
+            # `datasets` writes the columns of the first row: if that has none left, no row has.
+            call = calls[0]
+            kept = [name for name in table.column_names if name not in self._removed and not _is_deleted(call, name)]
+            if self._has_no_columns or not (self._changed(call, results[0]) or (call.merges and kept)):
+                return _without_columns()
         return self._finish(*self._row_columns(table, calls, results))
 
-    def _first_is_bare(self, table: pa.Table, call: Call, result: Mapping[str, Any]) -> bool:
-        """Whether the first row has no column left: then no row has, as the original writes those of the first."""
-        if self._changed(call, result):
-            return False
-        return not call.merges or all(name in self._removed or _is_gone(call, name) for name in table.column_names)
-
     def of_batch(self, table: pa.Table, call: Call, result: Any) -> pa.Table | None:
-        """The result for a table as a whole; None if it has no rows."""
+        """Convert the result for a whole table; None if it has no rows."""
         self._refuse_after_nothing()
         result = as_table(result)
         if isinstance(result, pa.Table):
@@ -414,19 +405,19 @@ class Results:
             _check_column(name, value)
         columns: dict[str, Any] = {}
         for name in table.column_names if call.merges else ():
-            if name not in changed and name not in self._removed and not _is_gone(call, name):
+            if name not in changed and name not in self._removed and not _is_deleted(call, name):
                 columns[name] = table.column(name)
         columns |= changed
         lengths = {name: len(value) for name, value in columns.items()}
         if len(set(lengths.values())) > 1:
-            first, *others = lengths
-            other = next(name for name in others if lengths[name] != lengths[first])
+            first, *other_names = lengths
+            differing = next(name for name in other_names if lengths[name] != lengths[first])
             raise pa.ArrowInvalid(  # as the original does
-                f"Column lengths mismatch: {first!r} has {lengths[first]} rows, {other!r} has {lengths[other]}, not "
-                "the expected length. A batch may become more or fewer rows only if all columns do: remove the others "
-                "with remove_columns."
+                f"Column lengths mismatch: {first!r} has {lengths[first]} rows, {differing!r} has "
+                f"{lengths[differing]}, not the expected length. A batch may become more or fewer rows only if all "
+                "columns do: remove the others with remove_columns."
             )
-        if not columns and self._tells_of_none:
+        if not columns and self._marks_no_columns:
             return _without_columns()
         if not any(lengths.values()):
             return None
@@ -437,7 +428,7 @@ class Results:
             raise TypeError("The function returned None for the first rows and not for these. Return a dict for all.")
 
     def _changed(self, call: Call, result: Mapping[str, Any]) -> dict[str, Any]:
-        """What the function set, in place or by what it returned."""
+        """Return the values that the function set, in place or by returning them."""
         changed: dict[str, Any] = {}
         if call.lazy is not None and call.lazy.touched:
             touched = call.lazy.changes() if call.merges else call.lazy.touched
@@ -453,55 +444,58 @@ class Results:
     ) -> tuple[dict[str, Any], dict[str, Feature]]:
         changed = [self._changed(call, result) for call, result in zip(calls, results, strict=True)]
         first = changed[0].keys()
-        alike = all(one.keys() == first for one in changed) and not any(call.lazy and call.lazy.gone for call in calls)
+        alike = all(row.keys() == first for row in changed) and not any(
+            call.lazy and call.lazy.deleted for call in calls
+        )
         merges = calls[0].merges
         columns: dict[str, Any] = {}
-        names = list(first) if alike else list(dict.fromkeys(name for one in changed for name in one))
+        names = list(first) if alike else list(dict.fromkeys(name for row in changed for name in row))
+
+        def stored_values(name: str) -> list[Any]:
+            pairs = zip(calls, table.column(name).to_pylist(), strict=True)
+            return [None if _is_deleted(call, name) else value for call, value in pairs]
+
         for name in table.column_names if merges else ():
             if name in names or name in self._removed:
                 continue
-            if alike or not any(_is_gone(call, name) for call in calls):
+            if alike or not any(_is_deleted(call, name) for call in calls):
                 columns[name] = table.column(name)
-            elif not all(_is_gone(call, name) for call in calls):
-                stored = table.column(name).to_pylist()
-                columns[name] = [
-                    None if _is_gone(call, name) else value for call, value in zip(calls, stored, strict=True)
-                ]
+            elif not all(_is_deleted(call, name) for call in calls):
+                columns[name] = stored_values(name)
         for name in names:
             if alike:
-                columns[name] = [one[name] for one in changed]
+                columns[name] = [row[name] for row in changed]
                 continue
-            rest: list[Any] = [None] * len(changed)
+            defaults: list[Any] = [None] * len(changed)
             if merges and name in table.column_names and name not in self._removed:
-                stored = table.column(name).to_pylist()
-                rest = [None if _is_gone(call, name) else value for call, value in zip(calls, stored, strict=True)]
-            columns[name] = [one.get(name, other) for one, other in zip(changed, rest, strict=True)]
+                defaults = stored_values(name)
+            columns[name] = [row.get(name, default) for row, default in zip(changed, defaults, strict=True)]
         return self._convert(self._in_order(columns))
 
     def _in_order(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """The source's columns first, in their order, as `datasets` has them."""
+        """Put the source's columns first, in the source's order, as `datasets` does."""
         order = [*(name for name in self.source.types if name in columns)]
         order += [name for name in columns if name not in self.source.types]
         return {name: columns[name] for name in order}
 
     def _convert(self, columns: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Feature]]:
-        self._check_wanted(columns)
-        arrays, found = {}, {}
+        self._check_requested(columns)
+        arrays, special = {}, {}
         for name, values in columns.items():
             try:
                 arrays[name], feature = self.column(name, values)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, MemoryError):
                     raise
-                # Half of a surrogate pair, and the like: such errors are not made of a text.
+                # A UnicodeError cannot be constructed from a message alone.
                 kind = ValueError if isinstance(error, UnicodeError) else type(error)
                 raise kind(f"The column {name!r}: {error}") from error
             if feature is not None:
-                found[name] = feature
-        return arrays, found
+                special[name] = feature
+        return arrays, special
 
     def column(self, name: str, values: Any) -> tuple[Any, Feature | None]:
-        """One column: of the type that was asked for, or that it had in the first batch if that will do."""
+        """Convert one column to the type of the first batch if the values fit, else to the requested type."""
         settled = self._settled
         if settled is not None and name in settled.types and not pa.types.is_null(settled.types[name]):
             try:
@@ -510,15 +504,15 @@ class Results:
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, MemoryError):
                     raise
-        return to_arrow(name, values, self.source, self.wanted, self._rules)
+        return to_arrow(name, values, self.source, self.requested, self._rules)
 
-    def _check_wanted(self, columns: Mapping[str, Any]) -> None:
-        if self.wanted is None or columns.keys() == self.wanted.types.keys():
+    def _check_requested(self, columns: Mapping[str, Any]) -> None:
+        if self.requested is None or columns.keys() == self.requested.types.keys():
             return
-        extra = [name for name in columns if name not in self.wanted.types]
-        missing = [name for name in self.wanted.types if name not in columns]
-        what = f"does not have {extra[0]!r}" if extra else f"has {missing[0]!r}, which the function did not give"
-        raise ValueError(f"features= {what}. The columns are: {', '.join(columns)}.")
+        extra = [name for name in columns if name not in self.requested.types]
+        missing = [name for name in self.requested.types if name not in columns]
+        problem = f"does not have {extra[0]!r}" if extra else f"has {missing[0]!r}, which the function did not give"
+        raise ValueError(f"features= {problem}. The columns are: {', '.join(columns)}.")
 
     def _of_tables(self, results: Sequence[Any]) -> pa.Table:
         for result in results:
@@ -529,28 +523,28 @@ class Results:
         table = pa.concat_tables(results, promote_options="permissive").combine_chunks()
         return self._finish(dict(zip(table.column_names, table.columns, strict=True)), {})
 
-    def _finish(self, columns: dict[str, Any], found: dict[str, Feature]) -> pa.Table:
-        """The table, with its features: those of the source where the type is still the same."""
-        self._check_wanted(columns)
+    def _finish(self, columns: dict[str, Any], special: dict[str, Feature]) -> pa.Table:
+        """Make the table with its features: those of the source if the type is the same."""
+        self._check_requested(columns)
         for name, column in columns.items() if self._no_nulls else ():
             if column.null_count:
                 raise ValueError(f"The column {name!r} has nulls, and disable_nullable=True was said.")
-        if self.wanted is not None:
-            columns = {name: as_wanted(name, columns[name], self.wanted) for name in self.wanted.types}
+        if self.requested is not None:
+            columns = {name: as_requested(name, columns[name], self.requested) for name in self.requested.types}
             table = pa.Table.from_arrays(list(columns.values()), list(columns))
-            return table.replace_schema_metadata(metadata(self.wanted.features))
-        return self.tag(pa.Table.from_arrays(list(columns.values()), list(columns)), found)
+            return table.replace_schema_metadata(metadata(self.requested.features))
+        return self.tag(pa.Table.from_arrays(list(columns.values()), list(columns)), special)
 
-    def tag(self, table: pa.Table, found: Mapping[str, Feature]) -> pa.Table:
-        """A table with the features of its columns: `found` ones, then the source's, then what the types say."""
-        key = (table.schema.remove_metadata(), repr(found) if found else "")
+    def tag(self, table: pa.Table, special: Mapping[str, Feature]) -> pa.Table:
+        """Tag a table with features: those in `special`, then the source's, then inferred ones."""
+        key = (table.schema.remove_metadata(), repr(special) if special else "")
         if key not in self._tags:
             features = {}
             for field in table.schema:
                 if self.source.types.get(field.name) == field.type:
                     features[field.name] = self.source.features[field.name]
-                elif field.name in found:
-                    features[field.name] = found[field.name]
+                elif field.name in special:
+                    features[field.name] = special[field.name]
                 else:
                     features[field.name] = inferred(field)
             self._tags[key] = metadata(features)
@@ -561,15 +555,15 @@ def _without_columns() -> pa.Table:
     return pa.table({NO_COLUMNS: pa.nulls(1)})
 
 
-def kept(result: Any) -> Any:
-    """A result that waits for those of other rows: the function may fill the same dict again for the next."""
+def keep_result(result: Any) -> Any:
+    """Copy a result that waits for other rows, because the function may reuse its dict."""
     if result is None or isinstance(result, LazyRow):
         return result
     return dict(result) if isinstance(result, Mapping) else as_table(result)
 
 
 def as_table(result: Any) -> Any:
-    """A data frame as a table; a mapping or a table as it is; anything else is refused."""
+    """Convert a data frame to a table; return a mapping or a table unchanged; raise TypeError for anything else."""
     if isinstance(result, Mapping | pa.Table):
         return result
     if (pandas := sys.modules.get("pandas")) is not None and isinstance(result, pandas.DataFrame):
@@ -594,5 +588,5 @@ def _check_column(name: str, value: Any) -> None:
     )
 
 
-def _is_gone(call: Call, name: str) -> bool:
-    return call.lazy is not None and call.lazy.gone is not None and name in call.lazy.gone
+def _is_deleted(call: Call, name: str) -> bool:
+    return call.lazy is not None and call.lazy.deleted is not None and name in call.lazy.deleted

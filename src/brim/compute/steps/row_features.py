@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.compute.rows.schemas import unify
+from brim.compute.rows.schemas import contains_type, unify
 from brim.errors import InputError
 from brim.extras import missing
 from brim.sources.features import NoFeature, as_feature_dict, feature_of_type
@@ -23,19 +23,19 @@ _PLAIN = ("Value", "List", "LargeList")
 
 
 def features_of(schema: pa.Schema) -> dict[str, Feature]:
-    """The features of a schema's columns: what its metadata says, else what the Arrow types are."""
-    said: Mapping[str, Feature] = {}
+    """Return the features of a schema's columns, from its metadata, else from the Arrow types."""
+    stored: Mapping[str, Feature] = {}
     if schema.metadata and KEY in schema.metadata:
         try:
-            said = (json.loads(schema.metadata[KEY]).get("info") or {}).get("features") or {}
+            stored = (json.loads(schema.metadata[KEY]).get("info") or {}).get("features") or {}
         except (ValueError, AttributeError):
-            said = {}
-    return {field.name: said[field.name] if field.name in said else inferred(field) for field in schema}
+            stored = {}
+    return {field.name: stored[field.name] if field.name in stored else inferred(field) for field in schema}
 
 
 def inferred(field: pa.Field) -> Feature:
-    """The feature of an Arrow field."""
-    if isinstance(field.type, pa.BaseExtensionType) or _holds_extension(field.type):
+    """Infer the feature of an Arrow field."""
+    if contains_type(field.type, lambda kind: isinstance(kind, pa.BaseExtensionType)):
         datasets = import_datasets("a column of a special type")
         return datasets.Features.from_arrow_schema(pa.schema([field])).to_dict()[field.name]
     try:
@@ -47,14 +47,8 @@ def inferred(field: pa.Field) -> Feature:
         ) from error
 
 
-def _holds_extension(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.BaseExtensionType):
-        return True
-    return any(_holds_extension(kind.field(number).type) for number in range(kind.num_fields))
-
-
 def is_plain(feature: Feature, *, labels: bool = True) -> bool:
-    """Whether values of a feature are what Arrow says they are. `labels`: class labels are numbers too."""
+    """Return whether plain Arrow types describe a feature. `labels`: class labels count as numbers."""
     if isinstance(feature, list):
         return len(feature) == 1 and is_plain(feature[0], labels=labels)
     if not isinstance(feature, Mapping):
@@ -68,34 +62,34 @@ def is_plain(feature: Feature, *, labels: bool = True) -> bool:
 
 
 def tagged(table: pa.Table, features: Mapping[str, Feature]) -> pa.Table:
-    """A table with its features, as `datasets` writes them."""
+    """Tag a table with features, as `datasets` writes them."""
     return table.replace_schema_metadata(metadata(features))
 
 
 def metadata(features: Mapping[str, Feature]) -> dict[bytes, bytes]:
-    """The schema metadata that holds features."""
+    """Return the schema metadata for features."""
     return {KEY: json.dumps({"info": {"features": dict(features)}}).encode()}
 
 
 def merge_features(schemas: Iterable[pa.Schema], final: pa.Schema) -> dict[str, Feature]:
-    """The features of all tables together, once `final` unifies their types.
+    """Merge the features of tables whose merged schema is `final`.
 
     A column keeps the feature of the first table that has it with its final type.
     """
-    found: dict[str, Feature] = {}
+    merged: dict[str, Feature] = {}
     for schema in schemas:
-        if len(found) == len(final):
+        if len(merged) == len(final):
             break
-        known = features_of(schema)
+        own = features_of(schema)
         for field in schema:
             position = final.get_field_index(field.name)
-            if field.name not in found and position >= 0 and final.field(position).type == field.type:
-                found[field.name] = known[field.name]
-    return {field.name: found[field.name] if field.name in found else inferred(field) for field in final}
+            if field.name not in merged and position >= 0 and final.field(position).type == field.type:
+                merged[field.name] = own[field.name]
+    return {field.name: merged[field.name] if field.name in merged else inferred(field) for field in final}
 
 
 def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema that holds rows of all of these, with their features if any of them tells some."""
+    """Merge schemas, with their features if any of them has some."""
     final = unify(schemas)
     if not any(schema.metadata and KEY in schema.metadata for schema in schemas):
         return final
@@ -103,7 +97,7 @@ def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def as_schema(features: Any) -> pa.Schema:
-    """What the caller gave as `features=` (a Features, its dict, or an Arrow schema) as a schema with metadata."""
+    """Convert the argument `features=` (a Features, its dict, or an Arrow schema) to a schema with metadata."""
     if isinstance(features, pa.Schema):
         return features.with_metadata(metadata(features_of(features)))
     if not hasattr(features, "arrow_schema"):
@@ -115,7 +109,7 @@ def as_schema(features: Any) -> pa.Schema:
 
 
 def import_datasets(why: str) -> Any:
-    """The library `datasets`: 85 MB and a second, so only where it is needed."""
+    """Import `datasets`, which takes 85 MB and a second, so only if it is needed."""
     try:
         import datasets
     except ImportError as error:

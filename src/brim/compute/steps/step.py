@@ -1,4 +1,4 @@
-"""What a worker does with rows. Mapping, tokenizing and embedding are steps."""
+"""The interface of steps, which process rows in workers: map, tokenize and embed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from brim.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive rows. `first_row` is the index in the source of the first one, if the step asked for indices.
+    """Consecutive rows. `first_row` is the index of the first one in the source, if the step needs indices.
 
-    `offset` counts from the first row of the unit. `leave_out` takes a row of this batch and the error of it, if rows
-    that fail are left out. `advance` takes the number of rows of this batch that are done, where a step can tell.
+    `offset` counts from the first row of the unit. `leave_out` reports a failed row and its error, if failed rows are
+    skipped. `advance` reports the number of finished rows of this batch, for steps that know it.
     """
 
     table: pa.Table
@@ -27,7 +27,7 @@ class Batch:
 
 
 class Step(Protocol):
-    """Work on batches. It travels to workers by pickle: modules and closures by cloudpickle, so keep it small.
+    """Processes batches. It is sent to workers by pickle, modules and closures by cloudpickle, so keep it small.
 
     The rows of a batch are fixed by the plan: at most `batch_rows` rows and `batch_bytes` of input; None and 0 set
     no limit. The last batch of a unit may have fewer.
@@ -35,48 +35,48 @@ class Step(Protocol):
 
     batch_rows: int | None
     batch_bytes: int
-    indices: bool  # whether it wants to know which row of the source a row is
+    indices: bool  # whether it needs the index of rows in the source
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The input columns that are read; None for all."""
+        """The input columns to read; None for all."""
 
     @property
     def splittable(self) -> bool:
-        """Whether a batch in pieces gives the same rows."""
+        """Whether a divided batch gives the same rows."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What decides the output, for the fingerprint: plain values, no path of this machine."""
+        """The fingerprint inputs: plain values, no path of this machine."""
 
     def open(self, schema: pa.Schema) -> None:
-        """In the worker, once, before the first batch: load what is large. `schema` is that of the source."""
+        """Load large objects. Called once in the worker, before the first batch. `schema` is that of the source."""
 
     def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
-        """The rows that come of a batch, in order.
+        """Yield the output rows of a batch, in order.
 
-        `small`: memory is short; where `splittable`, use as little as possible at a time, a row if need be. The
-        concatenation of what is given must be the same. A BadRow tells which row of the batch is to blame; a step
-        may also give such rows to `batch.leave_out` and go on with the others.
+        `small`: memory is short; if `splittable`, use as little as possible at a time, down to one row. The
+        concatenated output must be the same. A BadRow names the failed row of the batch; a step may also report such
+        rows to `batch.leave_out` and continue with the others.
         """
 
     def close(self) -> None:
-        """In the worker, after its last unit."""
+        """Release resources. Called in the worker after its last unit."""
 
     def smaller(self, rows: int) -> str:
-        """What to change where a batch of `rows` rows does not fit; nothing if there is nothing."""
+        """Return a hint for a batch of `rows` rows that does not fit into memory, or an empty text."""
 
 
 @runtime_checkable
-class Settles(Protocol):
+class HasTypeInference(Protocol):
     """A step whose output types follow its first batch, as those of `Dataset.map` do."""
 
     def settle(self, schema: pa.Schema) -> None:
-        """In the worker: columns have these types, where their values can take them."""
+        """Convert columns to these types if their values fit. Called in the worker."""
 
 
 class BadRow(Exception):
-    """The user's function failed. `row` and `rows` tell where in the batch; the cause is `__cause__`."""
+    """The user's function failed on `rows` rows of the batch from `row` on; the cause is `__cause__`."""
 
     def __init__(self, row: int, rows: int) -> None:
         super().__init__(row, rows)
@@ -88,29 +88,29 @@ class BadBatch(BadRow):
 
 
 @runtime_checkable
-class Encodes(Protocol):
-    """A step that has two ways to the same rows, and goes back to the slower one if they should differ."""
+class HasEncoder(Protocol):
+    """A step with a fast and a reference encoder, which uses only the reference once their results differ."""
 
     @property
     def encoder(self) -> str:
-        """In the worker: what does the work now, for people."""
+        """In the worker: the name of the encoder in use, for messages."""
 
     @property
     def differed(self) -> str:
-        """In the worker: why the fast way was left; nothing as long as it was not."""
+        """In the worker: why the fast encoder is no longer used; empty while it is."""
 
     def use_reference(self) -> None:
-        """In the parent: workers that are set up from now on do it the slower way."""
+        """In the parent: let workers that start from now on use the reference."""
 
 
-class Redo(Exception):
-    """The step goes another way from now on: the unit is to be done again from its start."""
+class RestartUnit(Exception):
+    """The step switched its encoder: the unit must be repeated from its start."""
 
 
 def end_forked_child() -> NoReturn:
-    """End a process that the user's function has forked and that came back from it: the worker itself goes on.
+    """Exit a process that the user's function forked and that returned from the function.
 
-    It has the worker's connection and files, and must not do the worker's work a second time.
+    It has the worker's connection and files, and must not repeat the worker's work. The worker itself continues.
     """
-    os.write(2, b"The function forked a process that returned from it, and brim ended it: end it with os._exit().\n")
+    os.write(2, b"The function forked a process that returned from it, and brim stopped it: exit it with os._exit().\n")
     os._exit(1)

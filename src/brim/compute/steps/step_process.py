@@ -1,7 +1,7 @@
-"""Making a step in a process of its own, which ends: what the user's module imports does not stay with brim.
+"""Make a step in a separate process, so that the imports of the user's module do not stay in brim's memory.
 
-`brim map --fn module:function` needs to know the function (does it exist, has it changed since the last run), but only
-workers need it loaded. A module that imports torch takes 300 MB: once less is worth a second.
+`brim map --fn module:function` checks the function (does it exist, has it changed since the last run), but only workers
+need it loaded. A module that imports torch takes 300 MB: saving that is worth a second.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from brim.monitor.watching.launch import HOME
 
 
 def make_step(function: str, options: MapStepOptions) -> MapStep:
-    """The step for a function that is given by name."""
+    """Make the step for a function given by name."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join([str(HOME), *filter(None, [environment.get("PYTHONPATH")])])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-m", "brim.compute.steps.step_process"],
         input=pickle.dumps((function, options)),
         stdout=subprocess.PIPE,
@@ -29,28 +29,29 @@ def make_step(function: str, options: MapStepOptions) -> MapStep:
         check=False,
     )
     try:
-        made = pickle.loads(done.stdout)
+        step = pickle.loads(process.stdout)
     except (pickle.UnpicklingError, EOFError) as error:
         raise InputError(
-            f"Loading {function} ended its process ({done.returncode}).", hint="Can Python import it by itself?"
+            f"Loading {function} ended its process ({process.returncode}).",
+            hint=f"Check that Python can import it: python -c 'import {function.partition(':')[0]}'.",
         ) from error
-    if isinstance(made, BrimError):
-        raise made
-    return made  # type: ignore[no-any-return]
+    if isinstance(step, BrimError):
+        raise step
+    return step  # type: ignore[no-any-return]
 
 
 def main() -> None:
     answer = os.dup(1)
-    os.dup2(2, 1)  # what the module prints is for people
+    os.dup2(2, 1)  # the module's output goes to stderr
     function, options = pickle.load(sys.stdin.buffer)
     try:
         from brim.compute.steps.functions import load_function
 
-        made: MapStep | BrimError = MapStep(load_function(function), options)
+        result: MapStep | BrimError = MapStep(load_function(function), options)
     except BrimError as error:
-        made = error
+        result = error
     with open(answer, "wb") as file:
-        file.write(pickle.dumps(made))
+        file.write(pickle.dumps(result))
 
 
 if __name__ == "__main__":

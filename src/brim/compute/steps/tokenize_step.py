@@ -33,80 +33,78 @@ from brim.records import dataclass
 
 PIECE_CHARS = 1 << 16  # at 490 bytes each: 32 MB
 _WINDOW = 1024
-_SEARCH = 4096  # how far before the limit a space is looked for
+_SEARCH = 4096  # characters before the limit in which a space is searched
 _TRIES = 3
-_BLIND_TRIES = 32  # where it is not known which places are ends of tokens
+_BLIND_TRIES = 32  # if the ends of tokens are unknown
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
 _BEFORE_WHITE = re.compile(r"(?<=\S)(?=\s)")
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The left piece ends at `end`, the right one starts at `start`: after a space that is left out, if need be."""
+    """The left part ends at `end`, the right one starts at `start`, perhaps after an omitted space."""
 
     end: int
     start: int
     exact: bool
 
 
-def pieces(loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
-    """Each piece of a text in UTF-8, and whether the cut before it passed the test.
+def cut_text(loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a text in UTF-8, each with whether the cut before it passed the test.
 
-    Only a window of the text is a Python string at a time: as a whole it can take four times its bytes.
+    Only a window of the text is a Python string at a time, since a whole string can take four times its bytes.
     """
-    at, exact = 0, True
+    position, exact = 0, True
     while True:
-        stop = min(at + 4 * (limit + _WINDOW + 2), len(text))  # a character has four bytes at most
-        # A character that the window cuts lies behind everything that is looked at.
-        window = str(text[at:stop], "utf-8", "strict" if stop == len(text) else "ignore")
+        stop = min(position + 4 * (limit + _WINDOW + 2), len(text))  # a character has four bytes at most
+        # A character that the window cuts is after everything that is searched.
+        window = str(text[position:stop], "utf-8", "strict" if stop == len(text) else "ignore")
         if len(window) <= limit:
             yield window, exact
             return
         cut = _best(loaded, window, limit)
         yield window[: cut.end], exact
-        at, exact = at + len(window[: cut.start].encode()), cut.exact
+        position, exact = position + len(window[: cut.start].encode()), cut.exact
 
 
 def _best(loaded: LoadedTokenizer, text: str, limit: int) -> Cut:
-    """Where to cut `text` so that its first piece has at most `limit` characters."""
+    """Return where to cut `text` so that its first part has at most `limit` characters."""
     low = max(1, limit - _SEARCH)
     for pattern in (_BETWEEN_WORDS, _BEFORE_WHITE):
-        places = [found.start() for found in pattern.finditer(text, low, limit)]
-        for place in reversed(places[-_TRIES:]):
-            # Sentencepiece tokenizers of the older kind put a space before every piece: leave ours out.
-            for start in (place, place + 1):
-                if _passes(loaded, text, place, start):
-                    return Cut(place, start, True)
-    for place in _token_ends(loaded, text, limit):
-        if _passes(loaded, text, place, place):
-            return Cut(place, place, True)
-    place = limit
-    while place > low and unicodedata.combining(text[place]):
-        place -= 1
-    return Cut(place, place, False)
+        cuts = [match.start() for match in pattern.finditer(text, low, limit)]
+        for position in reversed(cuts[-_TRIES:]):
+            # Older Sentencepiece tokenizers put a space before every part: omit ours.
+            for start in (position, position + 1):
+                if _passes(loaded, text, position, start):
+                    return Cut(position, start, True)
+    # The last positions before the limit where a token ends in its context: ends of words first.
+    start = max(0, limit - _WINDOW)
+    tries = _BLIND_TRIES if loaded.generation else _TRIES
+    ends = [
+        [start + end for end in ends if 0 < start + end <= limit]
+        for ends in loaded.token_ends(text[start : limit + _WINDOW])
+    ]
+    for position in [*reversed(ends[0][-_TRIES:]), *reversed(ends[1][-tries:])]:
+        if _passes(loaded, text, position, position):
+            return Cut(position, position, True)
+    position = limit
+    while position > low and unicodedata.combining(text[position]):
+        position -= 1
+    return Cut(position, position, False)
 
 
 def _passes(loaded: LoadedTokenizer, text: str, end: int, start: int) -> bool:
-    left, right = text[max(0, end - _WINDOW) : end], text[start : start + _WINDOW]
+    before, after = text[max(0, end - _WINDOW) : end], text[start : start + _WINDOW]
     whole = text[max(0, end - _WINDOW) : start + _WINDOW]
-    ids = loaded.ids([whole, left, right])
+    ids = loaded.ids([whole, before, after])
     return np.array_equal(ids[0], np.concatenate(ids[1:]))
 
 
-def _token_ends(loaded: LoadedTokenizer, text: str, limit: int) -> list[int]:
-    """The last places before the limit where a token ends in its surroundings: ends of words first."""
-    low = max(0, limit - _WINDOW)
-    words, others = loaded.token_ends(text[low : limit + _WINDOW])
-    tries = _BLIND_TRIES if loaded.generation else _TRIES
-    found = [[low + end for end in ends if 0 < low + end <= limit] for ends in (words, others)]
-    return [*reversed(found[0][-_TRIES:]), *reversed(found[1][-tries:])]
-
-
 IDS, NOTE = "input_ids", "_brim_note"
-# What NOTE says of a document; finishing counts it and drops the column.
+# Values of NOTE for a document; finishing counts them and drops the column.
 PLAIN, NULL, CUT, ROUGH = range(4)
 Dtype = Literal["int32", "uint16", "uint32"]
-# Encoded at once: takes up to 50 MB.
+# Text that is encoded at once; takes up to 50 MB.
 _GROUP_BYTES = 1 << 18
 _NO_IDS = np.empty(0, np.uint32)
 
@@ -125,20 +123,20 @@ class TokenizeStepOptions(TextOptions):
             )
 
 
-def settle_dtype(asked: str, output: str, vocab_size: int) -> Dtype:
-    """auto: int32 for Parquet and Arrow, because torch takes it as it is; for bin the smallest that fits."""
-    if asked == "auto":
+def choose_dtype(dtype: str, output: str, vocab_size: int) -> Dtype:
+    """Resolve `auto`: int32 for Parquet and Arrow, because torch uses it directly; for bin the smallest that fits."""
+    if dtype == "auto":
         return "int32" if output != "bin" else "uint16" if vocab_size <= 1 << 16 else "uint32"
-    if asked == "uint16" and vocab_size > 1 << 16:
+    if dtype == "uint16" and vocab_size > 1 << 16:
         raise InputError(
             f"uint16 holds ids up to 65,535, and the tokenizer has {vocab_size:,} tokens.", hint="Use --dtype=uint32."
         )
-    return asked  # type: ignore[return-value]
+    return dtype  # type: ignore[return-value]
 
 
 @dataclass(slots=True)
 class TokenizeStep:
-    """Made in the parent, opened in workers. `threads` is set by who runs it, before `open`."""
+    """Made in the parent, opened in workers. The worker sets `threads` before `open`."""
 
     tokenizer: TokenizerFile
     options: TokenizeStepOptions = field(default_factory=TokenizeStepOptions)
@@ -147,13 +145,13 @@ class TokenizeStep:
     batch_bytes: int = 1_000_000
     indices: bool = False
     splittable: bool = True
-    runs_own_code: bool = False  # of the user: nothing here needs pandas
+    runs_own_code: bool = False  # no code of the user runs, so pandas is not needed
     repeats: str | None = ""
     _loaded: LoadedTokenizer | None = None
     fast: FastKind | None = None  # the fast encoder is used, as long as it gives the same ids
     _proved: ProvedEncoder | None = None
     _load_failure: str = ""  # why the fast encoder could not be used
-    # What is put before and after every document; None until it is settled.
+    # Ids before and after every document; None until `check`.
     _frame: tuple[list[int], list[int]] | None = None
 
     @property
@@ -174,35 +172,36 @@ class TokenizeStep:
             "long_documents": options.long_documents,
             "long_chars": options.long_chars,
             "keep": list(options.keep_columns),
-            # Jobs of the time before 1.x say nothing of it, and go on.
+            # Absent for generation 0, so that jobs from before tokenizers 1.x resume.
             **({"tokenizers_generation": generation()} if generation() else {}),
         }
 
     def check(self, loaded: LoadedTokenizer | None = None) -> LoadedTokenizer:
-        """Everything about the tokenizer that can be wrong, before the job starts."""
+        """Check the tokenizer before the job starts."""
         loaded = loaded or LoadedTokenizer(self.tokenizer.read(), self.tokenizer.name)
-        settle_dtype(self.options.dtype, "", loaded.vocab_size)
+        choose_dtype(self.options.dtype, "", loaded.vocab_size)
         if 0 < loaded.dropout < 1:
             raise InputError(
                 f"The tokenizer {loaded.name} leaves out merges by chance (dropout {loaded.dropout:.2g}): a text would "
                 "have other ids each time.",
                 hint='Set "dropout" of its model to null.',
             )
-        self._settle(loaded)
+        self._set_frame(loaded)
         return loaded
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The columns that workers write. A column that is missing or no text is an InputError."""
+        """Return the columns that workers write; raise InputError if a column is missing or not text."""
         kind = _field(schema, self.options.column).type
         if not _is_text(kind):
             raise InputError(
                 f"The column {self.options.column!r} is not text but {kind}.", hint="Choose another with --column."
             )
-        fields = [pa.field(IDS, pa.list_(_arrow(self.options.dtype))), pa.field(NOTE, pa.uint8())]
+        ids = pa.list_(pa.type_for_alias(self.options.dtype))
+        fields = [pa.field(IDS, ids), pa.field(NOTE, pa.uint8())]
         return pa.schema(fields + [_field(schema, name).remove_metadata() for name in self.options.keep_columns])
 
     def open(self, schema: pa.Schema) -> None:
-        # The engine has a worker for each core; a pool of threads in each would only be in the way.
+        # There is one worker per core, so a pool of threads in each would only slow them down.
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if self.threads > 1 else "false"
         os.environ["RAYON_NUM_THREADS"] = str(self.threads)
         self.output_schema(schema)
@@ -250,8 +249,8 @@ class TokenizeStep:
         column = batch.table.column(self.options.column)
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             column = column.cast(pa.large_string())
-        room = 1 if small else _GROUP_BYTES * self.threads
-        for start, stop in _groups(column, room):
+        group_bytes = 1 if small else _GROUP_BYTES * self.threads
+        for start, stop in _groups(column, group_bytes):
             texts = column.slice(start, stop - start).combine_chunks()
             yield self._encoded(texts, batch.table.slice(start, stop - start), start)
 
@@ -261,7 +260,7 @@ class TokenizeStep:
     def close(self) -> None:
         self._loaded = self._proved = None
 
-    def _settle(self, loaded: LoadedTokenizer) -> None:
+    def _set_frame(self, loaded: LoadedTokenizer) -> None:
         options = self.options
         before, after = loaded.frame() if options.add_special_tokens else ([], [])
         eos = None if options.eos is None else loaded.id_of(options.eos)
@@ -288,19 +287,19 @@ class TokenizeStep:
             return self._table(np.array([0, len(ids)]), ids, notes, table)
         plain = sizes > 0
         plain[wide] = False
-        found = self._encoder.encode(texts if plain.all() else texts.filter(pa.array(plain)))
+        encoded = self._encoder.encode(texts if plain.all() else texts.filter(pa.array(plain)))
         empty = np.flatnonzero(sizes == 0)
-        found = found.with_others(empty - np.searchsorted(wide, empty), Encoded.of([_NO_IDS] * len(empty)))
+        encoded = encoded.with_others(empty - np.searchsorted(wide, empty), Encoded.from_parts([_NO_IDS] * len(empty)))
         if len(wide):
             bodies = []
             for row in wide.tolist():
                 body, notes[row] = self._long(texts, row, offset, framed=False)
                 bodies.append(body)
-            found = found.with_others(wide, Encoded.of(bodies))
-        if self._room is not None:
-            found = found.cut(self._room)
-        found = found.framed(*self._frame, sizes > 0)
-        return self._table(found.offsets, found.values, notes, table)
+            encoded = encoded.with_others(wide, Encoded.from_parts(bodies))
+        if self._max_own_ids is not None:
+            encoded = encoded.cut(self._max_own_ids)
+        encoded = encoded.framed(*self._frame, sizes > 0)
+        return self._table(encoded.offsets, encoded.values, notes, table)
 
     def _table(
         self, offsets: npt.NDArray[np.int64], values: Ids, notes: npt.NDArray[np.uint8], table: pa.Table
@@ -314,17 +313,17 @@ class TokenizeStep:
         )
 
     @property
-    def _room(self) -> int | None:
-        """How many ids of its own a document may have."""
+    def _max_own_ids(self) -> int | None:
+        """How many ids a document may have, without special tokens."""
         assert self._frame is not None
         if self.options.max_length is None:
             return None
         return self.options.max_length - len(self._frame[0]) - len(self._frame[1])
 
     def _long(self, texts: pa.Array, row: int, offset: int, *, framed: bool) -> tuple[Ids, int]:
-        """The ids of a long document, with what is put around every document if `framed`, and its note.
+        """Return the ids of a long document, with its special tokens if `framed`, and its note.
 
-        They are written to one array as they come, so that there is never a second copy of them.
+        Ids are written directly to one array, so that there is never a second copy of them.
         """
         assert self._loaded is not None
         assert self._frame is not None
@@ -336,34 +335,34 @@ class TokenizeStep:
                 hint="Let it be cut with --long-documents=cut, or raise --long-chars.",
             )
         before, after = self._frame if framed else ([], [])
-        # Hardly a tokenizer has more than one id for a byte. Pages that are not written take no memory.
+        # Tokenizers rarely have more than one id per byte. Pages that are not written take no memory.
         ids, count = np.empty(len(before) + len(text) + len(after), np.uint32), len(before)
         ids[:count] = before
-        most = sys.maxsize if self._room is None else self._room + len(before)
+        max_ids = sys.maxsize if self._max_own_ids is None else self._max_own_ids + len(before)
         note = CUT
-        for piece, exact in pieces(self._loaded, text, self.options.long_chars):
-            found = self._encoder.encode(pa.array([piece])).values[: most - count]
-            if count + len(found) + len(after) > len(ids):
-                ids = np.concatenate([ids[:count], np.empty(max(count, len(found) + len(after)), np.uint32)])
-            ids[count : count + len(found)] = found
-            count += len(found)
+        for part, exact in cut_text(self._loaded, text, self.options.long_chars):
+            ids_of_part = self._encoder.encode(pa.array([part])).values[: max_ids - count]
+            if count + len(ids_of_part) + len(after) > len(ids):
+                ids = np.concatenate([ids[:count], np.empty(max(count, len(ids_of_part) + len(after)), np.uint32)])
+            ids[count : count + len(ids_of_part)] = ids_of_part
+            count += len(ids_of_part)
             note = note if exact else ROUGH
-            if count >= most:
+            if count >= max_ids:
                 break
         ids[count : count + len(after)] = after
         return ids[: count + len(after)], note
 
 
 def _bytes_of(texts: pa.Array, row: int) -> memoryview:
-    """The UTF-8 of one text; no copy."""
-    _, places, data = texts.buffers()
+    """Return the UTF-8 of one text; no copy."""
+    _, offset_buffer, data = texts.buffers()
     kind = np.int32 if pa.types.is_string(texts.type) else np.int64
-    start, end = np.frombuffer(places, kind, 2, (texts.offset + row) * kind().itemsize).tolist()
+    start, end = np.frombuffer(offset_buffer, kind, 2, (texts.offset + row) * kind().itemsize).tolist()
     return memoryview(data)[start:end]
 
 
 def _check_utf8(texts: pa.Array, offset: int) -> None:
-    """Parquet and Arrow files may hold anything in a column of text."""
+    """Check UTF-8, since Parquet and Arrow files may have any bytes in a text column."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
@@ -373,24 +372,20 @@ def _check_utf8(texts: pa.Array, offset: int) -> None:
             except UnicodeDecodeError as error:
                 raise BadRow(offset + row, 1) from InputError(
                     f"A text is not UTF-8 (its byte {error.start:,}).",
-                    hint="Mend it, or leave such rows out with --on-error=skip.",
+                    hint="Fix it, or skip such rows with --on-error=skip.",
                 )
         raise
 
 
-def _groups(column: pa.ChunkedArray, room: int) -> Iterator[tuple[int, int]]:
-    """Rows from, to: as many as `room` bytes hold, at least one."""
+def _groups(column: pa.ChunkedArray, group_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield row ranges (start, stop) of up to `group_bytes` bytes, at least one row each."""
     sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy()
     ends = np.cumsum(sizes, dtype=np.int64)
     start, before = 0, 0
     while start < len(ends):
-        stop = max(start + 1, int(np.searchsorted(ends, before + room, side="right")))
+        stop = max(start + 1, int(np.searchsorted(ends, before + group_bytes, side="right")))
         yield start, stop
         start, before = stop, int(ends[stop - 1])
-
-
-def _arrow(dtype: str) -> pa.DataType:
-    return {"int32": pa.int32(), "uint16": pa.uint16(), "uint32": pa.uint32()}[dtype]
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -403,8 +398,10 @@ def _is_text(kind: pa.DataType) -> bool:
 def _field(schema: pa.Schema, name: str) -> pa.Field:
     if name in schema.names:
         return schema.field(name)
-    near = difflib.get_close_matches(name, schema.names, n=3)
-    listed = ", ".join(map(repr, near or schema.names[:20])) or "none"
+    close = difflib.get_close_matches(name, schema.names, n=3)
+    listed = ", ".join(map(repr, close or schema.names[:20])) or "none"
     raise InputError(
-        f"The source has no column {name!r}.", hint=f"{'Close to it are' if near else 'It has'} {listed}.", column=name
+        f"The source has no column {name!r}.",
+        hint=f"{'Close to it are' if close else 'It has'} {listed}.",
+        column=name,
     )

@@ -1,10 +1,10 @@
-"""What the other files of a tokenizer's folder change: tokenizer_config.json and its neighbors.
+"""Apply the other files of a tokenizer's folder, such as tokenizer_config.json, which may change ids.
 
 `AutoTokenizer.from_pretrained(folder)` adds tokens and changes settings of tokenizer.json by these files. Where
-transformers is installed it loads the folder once, in a process of its own that ends: workers get the backend's JSON
-and never import it. Elsewhere a folder whose files would change ids is refused.
+transformers is installed it loads the folder once, in a separate short-lived process: workers get the backend's JSON
+and never import it. Otherwise a folder whose files would change ids is refused.
 
-Not covered: classes of transformers that build their tokenizer anew from its vocabulary. Only transformers knows those.
+Not covered: classes of transformers that build their tokenizer from the vocabulary. Only transformers can load those.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
 
 @dataclass(frozen=True, slots=True)
 class FolderTokenizer:
-    """What transformers made of a folder. `data` is None if that is its tokenizer.json as it is."""
+    """A folder's tokenizer as transformers loads it. `data` is None if tokenizer.json is unchanged."""
 
     data: bytes | None
     eos: str | None
@@ -40,19 +40,19 @@ class FolderTokenizer:
 
 
 def load_folder(folder: Path) -> FolderTokenizer | None:
-    """The tokenizer as transformers loads it; None if the folder has no configuration or transformers is missing.
+    """Load the tokenizer with transformers; None if the folder has no configuration or transformers is missing.
 
     Raises:
-        InputError: the configuration changes ids, and transformers cannot tell how.
+        InputError: The configuration changes ids, and transformers cannot load it.
     """
     if not any((folder / name).is_file() for name in (CONFIG, SPECIAL_MAP, ADDED)):
         return None
     failure = "transformers is not installed"
     if has_transformers():
-        found = _ask_transformers(folder)
-        if isinstance(found, FolderTokenizer):
-            return found
-        failure = f"transformers cannot load the folder ({found})"
+        answer = _ask_transformers(folder)
+        if isinstance(answer, FolderTokenizer):
+            return answer
+        failure = f"transformers cannot load the folder ({answer})"
     if (change := find_id_change(folder)) is not None:
         raise InputError(
             f"The files next to {str(folder / FILE)!r} change its ids ({change}), and {failure}.",
@@ -66,10 +66,10 @@ def has_transformers() -> bool:
 
 
 def _ask_transformers(folder: Path) -> FolderTokenizer | str:
-    """What a child process says, or why it could not load the folder."""
+    """Load the folder in a child process; return the tokenizer, or the reason why it could not be loaded."""
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     path = os.pathsep.join([str(HOME), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-m", "brim.compute.steps.tokenizer_folder", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -78,14 +78,14 @@ def _ask_transformers(folder: Path) -> FolderTokenizer | str:
         check=False,
     )
     try:
-        answer: FolderTokenizer | str = pickle.loads(done.stdout)
+        answer: FolderTokenizer | str = pickle.loads(process.stdout)
     except (pickle.UnpicklingError, EOFError):
-        return f"its process ended with {done.returncode}"
+        return f"its process ended with {process.returncode}"
     return answer
 
 
 def find_id_change(folder: Path) -> str | None:
-    """The first setting next to tokenizer.json that gives some texts other ids; None if none does."""
+    """Return the first setting next to tokenizer.json that changes the ids of some texts, or None."""
     tokenizer, config = read_json(folder / FILE), read_json(folder / CONFIG)
     added = {token["content"]: token for token in tokenizer.get("added_tokens") or ()}
     for name, content, flags in _named_tokens(folder, config):
@@ -98,17 +98,17 @@ def find_id_change(folder: Path) -> str | None:
 
 
 def _named_tokens(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """The tokens that the files name: where, which, and what they say about them."""
+    """Yield the tokens in the files next to tokenizer.json: the setting, the token, and its flags."""
     decoder = config.get("added_tokens_decoder")
     for number, token in decoder.items() if isinstance(decoder, dict) else ():
         content, flags = _token(token)
         yield "added_tokens_decoder", content, {**flags, "id": int(number)}
-    for name, held in ((CONFIG, config), (SPECIAL_MAP, read_json(folder / SPECIAL_MAP))):
-        named = [(key, held[key]) for key in _SPECIAL if held.get(key)]
+    for name, settings in ((CONFIG, config), (SPECIAL_MAP, read_json(folder / SPECIAL_MAP))):
+        tokens = [(key, settings[key]) for key in _SPECIAL if settings.get(key)]
         for key in _SPECIAL_LISTS:
-            values = held.get(key) or ()
-            named += [(key, value) for value in (values.values() if isinstance(values, dict) else values)]
-        for key, token in named:
+            values = settings.get(key) or ()
+            tokens += [(key, value) for value in (values.values() if isinstance(values, dict) else values)]
+        for key, token in tokens:
             yield f"{key} of {name}", *_token(token)
     if not decoder:
         for content, number in read_json(folder / ADDED).items():
@@ -116,23 +116,23 @@ def _named_tokens(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, s
 
 
 def _token(token: Any) -> tuple[str, dict[str, Any]]:
-    """Its content, and its flags if it says any."""
+    """Return the content of a token, and its flags if it has any."""
     if not isinstance(token, dict):
         return str(token), {}
     return str(token.get("content")), {flag: token[flag] for flag in _FLAGS if flag in token}
 
 
 def _changed_settings(tokenizer: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
-    """Settings of the configuration that tokenizer.json has otherwise."""
+    """Yield settings of the configuration that differ from tokenizer.json."""
     for part in _parts(tokenizer.get("pre_tokenizer"), "pretokenizers"):
         prefix = config.get("add_prefix_space")
         if part.get("type") == "ByteLevel":
-            has = bool(part.get("add_prefix_space"))
+            has_prefix = bool(part.get("add_prefix_space"))
         elif part.get("type") == "Metaspace":
-            has = part.get("prepend_scheme", "always") != "never"
+            has_prefix = part.get("prepend_scheme", "always") != "never"
         else:
             continue
-        if isinstance(prefix, bool) and prefix != has:
+        if isinstance(prefix, bool) and prefix != has_prefix:
             yield f"add_prefix_space is {prefix}"
     same = {
         "do_lower_case": "lowercase",
@@ -151,33 +151,33 @@ def _changed_settings(tokenizer: dict[str, Any], config: dict[str, Any]) -> Iter
 
 
 def _parts(part: Any, key: str) -> list[dict[str, Any]]:
-    """A normalizer or pre-tokenizer, or those of a sequence."""
+    """Return a normalizer or pre-tokenizer as a list, or the members of a sequence."""
     if not isinstance(part, dict):
         return []
     return [inner for each in part[key] for inner in _parts(each, key)] if key in part else [part]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a file of the folder; nothing if there is none."""
+    """Read a JSON file of the folder; an empty dict if it does not exist."""
     try:
-        held = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise InputError(f"The file {str(path)!r} cannot be read: {error}.", hint="Fix it, or move it away.") from error
-    return held if isinstance(held, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def main() -> None:
-    """In the child: load the folder, and answer with a FolderTokenizer or with the reason why there is none."""
+    """In the child: load the folder, and return a FolderTokenizer or the reason of a failure to the parent."""
     answer = os.dup(1)
-    os.dup2(2, 1)  # what transformers prints is not the answer
+    os.dup2(2, 1)  # the output of transformers goes to stderr
     try:
-        found: FolderTokenizer | str = _load_here(sys.argv[1])
+        result: FolderTokenizer | str = _load_here(sys.argv[1])
     except Exception as error:  # noqa: BLE001  transformers raises anything
-        found = (str(error).splitlines() or [type(error).__name__])[0]
+        result = (str(error).splitlines() or [type(error).__name__])[0]
     with open(answer, "wb") as file:
-        file.write(pickle.dumps(found))
+        file.write(pickle.dumps(result))
 
 
 def _load_here(folder: str) -> FolderTokenizer | str:
@@ -190,20 +190,20 @@ def _load_here(folder: str) -> FolderTokenizer | str:
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         return f"{type(loaded).__name__} has no fast tokenizer"
-    made = backend.to_str()
+    serialized = backend.to_str()
     plain = tokenizers.Tokenizer.from_file(os.path.join(folder, FILE)).to_str()
-    data = None if _deciding(made) == _deciding(plain) else made.encode()
+    data = None if _deciding(serialized) == _deciding(plain) else serialized.encode()
     eos = loaded.eos_token
     return FolderTokenizer(data, eos if eos is None else str(eos), transformers.__version__)
 
 
 def _deciding(text: str) -> dict[str, Any]:
-    """What of a tokenizer decides ids: not its truncation and padding, which brim switches off."""
-    held: dict[str, Any] = json.loads(text)
-    held["truncation"] = held["padding"] = None
-    for token in held["added_tokens"]:
+    """Return the settings that determine ids: without truncation and padding, which brim switches off."""
+    settings: dict[str, Any] = json.loads(text)
+    settings["truncation"] = settings["padding"] = None
+    for token in settings["added_tokens"]:
         del token["special"]
-    return held
+    return settings
 
 
 if __name__ == "__main__":

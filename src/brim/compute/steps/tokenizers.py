@@ -1,6 +1,6 @@
 """Which tokenizer: a file, a folder, a name on the Hub, or an object, found once and known by its SHA-256.
 
-What encoding gives is the ids of all texts in one array, and where each text ends in it. No Python lists.
+Encoding returns the ids of all texts in one array, and where each text ends in it. No Python lists.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Encoded:
     values: Ids
 
     @classmethod
-    def of(cls, parts: Sequence[Ids]) -> Encoded:
+    def from_parts(cls, parts: Sequence[Ids]) -> Encoded:
         return cls(offsets_of(list(map(len, parts))), np.concatenate(parts) if parts else np.empty(0, np.uint32))
 
     def __len__(self) -> int:
@@ -52,30 +52,30 @@ class Encoded:
     def lengths(self) -> npt.NDArray[np.int64]:
         return np.diff(self.offsets)
 
-    def with_others(self, rows: npt.NDArray[np.int64], others: Encoded) -> Encoded:
-        """These and others in one: `rows` are the places of the others, in the order of the result."""
+    def with_others(self, rows: npt.NDArray[np.int64], inserted: Encoded) -> Encoded:
+        """Insert other texts: `rows` are their rows in the result, in order."""
         if not len(rows):
             return self
         count = len(self) + len(rows)
-        places = np.zeros(count, bool)
-        places[rows] = True
+        is_inserted = np.zeros(count, bool)
+        is_inserted[rows] = True
         lengths = np.empty(count, np.int64)
-        lengths[places], lengths[~places] = others.lengths, self.lengths
-        values = np.empty(len(self.values) + len(others.values), np.uint32)
-        theirs = np.repeat(places, lengths)
-        values[theirs], values[~theirs] = others.values, self.values
+        lengths[is_inserted], lengths[~is_inserted] = inserted.lengths, self.lengths
+        values = np.empty(len(self.values) + len(inserted.values), np.uint32)
+        theirs = np.repeat(is_inserted, lengths)
+        values[theirs], values[~theirs] = inserted.values, self.values
         return Encoded(offsets_of(lengths), values)
 
-    def cut(self, most: int) -> Encoded:
-        """No text has more than so many ids: those at its start."""
+    def cut(self, max_ids: int) -> Encoded:
+        """Keep the first `max_ids` ids of each text."""
         lengths = self.lengths
-        if not len(lengths) or lengths.max() <= most:
+        if not len(lengths) or lengths.max() <= max_ids:
             return self
-        place = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], lengths)
-        return Encoded(offsets_of(np.minimum(lengths, most)), self.values[place < most])
+        position = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], lengths)
+        return Encoded(offsets_of(np.minimum(lengths, max_ids)), self.values[position < max_ids])
 
     def framed(self, before: Sequence[int], after: Sequence[int], rows: npt.NDArray[np.bool_]) -> Encoded:
-        """With the same ids before and after each of the texts that `rows` says."""
+        """Add the same ids before and after each text for which `rows` is true."""
         if not (before or after) or not rows.any():
             return self
         lengths = self.lengths + rows * (len(before) + len(after))
@@ -83,20 +83,20 @@ class Encoded:
         values = np.empty(int(offsets[-1]), np.uint32)
         inside = np.ones(len(values), bool)
         starts, ends = offsets[:-1][rows], offsets[1:][rows]
-        for number, one in enumerate(before):
-            values[starts + number], inside[starts + number] = one, False
-        for number, one in enumerate(reversed(after), 1):
-            values[ends - number], inside[ends - number] = one, False
+        for number, token in enumerate(before):
+            values[starts + number], inside[starts + number] = token, False
+        for number, token in enumerate(reversed(after), 1):
+            values[ends - number], inside[ends - number] = token, False
         values[inside] = self.values
         return Encoded(offsets, values)
 
 
 class Encoder(Protocol):
-    """Who turns texts into ids, without special tokens around them. Texts are strings of Arrow without nulls."""
+    """Converts texts to ids, without special tokens. Texts are an Arrow array of strings without nulls."""
 
     @property
     def encoder(self) -> str:
-        """What encodes, for people."""
+        """The name and version of the library, for messages."""
 
     def encode(self, texts: pa.Array) -> Encoded: ...
 
@@ -107,27 +107,27 @@ def offsets_of(lengths: Any) -> npt.NDArray[np.int64]:
     return offsets
 
 
-_BESIDE = (CONFIG, SPECIAL_MAP, ADDED, "config.json")  # what transformers reads of a repository, beside FILE
+_OTHER_FILES = (CONFIG, SPECIAL_MAP, ADDED, "config.json")  # the other files of a repository that transformers reads
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """`path` is where workers read it; `data` travels with the step where there is no file."""
+    """A tokenizer: workers read it from `path`; `data` is sent with the step if it has no file."""
 
-    name: str  # for people: what was given
+    name: str  # for messages: as the user gave it
     sha256: str
     path: str | None = None
     data: bytes | None = None
     eos: str | None = None  # the token that ends a document, as the tokenizer's configuration names it
     eos_from: str = ""  # the file, or the object, that names it
-    note: str = ""  # for people: what was done to load it
+    note: str = ""  # for messages: how it was loaded
 
     def read(self) -> bytes:
         data = self.data if self.path is None else _bytes_of(Path(self.path))
         assert data is not None
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise SourceChangedError(
-                f"The tokenizer {self.name} is not what it was when the job began.",
+                f"The tokenizer {self.name} changed since the job began.",
                 hint="Give the old file back, or start over with --fresh.",
                 path=self.path,
             )
@@ -137,14 +137,14 @@ class TokenizerFile:
 class LoadedTokenizer:
     """The reference: the `tokenizers` that is installed, 0.2x or 1.x, as brim uses it.
 
-    A tokenizer's own truncation and padding are off, and `switched_off` names what was on.
+    The tokenizer's truncation and padding are switched off; `switched_off` names those that were on.
     """
 
     def __init__(self, data: bytes, name: str) -> None:
         self.name, self.generation, self._data = name, generation(), data
         self.raw = _parse(data, name)
         on = (("truncation", self.raw.truncation), ("padding", self.raw.padding))
-        self.switched_off = tuple(what for what, setting in on if setting is not None)
+        self.switched_off = tuple(label for label, setting in on if setting is not None)
         if self.generation:
             self.raw.truncation = self.raw.padding = None
         else:
@@ -153,74 +153,73 @@ class LoadedTokenizer:
 
     @property
     def encoder(self) -> str:
-        """What encodes, for people."""
+        """The name and version of the library, for messages."""
         return reference_name()
 
     @property
     def dropout(self) -> float:
-        """The share of merges that are left out by chance, so that a text has other ids each time. 1.x has none."""
+        """The fraction of merges that are skipped at random, so that ids of a text vary. 1.x has none."""
         return (0 if self.generation else getattr(self.raw.model, "dropout", None)) or 0.0
 
     def ids(self, texts: Sequence[str], special: bool = False) -> list[Ids]:
-        """The ids of each text, by itself; with what the tokenizer puts around it if it is `special`."""
+        """Return the ids of each text, with the tokenizer's special tokens if `special`."""
         if not texts:
             return []
         if self.generation:
             return [each.ids_array for each in self.raw.encode_batch(list(texts), add_special_tokens=special)]
-        # As arrays of C integers: NumPy takes a list of them apart several times as slowly.
+        # As arrays of C integers: NumPy converts lists several times more slowly.
         return [
             np.frombuffer(array("I", each.ids), np.uint32)
             for each in self.raw.encode_batch_fast(list(texts), add_special_tokens=special)
         ]
 
     def encode(self, texts: pa.Array) -> Encoded:
-        return Encoded.of(self.ids(texts.to_pylist()))
+        return Encoded.from_parts(self.ids(texts.to_pylist()))
 
     def token_ends(self, text: str) -> tuple[list[int], list[int]]:
-        """Where the words end, and where the other tokens; nothing if the library does not tell."""
+        """Return where words end and where other tokens end; 1.x does not report ends of words."""
         if self.generation:
             return [], list(range(1, len(text)))
-        found = self.raw.encode(text, add_special_tokens=False)
-        words, ends = found.word_ids, [end for _, end in found.offsets]
+        encoding = self.raw.encode(text, add_special_tokens=False)
+        word_ids, ends = encoding.word_ids, [end for _, end in encoding.offsets]
         inside = range(len(ends) - 1)
-        last = [ends[number] for number in inside if words[number] != words[number + 1]]
-        return last, [ends[number] for number in inside if words[number] == words[number + 1]]
+        last = [ends[number] for number in inside if word_ids[number] != word_ids[number + 1]]
+        return last, [ends[number] for number in inside if word_ids[number] == word_ids[number + 1]]
 
     @cached_property
     def _vocabulary(self) -> dict[str, int]:
         if not self.generation:
-            found: dict[str, int] = self.raw.get_vocab(with_added_tokens=True)
-            return found
-        held = json.loads(self._data)
-        words = held["model"]["vocab"]
-        if not isinstance(words, dict):  # of Unigram: each with its score
-            words = {word: number for number, (word, _) in enumerate(words)}
-        return words | {added["content"]: added["id"] for added in held.get("added_tokens") or ()}
+            vocabulary: dict[str, int] = self.raw.get_vocab(with_added_tokens=True)
+            return vocabulary
+        settings = json.loads(self._data)
+        vocabulary = settings["model"]["vocab"]
+        if not isinstance(vocabulary, dict):  # Unigram: pairs of token and score
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        return vocabulary | {added["content"]: added["id"] for added in settings.get("added_tokens") or ()}
 
     @cached_property
     def vocab_size(self) -> int:
         """One more than the largest id, which is what a model's embedding needs."""
         return 1 + max(self._vocabulary.values(), default=-1)
 
-    def has(self, token: str) -> bool:
+    def has_token(self, token: str) -> bool:
         return (self._vocabulary.get(token) if self.generation else self.raw.token_to_id(token)) is not None
 
     def id_of(self, token: str) -> int:
-        found: int | None = self._vocabulary.get(token) if self.generation else self.raw.token_to_id(token)
-        if found is not None:
-            return found
-        near = difflib.get_close_matches(token, self._likely(token), n=4, cutoff=0.5)
-        hint = (
-            f"Close to it are {', '.join(map(repr, near))}." if near else "Tokens that can be added stand in its file."
-        )
+        number: int | None = self._vocabulary.get(token) if self.generation else self.raw.token_to_id(token)
+        if number is not None:
+            return number
+        close = difflib.get_close_matches(token, self._likely(token), n=4, cutoff=0.5)
+        listed = f"Close to it are {', '.join(map(repr, close))}."
+        hint = listed if close else "Tokens that can be added stand in its file."
         raise InputError(f"The tokenizer {self.name} has no token {token!r}.", hint=hint, token=token)
 
     def frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens that are put before and after a document, whatever it is."""
-        probes = self._known(("a", "the", "0", ".")) or self._known(list(itertools.islice(self._vocabulary, 64)))
+        """Return the special tokens that are put before and after every document."""
+        probes = self._with_ids(("a", "the", "0", ".")) or self._with_ids(list(itertools.islice(self._vocabulary, 64)))
         bare = [ids.tolist() for ids in self.ids(probes)]
         whole = [ids.tolist() for ids in self.ids(probes, special=True)]
-        if not probes:  # nothing that it knows: what stands around nothing
+        if not probes:  # no text has ids: use the special tokens of an empty text
             (around,) = self.ids([""], special=True)
             return around.tolist(), []
         for start in range(len(whole[0]) - len(bare[0]) + 1):
@@ -232,49 +231,48 @@ class LoadedTokenizer:
             hint="Leave it out with --no-special-tokens.",
         )
 
-    def _known(self, texts: Sequence[str]) -> list[str]:
-        """Those that have ids."""
+    def _with_ids(self, texts: Sequence[str]) -> list[str]:
+        """Return the texts that have ids."""
         return [text for text, ids in zip(texts, self.ids(texts), strict=True) if len(ids)]
 
     def _likely(self, token: str) -> list[str]:
-        """Special tokens first: it is mostly one of them that is meant."""
+        """Return tokens to suggest, special tokens first."""
         special = [added["content"] for added in json.loads(self._data).get("added_tokens") or ()]
-        first = [known for known in self._vocabulary if known[:1] == token[:1] and known not in special]
+        first = [text for text in self._vocabulary if text[:1] == token[:1] and text not in special]
         return special + sorted(first)[:5000]
 
 
-def find_tokenizer(given: Any) -> TokenizerFile:
-    """A path to tokenizer.json or to a folder that has one, a name on the Hub, or a tokenizer of `tokenizers`
-    or `transformers` (fast)."""
-    backend = getattr(given, "backend_tokenizer", given)
+def find_tokenizer(tokenizer: Any) -> TokenizerFile:
+    """Find a tokenizer by path (tokenizer.json or its folder) or Hub name, or use a tokenizer object."""
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if (data := _object_bytes(backend)) is not None:
-        eos = getattr(given, "eos_token", None)
+        eos = getattr(tokenizer, "eos_token", None)
         return TokenizerFile("given as an object", hashlib.sha256(data).hexdigest(), None, data, eos, "the tokenizer")
-    path = Path(given).expanduser()
+    path = Path(tokenizer).expanduser()
     is_file = path.is_file()
     if path.is_dir():
         if not (path / FILE).is_file():
             raise InputError(
-                f"The folder {str(given)!r} has no {FILE}.",
+                f"The folder {str(tokenizer)!r} has no {FILE}.",
                 hint="Save the fast tokenizer there: AutoTokenizer.from_pretrained(...).save_pretrained(folder).",
             )
         path = path / FILE
     elif not path.exists():
-        path = _from_hub(str(given))
+        path = _from_hub(str(tokenizer))
     loaded = None if is_file else load_folder(path.parent)
     eos, eos_from = _configured_eos(path.parent)
     if loaded is not None:
         eos, eos_from = loaded.eos, eos_from or "its class"
     if loaded is None or loaded.data is None:
         sha256 = hashlib.sha256(_bytes_of(path)).hexdigest()
-        return TokenizerFile(str(given), sha256, str(path.resolve()), None, eos, eos_from)
+        return TokenizerFile(str(tokenizer), sha256, str(path.resolve()), None, eos, eos_from)
     sha256 = hashlib.sha256(loaded.data).hexdigest()
     note = f"the files next to {FILE} change it: transformers {loaded.version} loaded the folder"
-    return TokenizerFile(str(given), sha256, None, loaded.data, eos, eos_from, note)
+    return TokenizerFile(str(tokenizer), sha256, None, loaded.data, eos, eos_from, note)
 
 
 def _configured_eos(folder: Path) -> tuple[str | None, str]:
-    """The `eos_token` that the files next to a tokenizer name, and the name of the file."""
+    """Return the `eos_token` in the files next to a tokenizer, and the name of the file."""
     for name in (CONFIG, SPECIAL_MAP):
         token = read_json(folder / name).get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token
@@ -283,7 +281,7 @@ def _configured_eos(folder: Path) -> tuple[str | None, str]:
     return None, ""
 
 
-# A file, mistyped or not there: a name on the Hub has dots for versions (Llama-3.1-8B), hardly such an end.
+# A mistyped or missing file: names on the Hub have dots for versions (Llama-3.1-8B), but not these endings.
 _FILE_NAME = re.compile(r"(^|/)tokenizer\.|\.(jso?n?|josn|jsonl|txt|model|bin|vocab|bpe|spm|zip|gz|zst)$", re.I)
 
 
@@ -296,24 +294,24 @@ def _bytes_of(path: Path) -> bytes:
 
 def _from_hub(name: str) -> Path:
     if _FILE_NAME.search(name) or name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        raise InputError(f"There is no tokenizer file {name!r}.", hint=f"Give the path of a {FILE}.")
-    _version()  # before the Hub is asked: without the library its file is of no use
+        raise InputError(f"The tokenizer file {name!r} does not exist.", hint=f"Give the path of a {FILE}.")
+    _version()  # before the request: without the library the file cannot be used
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         path = Path(hf_hub_download(name, FILE))
-        for other in _BESIDE:
+        for file_name in _OTHER_FILES:
             with contextlib.suppress(EntryNotFoundError):
-                hf_hub_download(name, other)
+                hf_hub_download(name, file_name)
         return path
     except HFValidationError as error:
         raise InputError(
-            f"{name!r} is no file, no folder and no name on the Hub.", hint=f"Give the path of a {FILE}."
+            f"{name!r} is not a file, a folder or a name on the Hub.", hint=f"Give the path of a {FILE}."
         ) from error
     except LocalEntryNotFoundError as error:
         raise InputError(
-            f"{name!r} is no file or folder here, not in the local cache, and the Hub cannot be reached.",
+            f"{name!r} is not a local file or folder, not in the local cache, and the Hub cannot be reached.",
             hint=f"Connect once to fetch it, or give the path of its {FILE}.",
         ) from error
     except EntryNotFoundError as error:
@@ -323,21 +321,21 @@ def _from_hub(name: str) -> Path:
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise InputError(
-            f"{name!r} is no file or folder here, and the Hub does not give it: {str(error).splitlines()[0]}",
+            f"{name!r} is not a local file or folder, and the Hub does not provide it: {str(error).splitlines()[0]}",
             hint="Check the name; a private one needs `hf auth login`.",
         ) from error
 
 
-def _object_bytes(given: Any) -> bytes | None:
-    """What a tokenizer of `tokenizers` would save; None if it is not one."""
-    if hasattr(given, "to_str"):
-        return str(given.to_str()).encode()
-    if type(given).__module__.partition(".")[0] != "tokenizers":
+def _object_bytes(tokenizer: Any) -> bytes | None:
+    """Return the JSON of a `tokenizers` tokenizer; None for other objects."""
+    if hasattr(tokenizer, "to_str"):
+        return str(tokenizer.to_str()).encode()
+    if type(tokenizer).__module__.partition(".")[0] != "tokenizers":
         return None
-    # 1.x saves nothing, and travels by pickle as its file's text.
-    held = given.__reduce__()[1]
-    if held and isinstance(held[0], str):
-        return held[0].encode()
+    # 1.x cannot save, but its pickle contains the text of its file.
+    arguments = tokenizer.__reduce__()[1]
+    if arguments and isinstance(arguments[0], str):
+        return arguments[0].encode()
     raise InputError("This tokenizer cannot be sent to workers.", hint=f"Give the path of its {FILE}.")
 
 
@@ -356,7 +354,7 @@ def reference_name() -> str:
 
 
 def generation() -> int:
-    """0 for tokenizers 0.2x, 1 for 1.x: their tables of Unicode differ, and so may the ids."""
+    """Return 0 for tokenizers 0.2x, 1 for 1.x: their Unicode tables differ, and so may the ids."""
     return min(int(_version().partition(".")[0]), 1)
 
 
@@ -372,19 +370,12 @@ def _parse(data: bytes, name: str) -> Any:
             file.flush()
             return Tokenizer.from_file(file.name)
     except Exception as error:  # tokenizers raises nothing more exact
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        if _has_model(data):
+        settings, reason = None, (str(error).splitlines() or [type(error).__name__])[0]
+        with contextlib.suppress(ValueError):
+            settings = json.loads(data)
+        if isinstance(settings, dict) and isinstance(settings.get("model"), dict):
             raise InputError(
                 f"tokenizers {_version()} does not take the tokenizer {name}: {reason}",
                 hint="Another version may: pip install 'tokenizers<1'." if generation() else "A newer version may.",
             ) from error
         raise InputError(f"{name} is not a tokenizer: {reason}", hint=f"Give a {FILE}.") from error
-
-
-def _has_model(data: bytes) -> bool:
-    """Whether this is what a tokenizer's file looks like."""
-    try:
-        held = json.loads(data)
-    except ValueError:
-        return False
-    return isinstance(held, dict) and isinstance(held.get("model"), dict)

@@ -1,4 +1,4 @@
-"""Models of transformers: texts, images, or both in one space (CLIP and its kin)."""
+"""Load models of transformers: for texts, for images, or for both in one space (such as CLIP)."""
 
 from __future__ import annotations
 
@@ -15,58 +15,60 @@ from brim.errors import InputError
 from brim.options.compute_options import ModelOptions
 
 _POSITIONS = ("position_embeddings", "position_embedding", "wpe")  # as BERT, CLIP and GPT-2 call the table
-_UNSET_LENGTH = 100_000  # a tokenizer without a limit says 10**30
+_UNSET_LENGTH = 100_000  # a tokenizer without a limit has 10**30
 
 
 def pretrained_model(spec: str, options: ModelOptions, device: str, *, text: bool, image: bool) -> Model:
     folder = Path(spec).expanduser()
-    place = str(folder) if folder.is_dir() else spec
-    model = transformers.AutoModel.from_pretrained(place, dtype=options.dtype, revision=options.revision)
+    path = str(folder) if folder.is_dir() else spec
+    model = transformers.AutoModel.from_pretrained(path, dtype=options.dtype, revision=options.revision)
     model = model.to(device).eval()
-    parts = _Parts(place, model, options, device)
+    parts = _Parts(path, model, options, device)
     if hasattr(model, "get_text_features") and hasattr(model, "get_image_features"):
-        return _TwinModel(parts, text=text, image=image)
+        return _DualModel(parts, text=text, image=image)
     if text and image:
         raise InputError("This model is not one for texts and images together.", hint="Leave --column or --image out.")
     return _OneModel(parts, text=text)
 
 
 class _Parts:
-    """What the models here share."""
+    """A loaded model with its tokenizer and image processor."""
 
-    def __init__(self, place: str, model: Any, options: ModelOptions, device: str) -> None:
-        self.place, self.model, self.options, self.device = place, model, options, device
+    def __init__(self, path: str, model: Any, options: ModelOptions, device: str) -> None:
+        self.path, self.model, self.options, self.device = path, model, options, device
         config = getattr(model.config, "text_config", None) or model.config
         positions = text_positions(getattr(model, "text_model", model))
         refuse_more_tokens(options.max_tokens, positions)
         self._most_tokens = options.max_tokens or positions or getattr(config, "max_position_embeddings", None)
 
     def tokenizer(self) -> Any:
-        made = transformers.AutoTokenizer.from_pretrained(self.place, revision=self.options.revision)
-        if made.pad_token is None:
-            made.pad_token = made.eos_token or made.unk_token
-        if self._most_tokens is None or made.model_max_length < self._most_tokens:
-            self._most_tokens = made.model_max_length if made.model_max_length < _UNSET_LENGTH else self._most_tokens
-        return made
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.path, revision=self.options.revision)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+        if self._most_tokens is None or tokenizer.model_max_length < self._most_tokens:
+            self._most_tokens = (
+                tokenizer.model_max_length if tokenizer.model_max_length < _UNSET_LENGTH else self._most_tokens
+            )
+        return tokenizer
 
     def tokens(self, tokenizer: Any, texts: Sequence[str]) -> Any:
-        given = [self.options.prompt + text for text in texts] if self.options.prompt else list(texts)
+        prompted = [self.options.prompt + text for text in texts] if self.options.prompt else list(texts)
         # SigLIP was trained with texts that are filled up to the end.
         padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
         cut = self._most_tokens is not None
-        return tokenizer(given, padding=padding, truncation=cut, max_length=self._most_tokens, return_tensors="pt")
+        return tokenizer(prompted, padding=padding, truncation=cut, max_length=self._most_tokens, return_tensors="pt")
 
     def image_processor(self) -> Any:
         need("PIL")
         processors: Any = transformers.AutoImageProcessor
-        return processors.from_pretrained(self.place, revision=self.options.revision)
+        return processors.from_pretrained(self.path, revision=self.options.revision)
 
     def lengths(self, tokenizer: Any, texts: Sequence[str]) -> list[int]:
         return token_counts(tokenizer, texts, self._most_tokens)
 
 
 def text_positions(model: Any) -> int | None:
-    """The length of the longest text that a model has positions for; None if they are not a table."""
+    """Return the number of positions of a model's table; None if it has no such table."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in _POSITIONS and isinstance(module, torch.nn.Embedding):
             unused = 0 if module.padding_idx is None else module.padding_idx + 1  # as in RoBERTa
@@ -75,22 +77,24 @@ def text_positions(model: Any) -> int | None:
     return None
 
 
-def refuse_more_tokens(asked: int | None, positions: int | None) -> None:
-    if asked is not None and positions is not None and asked > positions:
+def refuse_more_tokens(max_tokens: int | None, positions: int | None) -> None:
+    if max_tokens is not None and positions is not None and max_tokens > positions:
         raise InputError(
-            f"--max-tokens={asked} is more than the {positions} positions of this model.",
+            f"--max-tokens={max_tokens} is more than the {positions} positions of this model.",
             hint=f"Use --max-tokens={positions} or less: longer texts are cut.",
         )
 
 
-def token_counts(tokenizer: Any, texts: Sequence[str], most: int | None) -> list[int]:
-    """Characters are a poor guess: sorted by tokens, batches have up to a third less padding."""
-    found = tokenizer(list(texts), truncation=most is not None, max_length=most, return_attention_mask=False)
-    return [len(ids) for ids in found["input_ids"]]
+def token_counts(tokenizer: Any, texts: Sequence[str], max_tokens: int | None) -> list[int]:
+    """Count tokens. Sorted by tokens instead of characters, batches have up to a third less padding."""
+    encoding = tokenizer(
+        list(texts), truncation=max_tokens is not None, max_length=max_tokens, return_attention_mask=False
+    )
+    return [len(ids) for ids in encoding["input_ids"]]
 
 
-class _TwinModel:
-    """Texts and images each have their own half. `projection` brings both into one space."""
+class _DualModel:
+    """A model with a text half and an image half. With `projection`, both map into one space."""
 
     def __init__(self, parts: _Parts, *, text: bool, image: bool) -> None:
         self._parts = parts
@@ -111,21 +115,21 @@ class _TwinModel:
     def encode(self, prepared: tuple[Any, Any]) -> dict[str, Any]:
         with torch.inference_mode():
             tokens, pixels = prepared
-            model, projected, found = self._parts.model, self._parts.options.projection, {}
+            model, projected, outputs = self._parts.model, self._parts.options.projection, {}
             if tokens is not None:
                 ask = model.get_text_features if projected else model.text_model
-                found["text"] = _pooled(ask(**moved(tokens, self._parts.device)))
+                outputs["text"] = _pooled(ask(**move_to_device(tokens, self._parts.device)))
             if pixels is not None:
                 ask = model.get_image_features if projected else model.vision_model
-                found["vision"] = _pooled(ask(pixel_values=pixels.to(self._parts.device, model.dtype)))
-            return found
+                outputs["vision"] = _pooled(ask(pixel_values=pixels.to(self._parts.device, model.dtype)))
+            return outputs
 
     def close(self) -> None:
         del self._parts.model
 
 
 class _OneModel:
-    """A model of texts or of images. The mean of the tokens if nothing else is asked for; of an image, its first."""
+    """A model of texts or of images. By default, pools the mean of the tokens; of an image, the first one."""
 
     def __init__(self, parts: _Parts, *, text: bool) -> None:
         self._parts = parts
@@ -147,11 +151,11 @@ class _OneModel:
 
     def encode(self, prepared: dict[str, Any]) -> dict[str, Any]:
         with torch.inference_mode():
-            given = moved(prepared, self._parts.device)
-            if "pixel_values" in given:
-                given["pixel_values"] = given["pixel_values"].to(self._parts.model.dtype)
-            states = self._parts.model(**given).last_hidden_state
-            mask = given.get("attention_mask")
+            inputs = move_to_device(prepared, self._parts.device)
+            if "pixel_values" in inputs:
+                inputs["pixel_values"] = inputs["pixel_values"].to(self._parts.model.dtype)
+            states = self._parts.model(**inputs).last_hidden_state
+            mask = inputs.get("attention_mask")
             name = "text" if self._reads_text else "vision"
             return {name: _pool(states, mask, self._pooling)}
 
@@ -160,7 +164,7 @@ class _OneModel:
 
 
 def outputs_of(model: Any, *, text: bool, image: bool) -> dict[str, VectorType]:
-    """The model itself is asked: its files spell the sizes in many ways."""
+    """Encode a sample to get the types of the outputs, which config files name in many ways."""
     images = None
     if image:
         from PIL import Image
@@ -172,7 +176,7 @@ def outputs_of(model: Any, *, text: bool, image: bool) -> dict[str, VectorType]:
     }
 
 
-def moved(features: Mapping[str, Any], device: str) -> dict[str, Any]:
+def move_to_device(features: Mapping[str, Any], device: str) -> dict[str, Any]:
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
         for name, value in features.items()
@@ -184,7 +188,7 @@ def _pixels_of(processor: Any, image: Any) -> Any:
 
 
 def _pooled(result: Any) -> Any:
-    """Older versions give the vectors themselves."""
+    """Return the vectors; older versions of transformers return them directly."""
     return result if isinstance(result, torch.Tensor) else result.pooler_output
 
 
@@ -198,13 +202,13 @@ def _pool(states: Any, mask: Any, pooling: str) -> Any:
     if pooling == "mean":
         weights = mask.unsqueeze(-1).to(states.dtype)
         return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)
-    places = torch.arange(mask.shape[1], device=mask.device)
-    last = (mask * (places + 1)).argmax(dim=1)  # right whichever side is padded
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    last = (mask * (positions + 1)).argmax(dim=1)  # correct for padding on either side
     return states[torch.arange(len(states), device=states.device), last]
 
 
 class SentenceModel:
-    """The preprocessing, prompts, pooling and normalisation are those of the model's own files."""
+    """A sentence-transformers model, with preprocessing, prompts, pooling and normalization of the model's files."""
 
     def __init__(self, spec: str, options: ModelOptions, device: str, *, text: bool, image: bool) -> None:
         if options.pooling is not None or not options.projection:
@@ -243,18 +247,18 @@ class SentenceModel:
             prepared["vision"] = self._features(list(images), None)
         return prepared
 
-    def _features(self, given: list[Any], prompt: str | None) -> Any:
+    def _features(self, inputs: list[Any], prompt: str | None) -> Any:
         if hasattr(self._model, "preprocess"):
-            return self._model.preprocess(given, prompt=prompt)
-        return self._model.tokenize([prompt + text for text in given] if prompt else given)
+            return self._model.preprocess(inputs, prompt=prompt)
+        return self._model.tokenize([prompt + text for text in inputs] if prompt else inputs)
 
     def encode(self, prepared: dict[str, Any]) -> dict[str, Any]:
         with torch.inference_mode():
-            found = {}
+            outputs = {}
             for name, features in prepared.items():
-                vectors = self._model(moved(features, self._device))["sentence_embedding"]
-                found[name] = vectors if self._model.truncate_dim is None else vectors[:, : self._model.truncate_dim]
-            return found
+                vectors = self._model(move_to_device(features, self._device))["sentence_embedding"]
+                outputs[name] = vectors if self._model.truncate_dim is None else vectors[:, : self._model.truncate_dim]
+            return outputs
 
     def close(self) -> None:
         del self._model
