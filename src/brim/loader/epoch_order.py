@@ -1,8 +1,9 @@
 """The order of one epoch: which rows follow each other. It depends on the dataset, the seed and the epoch alone.
 
 Row groups are put in an order that (seed, epoch) decides. Their rows, one row group after the other, are cut into
-lanes of equal length, and each lane into windows (if a window is larger than a lane, there are fewer lanes). Rows are shuffled inside their window. A reader takes a range of
-this order: it holds one window at a time, and reads its row groups once.
+lanes of equal length, and each lane into windows (if a window is larger than a lane, there are fewer lanes). Rows are
+shuffled inside their window. A reader takes a range of this order: it holds one window at a time, and reads its row
+groups once.
 
 Which rank and worker takes which range: `row_shares`. Reading the rows: `row_group_reader`.
 """
