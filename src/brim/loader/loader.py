@@ -137,7 +137,15 @@ class Loader:
     @property
     def epoch(self) -> int:
         """The epoch that is read now, or next."""
-        return self._start.epoch
+        return self._now().epoch
+
+    def _now(self) -> Start:
+        """Return where reading stands, as far as this process knows: workers report epochs that they have finished."""
+        workers = 0 if self._shared is None else self._shared.workers()
+        if not workers:
+            return self._after(self._taken, 1)
+        epochs = self._shared.epochs_finished(workers)
+        return self.next_epoch(self._start, epochs) if epochs else self._start
 
     @property
     def schema(self) -> pa.Schema:
@@ -146,21 +154,17 @@ class Loader:
 
     def __len__(self) -> int:
         """Return how many batches this rank has left of the epoch, from where reading started."""
-        shares, done = self._shares(self._start, self._workers_seen())
+        shares, done = self._shares(self._now(), self._workers_seen())
         return max(shares.batches(self.rank) - done, 0)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of this rank that are left of the epoch. The next iteration is the next epoch."""
-        self._start = self._after(self._taken, self._workers_seen())
-        self._taken = 0
-        start = self._start
-        for batch in self.read(start, 0, 1):
+        """Yield the batches of this rank that are left of the epoch; then the next iteration is the next epoch."""
+        origin = self._start
+        for batch in self.read(self._after(self._taken, 1), 0, 1):
             self._taken += 1
             yield batch
-            if self._start is not start:  # set_epoch or load_state_dict was called in between
+            if self._start is not origin:  # set_epoch or load_state_dict was called in between
                 return
-        self._start, self._taken = self.next_epoch(start, 1), 0
-        self._share()
 
     def set_epoch(self, epoch: int) -> None:
         """Read this epoch next, from its start. The epoch that is being read, or was resumed, continues.
@@ -168,7 +172,7 @@ class Loader:
         Args:
             epoch: Its number. Workers of a DataLoader see it too, even if they are persistent.
         """
-        if _whole("epoch", epoch, least=0) != self._start.epoch:
+        if _whole("epoch", epoch, least=0) != self._now().epoch:
             self._start, self._taken = Start(epoch, (), len(self._groups.files)), 0
             self._share()
 

@@ -98,17 +98,17 @@ def _picked(window: pa.Table, numbers: Ints, *, one_by_one: bool) -> pa.Table:
 def as_arrays(table: pa.Table) -> dict[str, Any]:
     """Return columns as NumPy arrays: lists of equal length as one array of two dimensions, bytes and texts as objects.
 
-    A column with null values has objects or, if it has numbers, floats with NaN.
+    A column with null values has objects or, if it has numbers, floats with NaN. The arrays can be written to, as torch
+    requires of memory that it takes over.
     """
-    return {name: _array(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+    arrays = {name: _array(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+    return {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}
 
 
 def _array(column: Any) -> Any:
-    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(column, pa.ChunkedArray):  # too large for one array
-        column = pa.concat_arrays(column.chunks) if column.num_chunks == 1 else column
-    kind = column.type
-    if isinstance(column, pa.ChunkedArray) or not _is_list(kind):
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray) or not _is_list(column.type):  # several chunks: too large for one array
         return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
     if column.null_count == 0 and len(column):
         lengths = pc.list_value_length(column)
@@ -120,7 +120,7 @@ def _array(column: Any) -> Any:
                     return inner.reshape(len(column), lengths[0].as_py(), *inner.shape[1:])
     found = np.empty(len(column), object)
     for number, value in enumerate(column):
-        found[number] = None if value.values is None else _array(value.values)
+        found[number] = None if value.values is None else _array(value.values).copy()
     return found
 
 
