@@ -77,20 +77,14 @@ class DatasetFiles:
         return os.path.splitext(self.files[0].path.partition("?")[0])[1]
 
 
-def changed_file(file: DatasetFile) -> SourceChangedError:
-    return SourceChangedError(
-        f"The source file {file.shown!r} was changed or removed while it was read.",
-        hint="Make sure nothing is modifying the source, then run the same command again.",
-        path=file.shown,
-    )
-
-
 class RemoteShard(RandomFile):
     """A remote shard of a dataset."""
 
     def __init__(self, file: DatasetFile) -> None:
         assert file.remote is not None
-        super().__init__(file.remote, lambda: changed_file(file))
+        message = f"The source file {file.shown!r} was changed or removed while it was read."
+        hint = "Make sure nothing is modifying the source, then run the same command again."
+        super().__init__(file.remote, lambda: SourceChangedError(message, hint=hint, path=file.shown))
 
 
 def open_together(files: Sequence[DatasetFile]) -> list[RemoteShard]:
@@ -217,21 +211,16 @@ def _local_files(text: str) -> DatasetFiles:
     files = []
     for name in names:
         try:
-            if not name.endswith(EXTENSIONS):
-                _refuse_others(root, name, text)
+            if not name.endswith(EXTENSIONS):  # another name is allowed for Parquet
+                with open(os.path.join(root, name), "rb") as file:
+                    if file.read(4) != b"PAR1":
+                        hint = _as_parquet(text) if _TEXT.search(name) else "brim build is for other files."
+                        raise SourceError(f"{name!r} is not a Parquet or tar file.", hint=hint, path=name)
             stat = os.stat(os.path.join(root, name))
         except OSError as error:
             raise SourceError(f"{name!r} cannot be read: {error.strerror}.", path=name) from error
         files.append(DatasetFile(os.path.join(root, name), name, stat, _split_of(name)))
     return DatasetFiles(text, tuple(files), card)
-
-
-def _refuse_others(root: str, name: str, text: str) -> None:
-    """Refuse a file with another name unless it is one of Parquet."""
-    with open(os.path.join(root, name), "rb") as file:
-        if file.read(4) != b"PAR1":
-            hint = _as_parquet(text) if _TEXT.search(name) else "brim build is for other files."
-            raise SourceError(f"{name!r} is not a Parquet or tar file.", hint=hint, path=name)
 
 
 def _is_shard(name: str) -> bool:

@@ -109,7 +109,7 @@ class DatasetInfo(Described):
             fields = [f"{name} {', '.join(map(str, value))}" for name, value in texts.items()]
             lines.append(("card", "; ".join(fields) or "README.md"))
         lines.append(("written by", ", ".join(self.writers) or "unknown"))
-        complete = {True: "yes, as its manifest or its file names say", False: "no"}
+        complete: dict[bool | None, str] = {True: "yes, as its manifest or its file names say", False: "no"}
         lines.append(("complete", complete.get(self.whole, "unknown, it has no manifest")))
         lines += [("problem", problem) for problem in self.problems[:10]]
         if len(self.problems) > 10:
