@@ -55,6 +55,7 @@ from brim.jobs.results import PartResult as PartResult
 from brim.jobs.results import PlanStatus as PlanStatus
 from brim.jobs.saved_plans import SavedBuild as SavedBuild
 from brim.jobs.saved_plans import SavedComputation as SavedComputation
+from brim.loader.loader import Loader as Loader
 from brim.memory.release import release as release
 from brim.monitor.forecasts.shapes import Forecast as Forecast
 from brim.monitor.oom.why import WhyReport as WhyReport

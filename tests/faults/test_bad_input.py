@@ -134,7 +134,7 @@ def test_broken_tables(tmp_path: Path, name: str, content: bytes, says: str) -> 
         (["--drop", "nope"], "does not have"),
         (["--shard-by", "nope"], "Columns are"),
         (["--shard-size", "lots"], "500MB"),
-        (["--shard-size", "1GB", "--num-shards", "2"], "Choose one"),
+        (["--shard-size", "1GB", "--num-shards", "2"], "exclude each other"),
         (["--num-shards", "99"], "more than the 2 rows"),
         (["--num-shards", "0"], "above zero"),
         (["--limit", "-1"], "above zero"),

@@ -360,7 +360,7 @@ def test_full_in_the_middle(small_disk: Path, kind: str) -> None:
         return done
 
     with pytest.raises(
-        DestinationUnavailableError, match=r"destination is full.*Make room, then open it again with resume"
+        DestinationUnavailableError, match=r"destination is full.*Free disk space, then open it again with resume"
     ):
         go_on(resume=False)
     assert not path.exists()

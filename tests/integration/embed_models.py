@@ -26,6 +26,11 @@ def hashing(device: str, dim: int = 4) -> Callable[[Given], Any]:
     return encode
 
 
+def given_texts(texts: list[str]) -> Any:
+    """No factory: the function that embeds."""
+    return np.zeros((len(texts), 2), np.float32)
+
+
 def with_nan() -> Callable[[Given], Any]:
     return lambda given: np.array([[np.nan if text == "bad" else 1.0, 2.0] for text in given["text"]], np.float16)
 

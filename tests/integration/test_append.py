@@ -70,7 +70,7 @@ def test_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
     assert "3 files are inside" in brim("verify", out, new).stdout
     assert "4 files are inside" in brim("verify", out, files(tmp_path / "old", 0, 4)).stdout
     again = brim("build", new, out, *ROWS, "--append")
-    assert "these rows are there already" in again.stderr
+    assert "these rows exist already" in again.stderr
     assert sorted(path.name for path in (out / "data").iterdir()) == names
     brim("build", files(tmp_path / "third", 7, 8), out, "--append", "--quiet")
     assert rows(out)[-1] == "f007.bin"
@@ -114,7 +114,7 @@ def test_two_writers(hub: TestHub, machine: Machine, sources: tuple[Path, Path, 
     hub.commit_as_someone_else = lambda groups: other.publish(third, *ROWS, "--append")  # type: ignore[method-assign]
     hub.faults.add("commit", action="conflict")
     done = machine.publish(new, *ROWS, "--append")
-    assert "somebody else has changed what is there: looking again" in done.stderr
+    assert "another run has changed the dataset: reading it again" in done.stderr
     found = machine.python("""
         from datasets import load_dataset
         print(*[cell["path"] for cell in load_dataset("ada/data", split="train")["file"]])
@@ -319,7 +319,9 @@ def test_configs_with_splits_of_one_name(
 def test_plan(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
     old, new, _ = sources
     brim("build", old, tmp_path / "out", *ROWS, "--quiet")
-    assert "holds 4 rows in 2 shards; these come behind" in brim("plan", new, tmp_path / "out", "--append").stdout
+    assert (
+        "has 4 rows in 2 shards; these are appended to them" in brim("plan", new, tmp_path / "out", "--append").stdout
+    )
     assert (
         "cannot be used with --append"
         in brim("plan", new, tmp_path / "out", "--append", "--save", tmp_path / "p", check=2).stderr

@@ -90,7 +90,7 @@ def test_a_bucket(s3: S3Server, s3_proxy: FaultProxy, s3_prefix: str, tmp_path: 
     assert [told for _, told in sorted(after.items())] == [told for _, told in sorted(listing(every).items())]
     assert place.content()["README.md"] == every.content()["README.md"]
     again = run(other, "build", new, other.address, *ROWS, "--append")
-    assert "these rows are there already" in again.stderr
+    assert "these rows exist already" in again.stderr
     assert listing(place) == after
     run(other, "verify", other.address, new, "--deep", "--quiet")
     run(other, "verify", other.address, tmp_path / "old", "--quiet")

@@ -90,7 +90,7 @@ def test_a_part_is_missing(plan: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     for number in (1, 3):
         build.part(Part(number, 3))
-    with pytest.raises(InputError, match=r"4 of 12 shards are not there.* part 2 of 3") as caught:
+    with pytest.raises(InputError, match=r"4 of 12 shards are missing.* part 2 of 3") as caught:
         build.finish()
     assert f"--plan {plan} --part 2/3" in caught.value.hint
     assert caught.value.facts == {"parts": [2], "count": 3}
@@ -276,7 +276,7 @@ def test_a_plan_of_another_version(plan: Path, tmp_path: Path) -> None:
 def test_words_that_do_not_go_together(plan: Path, source: Path) -> None:
     """What the plan says already is not said again; parts are written I/N."""
     for words, expected in {
-        (str(source), "--plan", str(plan), "--shard-size", "1MB"): "SOURCE, --shard-size cannot be used with --plan",
+        (str(source), "--plan", str(plan), "--shard-size", "1MB"): "--shard-size, SOURCE cannot be used with --plan",
         ("--plan", str(plan), "--part", "4/3"): "--part must be I/N",
         (str(source), "out", "--part", "1/3"): "can only be used with --plan",
     }.items():

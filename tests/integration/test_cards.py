@@ -283,7 +283,7 @@ def test_a_file_in_the_place_of_a_config(hub: TestHub, machine: Machine, source:
     hub.create(REPO)
     put_by_hand(hub, {"notes.csv": b"n\n1\n"})
     done = machine.publish(source, "--config", "notes.csv", check=2)
-    assert "holds a file named notes.csv" in done.stderr
+    assert "has a file named notes.csv" in done.stderr
     assert (hub.counters.puts, hub.counters.commits) == (0, 0)
 
 

@@ -64,7 +64,7 @@ def test_the_whole_way(many_files: Callable[..., Path], tmp_path: Path) -> None:
     assert re.search(r"destination .*\(new\)", text)
     assert not out.exists()
     text = brim("build", source, out, "--shard-size", "50KB").stdout
-    assert "holds 5 of 5 shards" in brim("plan", source, out, "--shard-size", "50KB").stdout
+    assert "has 5 of 5 shards" in brim("plan", source, out, "--shard-size", "50KB").stdout
     assert "another dataset" in brim("plan", source, out, "--limit", "2").stdout
     assert "load_dataset" in text
     shards = sorted(p.name for p in (out / "data").iterdir())

@@ -164,6 +164,7 @@ def test_a_text_of_white_space_is_not_empty(text: str) -> None:
         ("hashing", {"loading": ModelOptions(model_arg={"size": 3})}, "takes no argument 'size'"),
         ("hashing", {"image": "id"}, "."),
         ("nothing", {}, "has no 'nothing'"),
+        ("given_texts", {}, "needs an argument 'texts', which brim does not pass"),
         ("not_a_model", {}, "encode"),
     ],
 )

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
+from brim.cli.commands import SYNONYMS
 from brim.errors import InputError
 from tests.conftest import brim as terminal
 
@@ -220,6 +221,26 @@ def test_suggestions_name_no_deprecated_option_and_hints_can_be_copied(source: P
     assert "brim plan SOURCE DEST --save PLAN" in terminal("build", "a", "b", "--part", "1/2", check=2).stderr
     noted = terminal("build", source / "files", tmp_path / "out", "--shard-size", "1KB")
     assert "--shard-size 1KB is 1,000 bytes. Shards below" in noted.stderr
+
+
+def test_other_names_of_commands_get_a_command_to_copy() -> None:
+    for name, command in SYNONYMS.items():
+        said = terminal(name, "a", "b", check=2).stderr
+        assert f"Unknown command {name!r}." in said
+        assert f"Try: {command}" in said
+
+
+def test_refusal_names_only_the_option_that_was_typed(source: Path, tmp_path: Path) -> None:
+    for option, other in (("--drop", "--split-by"), ("--split-by", "--drop")):
+        said = terminal("build", source / "files", tmp_path / "out", option, "label", check=2).stderr
+        assert f"{option} can only be used with a table" in said
+        assert other not in said
+
+
+def test_file_is_not_called_a_missing_folder(tmp_path: Path) -> None:
+    (tmp_path / "v.npy").write_bytes(b"x")
+    for command in ("verify", "info"):
+        assert "is a file, and a dataset is a folder" in terminal(command, tmp_path / "v.npy", check=2).stderr
 
 
 def test_version_and_help_ignore_what_follows() -> None:

@@ -72,7 +72,8 @@ def test_debug_hides_the_values_of_secret_variables(tmp_path: Path) -> None:
         "import sys; sys.argv = ['brim', 'info', 'x', '--debug']\n"
         "import brim.cli\n"
         "def fail(arguments): raise ValueError('key 9f8e7d6c5b4a in cause') from KeyError('9f8e7d6c5b4a')\n"
-        "brim.cli._load_early = fail\n"
+        "import brim.cli.program\n"
+        "brim.cli.program.static_page = fail\n"
         "brim.cli.main()\n"
     )
     done = subprocess.run(

@@ -276,7 +276,7 @@ def test_every_verb_takes_what_was_chosen(tmp_path: Path) -> None:
     assert "nothing to do" in str(library.map(rows, sizes, destination=tmp_path / "mapped"))
     assert library.unpack(rows, tmp_path / "files").files == len(order)
     assert library.check(rows).ok
-    with pytest.raises(DestinationError, match="lies in it"):
+    with pytest.raises(DestinationError, match="is inside it"):
         library.map(rows, sizes, destination=source)
     parts = rows.split(train=0.5, test=0.5)
     with pytest.raises(InputError, match="several splits"):

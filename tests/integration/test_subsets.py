@@ -37,7 +37,7 @@ def test_unfinished_by_direct(hub: TestHub, machine: Machine, tmp_path: Path) ->
     words = "unfinished: 100 of 200 shards; run the same build to finish"
     told = machine.run("verify", DEST)
     assert (told.returncode, f"train: {words}" in told.stderr) == (3, True), told.stderr
-    assert "small/train: whole" in told.stderr
+    assert "small/train: complete" in told.stderr
     assert "not built by brim" not in told.stderr
     told = machine.run("unpack", DEST, str(tmp_path / "files"))
     assert (told.returncode, words in told.stderr) == (3, True), told.stderr

@@ -36,14 +36,19 @@ COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in c
 
 # Names that people try, and the command that does it.
 SYNONYMS = {
+    "concat": "brim select SOURCE DEST --concat SOURCE",
     "convert": "brim map SOURCE DEST",
+    "dedup": "brim select SOURCE DEST --distinct COLUMN",
     "download": "brim unpack hf://datasets/ORG/NAME FOLDER",
     "extract": "brim unpack DATASET FOLDER",
     "filter": "brim select SOURCE DEST --where 'age > 40'",
+    "merge": "brim select SOURCE DEST --concat SOURCE",
     "pack": "brim build SOURCE DEST",
     "publish": "brim build SOURCE hf://datasets/ORG/NAME",
     "push": "brim build SOURCE hf://datasets/ORG/NAME",
     "shard": "brim build SOURCE DEST --shard-size 500MB",
+    "shuffle": "brim select SOURCE DEST --shuffle 0",
+    "sort": "brim select SOURCE DEST --sort-by COLUMN",
     "split": "brim select SOURCE DEST --split-into train=0.9,test=0.1",
     "upload": "brim build SOURCE hf://datasets/ORG/NAME",
 }

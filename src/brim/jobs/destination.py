@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,11 +156,17 @@ class Destination:
         return self.paths.work_dir
 
     def store_bad_rows(self, path: Path | None, watcher: UploadWatcher) -> Path | str | None:
-        """Store the file of skipped rows at the destination, or remove an earlier one; return where it is."""
-        return None
+        """Store the file of skipped rows, or remove an earlier one; return where it is.
+
+        That of a dataset stays in its folder on this machine, or in the state of the job.
+        """
+        if path is None:
+            self.paths.bad_rows.unlink(missing_ok=True)
+        return path
 
     def clear_units(self) -> None:
         """Remove the units of a finished job."""
+        shutil.rmtree(self.paths.units_dir, ignore_errors=True)
 
 
 def open_destination(

@@ -367,9 +367,7 @@ class FilesDestination(Destination):
 
     def store_bad_rows(self, path: Path | None, watcher: UploadWatcher) -> Path | str | None:
         if self.paths.has_card:
-            if path is None:
-                self.paths.bad_rows.unlink(missing_ok=True)
-            return path
+            return super().store_bad_rows(path, watcher)
         name = self.paths.bad_rows.name
         if self._folder is not None:
             if path is None:
@@ -385,7 +383,7 @@ class FilesDestination(Destination):
         return str(self.paths.root.child(name))
 
     def clear_units(self) -> None:
-        shutil.rmtree(self.paths.units_dir, ignore_errors=True)
+        super().clear_units()
         if not self.paths.has_card:
             state, work = self.paths.state_dir, self.paths.work_dir
             for folder in (work, state / "made"):  # the last is of version 0.1.0, killed

@@ -124,7 +124,7 @@ class RunLog:
     end: End | None = None
     samples: list[SeriesPoint] = field(default_factory=list)
     last_sample: LogSample | None = None
-    sample_at_stop: LogSample | None = None  # the last one before brim stopped or killed the run
+    sample_at_stop: LogSample | None = None  # of those when brim stopped and when it killed the run, the larger one
     last_line: int = 0
     outlook: tuple[float, float] | None = None  # bytes per second and seconds left, at the last sample
     pressure: tuple[float, float] | None = None  # PSI: per cent of 10 s in which tasks waited for memory, last and most
@@ -150,6 +150,7 @@ class RunLog:
     _clock_t: float = 0.0
     _first_x: float = 0.0
     _last_x: float = 0.0
+    _kill_t: float = 0.0
     _events_by_kind: dict[str, _ThinnedEvents] = field(default_factory=dict)
     _peaks_by_pid: dict[int, ProcessPeak] = field(default_factory=dict)
 
@@ -179,9 +180,12 @@ class RunLog:
         elif isinstance(record, LogSample):
             self.last_line = line
             self._add_sample(record)
+            if record.t <= self._kill_t:  # the kill was not delayed by writing the sample that led to it
+                self._note_stop(record)
         elif isinstance(record, LogEvent):
-            if record.kind in ("stop", "kill") and self.sample_at_stop is None:
-                self.sample_at_stop = self.last_sample
+            if record.kind in ("stop", "kill"):
+                self._note_stop(self.last_sample)
+                self._kill_t = record.t if record.kind == "kill" else self._kill_t
             kind = record.kind
             if kind not in self.event_counts and len(self.event_counts) >= _MOST_KINDS:
                 kind = "other"
@@ -192,6 +196,10 @@ class RunLog:
             if record.t is not None:
                 self._time_of(record.t)
             self.end = record
+
+    def _note_stop(self, sample: LogSample | None) -> None:
+        if sample is not None and (self.sample_at_stop is None or sample.total_bytes > self.sample_at_stop.total_bytes):
+            self.sample_at_stop = sample
 
     def finish(self) -> RunLog:
         """Thin and sort, after the last record."""

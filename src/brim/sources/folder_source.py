@@ -106,10 +106,15 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
 
 
 def _check_options(options: SourceOptions) -> None:
-    if options.split_by or options.drop:
+    if options.split_by:
         raise InputError(
-            "--split-by and --drop can only be used with a table.",
+            "--split-by can only be used with a table.",
             hint="Splits of a folder are its subfolders train/, validation/ and test/.",
+        )
+    if options.drop:
+        raise InputError(
+            "--drop can only be used with a table: a folder has no columns to leave out.",
+            hint="--exclude leaves out files.",
         )
     if options.root:
         raise InputError(

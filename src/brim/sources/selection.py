@@ -166,7 +166,7 @@ class JoinedOrigin:
                     first_row += len(rows)
             splits.append(Split(name, start, total))
         self.splits = tuple(splits)
-        self._part_of, self._row_of = np.concatenate(part_of), np.concatenate(row_of)
+        self.part_of, self.row_of = np.concatenate(part_of), np.concatenate(row_of)
 
     def __len__(self) -> int:
         return int(self.edges[-1])
@@ -177,15 +177,15 @@ class JoinedOrigin:
     def small(self, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
         tables = [part.small(names) for part in self.parts]
         table = stacked([table.select(tables[0].column_names) for table in tables], self._names)
-        return table.take(pa.array(self.edges[self._part_of] + self._row_of))
+        return table.take(pa.array(self.edges[self.part_of] + self.row_of))
 
     def locate(self, rows: Ints | None, names: Sequence[str]) -> FileTable:
         rows = np.arange(len(self), dtype=np.int64) if rows is None else rows
         tables, order = [], np.empty(len(rows), np.int64)
         before = files = 0
         for number, part in enumerate(self.parts):
-            own = np.flatnonzero(self._part_of[rows] == number)
-            tables.append(part.columns(names).take(self._row_of[rows[own]]).table())
+            own = np.flatnonzero(self.part_of[rows] == number)
+            tables.append(part.columns(names).take(self.row_of[rows[own]]).table())
             order[own] = before + np.arange(len(own))
             before += len(own)
         for number, table in enumerate(tables):

@@ -44,7 +44,7 @@ def _replaced_error(location: Location, byte_range: ByteRange) -> Exception:
     key = location.key(byte_range.name)
     return FileReplacedError(
         f"The object {key!r} is not the one that was listed, or is gone.",
-        hint="Let what is there come to rest, then run the same command again.",
+        hint="Wait until nothing changes the files, then run the same command again.",
         path=key,
     )
 
@@ -141,7 +141,7 @@ class RangeStream:
             except CancelledError as error:
                 raise SourceError("A request to an object store was dropped.") from error
             except StorageError as error:
-                if error.kind == "changed" or error.is_missing:
+                if error.kind == "changed" or (error.is_missing and error.kind != "no_container"):
                     raise self._replaced_error(byte_range) from None
                 if (wait_s := retry.after(error)) is None and not self._storage.explains_errors:
                     raise

@@ -300,6 +300,11 @@ class Published:
 
 
 def _open_folder(folder: Path, state: str | os.PathLike[str] | None) -> Published:
+    if folder.is_file():
+        raise InputError(
+            f"{str(folder)!r} is a file, and a dataset is a folder.",
+            hint="brim.open_tensors opens a file of tensors and checks its header.",
+        )
     if not folder.is_dir():
         raise InputError(f"The folder {str(folder)!r} does not exist.", hint="Use a folder that brim built.")
     data = folder / "data"

@@ -84,7 +84,7 @@ class VerifyResult(Result):
         contents = f"{plural(self.shards, 'shard')}, {plural(self.rows, 'row')}, {format_size(self.bytes)}"
         lines = [("complete", contents)]
         if len(self.subsets) > 1 or set(self.subsets.values()) - {"whole"}:
-            lines += self.subsets.items()
+            lines += [(name, "complete" if state == "whole" else state) for name, state in self.subsets.items()]
         if self.files_compared:
             lines.append(("source", f"{self.files_compared:,} files are inside, byte for byte"))
         if self.repaired:
@@ -147,7 +147,7 @@ def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
         count = len(check.result.findings)
         recorded = not check.another_source and record_damage(location, options.state_dir, check.record, check.damaged)
         notes = [check.another_source] if check.another_source else []
-        intact = [f"{name}: {state}" for name, state in check.result.subsets.items() if state == "whole"]
+        intact = [f"{name}: complete" for name, state in check.result.subsets.items() if state == "whole"]
         intact = intact if len(check.result.subsets) > 1 else []
         raise VerificationError(
             "\n  ".join([*notes, f"{count} problem{'s' if count != 1 else ''} found:", *check.lines(), *intact]),

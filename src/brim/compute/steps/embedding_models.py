@@ -230,7 +230,15 @@ def _factory_arguments(
     for name in arguments:
         if name not in parameters and not open_end:
             raise InputError(f"{spec} takes no argument {name!r}.", hint=f"It takes {', '.join(parameters) or 'none'}.")
-    return {name: value for name, value in offered.items() if open_end or name in parameters} | dict(arguments)
+    passed = {name: value for name, value in offered.items() if open_end or name in parameters} | dict(arguments)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for name, each in parameters.items():
+        if each.default is each.empty and each.kind not in variable and name not in passed:
+            raise InputError(
+                f"{spec} needs an argument {name!r}, which brim does not pass.",
+                hint=f"Pass it with `--model-arg {name}=VALUE`, or name a function that returns the model.",
+            )
+    return passed
 
 
 _FACTORY = re.compile(r"(?:[A-Za-z_][\w.]*|.+\.py):[A-Za-z_][\w.]*")

@@ -134,8 +134,8 @@ class Forecast(Described):
             *([self.remark] if self.remark is not None else []),
             *self.notes,
             ("verdict", verdict),
-            *(("for a crash", text) for text in self.reasons.for_crash),
-            *(("against", text) for text in self.reasons.against),
+            *(("risk", text) for text in self.reasons.for_crash),
+            *(("reassuring", text) for text in self.reasons.against),
             *(("better", text) for text in self.reasons.better),
         ]
 

@@ -168,7 +168,11 @@ class Watcher:
         now = time.monotonic()
         if now - self._machine_at >= _MACHINE_EVERY_S:
             self._machine, self._machine_at = machine_now(), now
-        return Sample(time.time(), now, self._meter.read(self.handler.lowest_threshold_bytes), self._machine)
+        reading = self._meter.read(self.handler.lowest_threshold_bytes)
+        if self._group is not None and reading.usage.shmem_bytes:
+            # The kernel counts the files of a cgroup; this finds their names, for messages and for those left behind.
+            self._files.bytes_of(self._meter.members())
+        return Sample(time.time(), now, reading, self._machine)
 
     def _count_kernel_kills(self) -> tuple[int, int]:
         """Return the kills by the kernel since the start: in the command's own group, and on the machine."""

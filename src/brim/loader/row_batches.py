@@ -1,0 +1,132 @@
+"""Make batches from the rows of ranges: shuffle them inside their windows, cut them, convert them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.file_set import Ints
+from brim.loader.epoch_order import EpochOrder, Stretch
+from brim.loader.row_shares import Range
+
+_LARGE_ROW_BYTES = 16 << 10  # rows from this size on are copied one by one, so that a window is not copied as a whole
+
+
+def stretches_of(order: EpochOrder, ranges: Sequence[Range]) -> Iterator[Stretch]:
+    """Yield what has to be read for ranges of the order: complete windows, because rows are shuffled inside them."""
+    for start, stop in ranges:
+        yield from order.stretches(order.window(start)[0], order.window(stop - 1)[1])
+
+
+class _Rows:
+    """Tables that follow each other, from which rows are taken in any number."""
+
+    def __init__(self, tables: Iterator[pa.Table]) -> None:
+        self._tables, self._held = tables, list[pa.Table]()
+
+    def take(self, rows: int, *, at_least_one: bool = False) -> list[pa.Table]:
+        """Return the next rows; with `at_least_one`, at most that many."""
+        parts, found = [], 0
+        while found < rows:
+            table = self._held.pop() if self._held else next(self._tables)
+            if len(table) > rows - found:
+                self._held.append(table.slice(rows - found))
+                table = table.slice(0, rows - found)
+            parts.append(table)
+            found += len(table)
+            if at_least_one:
+                break
+        return parts
+
+
+def batches_of(
+    order: EpochOrder, ranges: Sequence[Range], tables: Iterable[pa.Table], batch_size: int
+) -> Iterator[pa.Table]:
+    """Yield the rows of ranges in batches; the last may be smaller. `tables` has the rows of `stretches_of`."""
+    parts, missing = list[pa.Table](), batch_size
+    for table in _in_order(order, ranges, _Rows(iter(tables)), batch_size):
+        start = 0
+        while len(table) - start >= missing:
+            parts.append(table.slice(start, missing))
+            start, missing = start + missing, batch_size
+            yield _joined(parts)
+            parts = []
+        if start < len(table):
+            parts.append(table.slice(start))
+            missing -= len(table) - start
+        del table
+    if parts:
+        yield _joined(parts)
+
+
+def _joined(parts: list[pa.Table]) -> pa.Table:
+    return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+
+
+def _in_order(order: EpochOrder, ranges: Sequence[Range], rows: _Rows, most_rows: int) -> Iterator[pa.Table]:
+    """Yield the rows of ranges in their order, a batch or less at a time."""
+    for start, stop in ranges:
+        position = start
+        while position < stop:
+            if not order.is_shuffled:
+                (table,) = rows.take(stop - position, at_least_one=True)
+                position += len(table)
+                yield table
+                continue
+            first, last = order.window(position)
+            window = pa.concat_tables(rows.take(last - first))
+            numbers = order.shuffled(first, last)[position - first : min(stop, last) - first]
+            position += len(numbers)
+            is_large = window.nbytes > _LARGE_ROW_BYTES * len(window)
+            if not is_large:
+                window = window.combine_chunks()
+            for cut in range(0, len(numbers), most_rows):
+                yield _picked(window, numbers[cut : cut + most_rows], one_by_one=is_large)
+            del window
+
+
+def _picked(window: pa.Table, numbers: Ints, *, one_by_one: bool) -> pa.Table:
+    if not one_by_one:
+        return window.take(pa.array(numbers))
+    return pa.concat_tables([window.slice(number, 1) for number in numbers.tolist()]).combine_chunks()
+
+
+def as_arrays(table: pa.Table) -> dict[str, Any]:
+    """Return columns as NumPy arrays: lists of equal length as one array of two dimensions, bytes and texts as objects.
+
+    A column with null values has objects or, if it has numbers, floats with NaN. The arrays can be written to, as torch
+    requires of memory that it takes over.
+    """
+    arrays = {name: _array(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+    return {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}
+
+
+def _array(column: Any) -> Any:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray) or not _is_list(column.type):  # several chunks: too large for one array
+        return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
+    if column.null_count == 0 and len(column):
+        lengths = pc.list_value_length(column)
+        if pc.all(pc.equal(lengths, lengths[0])).as_py():
+            values = column.flatten()
+            if values.null_count == 0 and (_is_list(values.type) or _is_number(values.type)):
+                inner = _array(values)
+                if inner.dtype != object:
+                    return inner.reshape(len(column), lengths[0].as_py(), *inner.shape[1:])
+    found = np.empty(len(column), object)
+    for number, value in enumerate(column):
+        found[number] = None if value.values is None else _array(value.values).copy()
+    return found
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))

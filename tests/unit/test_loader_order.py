@@ -1,0 +1,151 @@
+"""The order of an epoch, and its division among ranks and workers: every row exactly once, whatever changes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brim.loader.epoch_order import EpochOrder
+from brim.loader.row_batches import stretches_of
+from brim.loader.row_shares import Layout, Leg, Shares, current_shares, ranges_left
+
+ROWS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
+LAYOUT = st.tuples(
+    st.integers(1, 5), st.integers(1, 4), st.integers(1, 9), st.sampled_from(["drop", "pad", "keep"])
+).map(lambda values: Layout(*values))
+
+
+def order_of(rows: list[int], *, seed: int = 0, epoch: int = 0, window: int = 7, lanes: int = 4) -> EpochOrder:
+    return EpochOrder(np.array(rows, np.int64), seed=seed, epoch=epoch, window=window, lanes=lanes, shuffle=True)
+
+
+def rows_in_order(order: EpochOrder, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(row group, row) of the rows of ranges, as a reader that takes the order's word for it finds them."""
+    read = [
+        (stretch.block, row) for stretch in stretches_of(order, ranges) for row in range(stretch.start, stretch.stop)
+    ]
+    found, position = [], 0
+    for start, stop in ranges:
+        at = start
+        while at < stop:
+            first, last = order.window(at)
+            window, position = read[position : position + last - first], position + last - first
+            numbers = order.shuffled(first, last)[at - first : min(stop, last) - first]
+            found += [window[number] for number in numbers.tolist()]
+            at += len(numbers)
+    assert position == len(read)
+    return found
+
+
+@given(rows=ROWS, window=st.integers(1, 50), lanes=st.integers(1, 9), epoch=st.integers(0, 3))
+def test_epoch_order_has_every_row_once(rows: list[int], window: int, lanes: int, epoch: int) -> None:
+    order = order_of(rows, window=window, lanes=lanes, epoch=epoch)
+    expected = [(block, row) for block, count in enumerate(rows) for row in range(count)]
+    found = rows_in_order(order, [(0, order.rows)] if order.rows else [])
+    assert sorted(found) == expected
+
+
+@given(rows=ROWS, cut=st.floats(0, 1), window=st.integers(1, 50))
+def test_epoch_order_is_the_same_when_read_in_parts(rows: list[int], cut: float, window: int) -> None:
+    order = order_of(rows, window=window)
+    at = int(cut * order.rows)
+    parts = [part for part in [(0, at), (at, order.rows)] if part[0] < part[1]]
+    assert rows_in_order(order, parts) == rows_in_order(order, [(0, order.rows)] if order.rows else [])
+
+
+def test_epoch_order_changes_with_seed_and_epoch() -> None:
+    found = {
+        tuple(rows_in_order(order_of([30] * 20, seed=seed, epoch=epoch), [(0, 600)]))
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
+    assert len(found) == 4
+
+
+def test_epoch_order_never_changes_between_versions() -> None:
+    """A state that was saved by an earlier version continues with the same rows."""
+    assert rows_in_order(order_of([3, 2, 4], seed=5, epoch=1, window=4, lanes=2), [(0, 9)]) == EXPECTED
+
+
+EXPECTED = [(0, 2), (0, 0), (0, 1), (1, 0), (1, 1), (2, 2), (2, 3), (2, 0), (2, 1)]
+
+
+def test_windows_do_not_cross_lanes() -> None:
+    order = order_of([10] * 10, window=9, lanes=8)
+    edges = {-(-lane * 100 // 8) for lane in range(9)}
+    for position in range(100):
+        start, stop = order.window(position)
+        assert start <= position < stop
+        assert not any(start < edge < stop for edge in edges)
+
+
+@given(layout=LAYOUT, ranges=st.lists(st.integers(0, 30), max_size=6), rounds=st.integers(0, 12))
+def test_shares_are_disjoint_and_complete(layout: Layout, ranges: list[int], rounds: int) -> None:
+    edges = list(itertools.accumulate(ranges, initial=0))
+    all_ranges = [(a * 2, a * 2 + b - a) for a, b in itertools.pairwise(edges)]
+    everything = {row for start, stop in all_ranges for row in range(start, stop)}
+    shares = Shares(all_ranges, layout)
+
+    def rows_of(parts: list[tuple[int, int]]) -> list[int]:
+        return [row for start, stop in parts for row in range(start, stop)]
+
+    every_reader = list(itertools.product(range(layout.ranks), range(layout.workers)))
+    read = [row for rank, worker in every_reader for row in rows_of(shares.ranges(rank, worker))]
+    assert len(read) == len(set(read))
+    assert set(read) <= everything
+    if layout.last != "drop":
+        assert set(read) == everything
+        assert len({shares.batches(rank) for rank in range(layout.ranks)}) == 1 or layout.last == "keep"
+    else:
+        assert len(read) == shares.batches(0) * layout.ranks * layout.batch_size
+    later = [row for rank, worker in every_reader for row in rows_of(shares.ranges(rank, worker, rounds))]
+    left = rows_of(shares.left(rounds))
+    assert left == sorted(set(left))
+    assert set(later) <= set(left)
+    assert everything - set(left) == set(read) - set(later)
+
+
+@settings(max_examples=500)
+@given(
+    rows=ROWS,
+    layouts=st.lists(LAYOUT, min_size=1, max_size=4),
+    window=st.integers(1, 40),
+    lanes=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_epoch_is_exact_over_checkpoints_and_changes_of_ranks(
+    rows: list[int], layouts: list[Layout], window: int, lanes: int, seed: int
+) -> None:
+    """Each run is stopped after some batches and resumed under another layout; the last one keeps all rows."""
+    order, rng = order_of(rows, window=window, lanes=lanes, seed=seed), random.Random(seed)
+    legs: tuple[Leg, ...] = ()
+    consumed: list[tuple[int, int]] = []
+    for number, layout in enumerate(layouts):
+        is_last = number == len(layouts) - 1
+        if is_last:
+            layout = Layout(layout.ranks, layout.workers, layout.batch_size, "keep")
+        shares, done = current_shares(order.rows, legs, layout)
+        most = max(shares.batches(rank) for rank in range(layout.ranks))
+        stop = most if is_last else rng.randint(done, max(most, done))
+        if layout.last != "keep" and stop == most:
+            stop = max(most - 1, done)  # padding would repeat rows; the rest of a dropped epoch is not read
+        for rank in range(layout.ranks):
+            for worker in range(layout.workers):
+                before, after = shares.ranges(rank, worker, done), shares.ranges(rank, worker, stop)
+                taken = sum(b - a for a, b in before) - sum(b - a for a, b in after)
+                consumed += rows_in_order(order, before)[:taken]
+        legs = (*(legs[:-1] if done or (legs and legs[-1].layout == layout) else legs), Leg(layout, stop))
+    assert ranges_left(order.rows, legs) == []
+    assert sorted(consumed) == [(block, row) for block, count in enumerate(rows) for row in range(count)]
+
+
+@pytest.mark.parametrize("last", ["drop", "pad"])
+def test_ranks_have_equal_numbers_of_batches(last: str) -> None:
+    for rows, ranks, size in itertools.product(range(0, 40), (1, 2, 3, 8), (1, 4)):
+        shares = Shares([(0, rows)] if rows else [], Layout(ranks, 2, size, last))  # type: ignore[arg-type]
+        assert len({shares.batches(rank) for rank in range(ranks)}) == 1
