@@ -26,7 +26,7 @@ from brim.formats.shard_listing import LISTING, ShardListing
 from brim.records import dataclass
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.state.record_log import record_line, records_of
-from brim.storage.explain_error import explained
+from brim.storage.explain_error import explain_errors
 from brim.storage.location import Access, Location, is_remote, parse_location
 from brim.storage.reading import RandomFile, RemoteFile, keep_footers
 from brim.storage.storage import FileInfo, Storage, open_storage
@@ -125,7 +125,7 @@ def named_files(
         )
     root = parse_location(source, access)
     storage = open_storage(root)
-    with explained(root, "read"):
+    with explain_errors(root, "read"):
         infos = dict(storage.list())
         files = tuple(_remote_file(root, name, infos[name], split) for split, name in names)
         manifests = tuple(name for name, info in infos.items() if _is_manifest(name, info))
@@ -162,7 +162,7 @@ def _with_listings(dataset: DatasetFiles) -> DatasetFiles:
     try:
         for name in names.intersection(dataset.manifests):
             assert dataset.storage is not None
-            with explained(dataset.storage.location, "read"):
+            with explain_errors(dataset.storage.location, "read"):
                 data = dataset.storage.read(name)
             records = list(records_of(io.BytesIO(data or b"")))
             ledger = Ledger.of(b"".join(record_line(record) for record in records if record["type"] != LISTING))
@@ -230,7 +230,7 @@ def _is_shard(name: str) -> bool:
 def _remote_files(text: str, access: Access) -> DatasetFiles:
     location = parse_location(text, access)
     storage = open_storage(location)
-    with explained(location, "read"):
+    with explain_errors(location, "read"):
         own = next(iter(storage.stat([""]))) if location.prefix else None
     if own is not None and (own.st_size or location.prefix.endswith(EXTENSIONS)):
         root, name = location.parent, location.prefix.rpartition("/")[2]
@@ -242,7 +242,7 @@ def _remote_files(text: str, access: Access) -> DatasetFiles:
     storage = open_storage(root) if wild else storage
     if not storage.can_list:
         raise SourceError(f"{text!r} does not exist.", hint="Use the address of a Parquet file.")
-    with explained(root, "read"):
+    with explain_errors(root, "read"):
         infos = dict(storage.list())
         card = _card((storage.read(CARD) or b"").decode("utf-8", "replace")) if CARD in infos else {}
         revision = storage.pinned_revision() if infos else None

@@ -82,7 +82,7 @@ class FarCopy:
 
     def __init__(self, remote: RemoteShard, base: int, ranges: Sequence[Range]) -> None:
         self.remote, self.base = remote, base
-        copied = [(start, start + len(data)) for start, data in remote.kept()]
+        copied = [(start, start + len(data)) for start, data in remote.kept_blocks()]
         self._present = join_ranges([*ranges, *copied], gap=0, most_bytes=None)
         self._starts = np.array([start for start, _ in self._present], np.int64)
         self._stops = np.array([stop for _, stop in self._present], np.int64)

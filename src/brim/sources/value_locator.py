@@ -320,7 +320,7 @@ def fetch_chosen(shards: Sequence[ShardValues], stores: ValueStores) -> None:
             continue  # it is read where it is
         copy = values.chunks.copy = FarCopy(remote, stores.copy.size, needed)
         stores.copy.extend(stores.copy.size + remote.size)
-        for start, data in remote.kept():
+        for start, data in remote.kept_blocks():
             stores.copy.write_at(copy.base + start, data)
         bases[remote] = copy.base
         requests.append((remote, in_pieces(needed)))
