@@ -249,7 +249,7 @@ class Worker:
         """Yield one table per batch: the cuts between them do not depend on how the batch was computed."""
         from brim.compute.outputs.rows_file import concatenate
         from brim.compute.rows.read_unit import cut_batches, read_unit
-        from brim.compute.steps.step import Batch
+        from brim.compute.steps.step import RowBatch
         from brim.state.atomic_files import failures
 
         step, unit = self.setup.step, order.unit
@@ -272,7 +272,7 @@ class Worker:
             result_bytes = 0
             for part in skipped.between_gaps(table, offset) if step.indices else [table]:
                 first = None if unit.first_row is None else unit.first_row + skipped.position(offset)
-                for batch in _parts(Batch(part, offset, first), order.parts if step.splittable else 1):
+                for batch in _parts(RowBatch(part, offset, first), order.parts if step.splittable else 1):
                     held_bytes = self._measure(order) - result_bytes
                     self._report(order, batch, seen_bytes, held_bytes, skipped)
                     advance = functools.partial(self._report_within, order, batch, seen_bytes, held_bytes, skipped)

@@ -77,14 +77,20 @@ class DatasetFiles:
         return os.path.splitext(self.files[0].path.partition("?")[0])[1]
 
 
+def changed_file(file: DatasetFile) -> SourceChangedError:
+    return SourceChangedError(
+        f"The source file {file.shown!r} was changed or removed while it was read.",
+        hint="Make sure nothing is modifying the source, then run the same command again.",
+        path=file.shown,
+    )
+
+
 class RemoteShard(RandomFile):
     """A remote shard of a dataset."""
 
     def __init__(self, file: DatasetFile) -> None:
         assert file.remote is not None
-        message = f"The source file {file.shown!r} was changed or removed while it was read."
-        hint = "Make sure nothing is modifying the source, then run the same command again."
-        super().__init__(file.remote, lambda: SourceChangedError(message, hint=hint, path=file.shown))
+        super().__init__(file.remote, lambda: changed_file(file))
 
 
 def open_together(files: Sequence[DatasetFile]) -> list[RemoteShard]:
