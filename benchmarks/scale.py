@@ -254,10 +254,10 @@ def resume(arguments: argparse.Namespace) -> None:
         with timed("all that a run does before its first shard"):
             existing = delivery._destination.read_existing()
             rules.agree(existing)
-            rules.begin(existing, delivery._card(()))
+            rules.start(existing, delivery._card(()))
             missing = rules.missing_shards(2, 8 * GB)
             assert len(missing) == MISSING
-            delivery._destination.begin("", MISSING, delivery._card(()))
+            delivery._destination.start("", MISSING, delivery._card(()))
 
 
 @step

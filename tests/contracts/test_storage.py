@@ -27,7 +27,7 @@ import pytest
 from brim.errors import BrimError, DestinationError, InputError, SourceError, StoppedError
 from brim.state.retry import interrupted_by
 from brim.state.stop import stoppable
-from brim.storage.explain_error import explained
+from brim.storage.explain_error import explain_errors
 from brim.storage.hub_api import web_errors
 from brim.storage.location import Location, folder_location, is_remote, split_address
 from brim.storage.objects import translate
@@ -503,7 +503,7 @@ class TestFaults:
             pytest.skip("plain requests have a limit of a minute each")
         monkeypatch.setenv("BRIM_STALL_SECONDS", "1")
         storage = backend.silence(silent)
-        with pytest.raises(BrimError, match="does not answer"), explained(storage.location, "read"):
+        with pytest.raises(BrimError, match="does not answer"), explain_errors(storage.location, "read"):
             list(storage.stat(["plain.bin"]))
 
     @pytest.mark.parametrize("operation", ["list", "stat", "fetch", "read", "put", "put_bytes", "move", "delete"])

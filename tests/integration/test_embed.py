@@ -18,7 +18,7 @@ from brim.compute.outputs.output import Units
 from brim.compute.outputs.vector_output import FinishedVectors, VectorOutput, finish_vectors, rows_path
 from brim.compute.steps.embed_options import EmbedStepOptions
 from brim.compute.steps.embed_step import EmbedStep
-from brim.compute.steps.step import BadRow, Batch
+from brim.compute.steps.step import BadRow, RowBatch
 from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.options.compute_options import ModelOptions
 from brim.state.ledger import Receipt
@@ -36,7 +36,7 @@ def run(options: EmbedStepOptions, table: pa.Table, small: bool = False) -> pa.T
         return pa.concat_tables(
             part
             for start in range(0, table.num_rows, step.batch_rows)
-            for part in step.apply(Batch(table.slice(start, step.batch_rows), start, None), small)
+            for part in step.apply(RowBatch(table.slice(start, step.batch_rows), start, None), small)
         )
     finally:
         step.close()
@@ -256,7 +256,7 @@ def test_images_on_which_the_model_fails_are_left_out_alone(early: bool) -> None
     step = EmbedStep(options)
     step.open(table.schema)
     left_out: dict[int, str] = {}
-    batch = Batch(table, 0, None, leave_out=lambda row, error: left_out.update({row: str(error)}))
+    batch = RowBatch(table, 0, None, leave_out=lambda row, error: left_out.update({row: str(error)}))
     result = pa.concat_tables(step.apply(batch, False))
     step.close()
     assert list(left_out) == [3, 4, 9, 17]

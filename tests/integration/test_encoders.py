@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.compute.steps.gigatoken_encoder import FastEncoder, FastKind, ProvedEncoder, choose, doubtful, kind_of
-from brim.compute.steps.step import BadRow, Batch, RestartUnit
+from brim.compute.steps.step import BadRow, RestartUnit, RowBatch
 from brim.compute.steps.tokenize_step import IDS, TokenizeStep, TokenizeStepOptions
 from brim.compute.steps.tokenizers import Encoded, LoadedTokenizer, find_tokenizer, generation, reference_name
 from brim.errors import InputError, MissingDependencyError
@@ -117,7 +117,7 @@ def run(path: Path, texts: list[str | None], fast: bool, **options: Any) -> list
     step = TokenizeStep(find_tokenizer(path), TokenizeStepOptions(**options), fast=kind)
     step.open(SCHEMA)
     table = pa.table({"text": texts}, schema=SCHEMA)
-    rows: list[list[int]] = pa.concat_tables(step.apply(Batch(table, 0, None), False))[IDS].to_pylist()
+    rows: list[list[int]] = pa.concat_tables(step.apply(RowBatch(table, 0, None), False))[IDS].to_pylist()
     assert step.encoder.split()[0] == ("gigatoken" if fast else "tokenizers")
     return rows
 
@@ -356,7 +356,7 @@ def test_text_that_is_not_utf8_is_refused(made: dict[str, Path]) -> None:
     step.open(SCHEMA)
     bad = pa.array([b"good", b"\xed\xa0\x80 lone surrogate"]).view(pa.string())
     with pytest.raises(BadRow) as caught:
-        list(step.apply(Batch(pa.table({"text": bad}), 0, None), False))
+        list(step.apply(RowBatch(pa.table({"text": bad}), 0, None), False))
     assert caught.value.row == 1
     assert "not UTF-8" in str(caught.value.__cause__)
 

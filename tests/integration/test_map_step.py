@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from brim.compute.steps.map_options import MapStepOptions
 from brim.compute.steps.map_step import MapStep
 from brim.compute.steps.row_features import is_plain, merge_features, tagged
-from brim.compute.steps.step import BadRow, Batch
+from brim.compute.steps.step import BadRow, RowBatch
 from brim.errors import InputError, VerificationError
 from brim.jobs.cache_entries import open_dataset
 from tests.integration.map_cases import BATCH_CASES, ROW_CASES, Case, matrices, plain
@@ -43,7 +43,7 @@ def mapped(ds: Dataset, function: Callable[..., Any] | None, small: bool = False
     made: list[pa.Table] = []
     for start in range(0, len(table), step.batch_rows):
         first = start if step.indices else None
-        made += step.apply(Batch(table.slice(start, step.batch_rows), start, first), small)
+        made += step.apply(RowBatch(table.slice(start, step.batch_rows), start, first), small)
     step.close()
     if not made:
         return step.empty_schema(table.schema, had_rows=len(table) > 0).empty_table()
@@ -92,10 +92,10 @@ def test_types_that_appear_late(name: str, value: Callable[[int], Any], kind: st
     options = MapStepOptions(batched=True, batch_size=5)
     step = MapStep(lambda b: {"y": [value(n) for n in b["n"]]}, options)
     step.open(ds.data.schema)
-    made = list(step.apply(Batch(ds.data.table.slice(0, 5), 0, None)))
+    made = list(step.apply(RowBatch(ds.data.table.slice(0, 5), 0, None)))
     step.settle(made[0].schema)
     for start in range(5, 20, 5):
-        made += step.apply(Batch(ds.data.table.slice(start, 5), start, None))
+        made += step.apply(RowBatch(ds.data.table.slice(start, 5), start, None))
     whole = pa.concat_tables(made, promote_options="permissive")
     assert str(whole.schema.field("y").type).replace("item", "element") == kind
     read = {"string": str, "int64": int, "double": float}.get(kind, list)
@@ -268,7 +268,7 @@ def test_dictionary_columns_are_plain_text() -> None:
     table = pa.table({"k": pa.array(["a", "b", "a"]).dictionary_encode()})
     step = MapStep(lambda r: {"y": r["k"] * 2})
     step.open(table.schema)
-    (found,) = step.apply(Batch(table, 0, None))
+    (found,) = step.apply(RowBatch(table, 0, None))
     assert found.schema.types == [pa.string(), pa.string()]
     assert found.to_pylist()[2] == {"k": "a", "y": "aa"}
 

@@ -26,7 +26,7 @@ from brim.compute.rows.schemas import cast, unify
 from brim.compute.rows.unit import RowSource, Unit
 from brim.compute.steps.embed_options import EmbedStepOptions
 from brim.compute.steps.embed_step import EmbedStep
-from brim.compute.steps.step import BadRow, Batch
+from brim.compute.steps.step import BadRow, RowBatch
 from brim.errors import InputError, MissingDependencyError, SourceChangedError
 from brim.sources.open_dataset import open_dataset
 from brim.storage.location import Access
@@ -367,10 +367,10 @@ def test_images_of_a_bucket(s3: S3Server, s3_prefix: str) -> None:
     table = pa.table({"image": names})
     step.open(table.schema)
     try:
-        (made,) = step.apply(Batch(table, 0, None), False)
+        (made,) = step.apply(RowBatch(table, 0, None), False)
         assert made["vision"].to_pylist() == [list(colour) for colour in colours]
         with pytest.raises(BadRow) as caught:
-            list(step.apply(Batch(pa.table({"image": [*names[:3], "none.png"]}), 0, None), False))
+            list(step.apply(RowBatch(pa.table({"image": [*names[:3], "none.png"]}), 0, None), False))
         assert caught.value.row == 3
         assert "not in the bucket" in str(caught.value.__cause__)
     finally:

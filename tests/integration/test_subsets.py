@@ -174,7 +174,7 @@ def test_the_line_of_the_job(source: Path, tmp_path: Path) -> None:
     for bad, words in (
         (job.replace(b'"rows"', b'"sowr"') + b"\n" + rest, "its line 1 is damaged"),
         (rest, "the record of the job is missing"),
-        (record_line(record) + rest, "is not what its fingerprint is of"),
+        (record_line(record) + rest, "does not match its fingerprint"),
     ):
         ledger.write_bytes(bad)
         with pytest.raises(VerificationError, match=words):

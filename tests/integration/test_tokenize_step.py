@@ -12,7 +12,7 @@ import pytest
 
 from brim.compute.outputs.token_output import FinishOptions, finish_tokens
 from brim.compute.outputs.token_packing import SEQ_LENGTHS
-from brim.compute.steps.step import BadRow, Batch
+from brim.compute.steps.step import BadRow, RowBatch
 from brim.compute.steps.tokenize_step import (
     CUT,
     IDS,
@@ -50,7 +50,7 @@ def opened(path: Path, **options: Any) -> TokenizeStep:
 
 def run(step: TokenizeStep, texts: list[str | None], small: bool = False) -> tuple[list[list[int]], list[int]]:
     table = pa.table({"text": texts, "name": [str(n) for n in range(len(texts))]}, schema=SCHEMA)
-    made = pa.concat_tables(step.apply(Batch(table, 0, None), small))
+    made = pa.concat_tables(step.apply(RowBatch(table, 0, None), small))
     assert made.schema == step.output_schema(SCHEMA)
     return made[IDS].to_pylist(), made[NOTE].to_pylist()
 
@@ -232,7 +232,7 @@ def test_kept_columns_and_types(made: dict[str, Path]) -> None:
     """Kept columns stand beside the ids, whose type is the one asked for."""
     step = opened(made["bpe"], keep_columns=("name",), dtype="uint16")
     table = pa.table({"text": ["a", "b"], "name": ["x", None]}, schema=SCHEMA)
-    result = pa.concat_tables(step.apply(Batch(table, 0, None), False))
+    result = pa.concat_tables(step.apply(RowBatch(table, 0, None), False))
     assert result["name"].to_pylist() == ["x", None]
     assert result.schema.field(IDS).type == pa.list_(pa.uint16())
     assert step.columns == ("text", "name")
@@ -289,7 +289,7 @@ def test_datasets_reads_what_is_made(made: dict[str, Path], tmp_path: Path, pack
     table = pa.table({"text": TEXTS, "name": TEXTS}, schema=SCHEMA)
     unit = tmp_path / "unit.arrow"
     with pa.OSFile(str(unit), "wb") as file, pa.ipc.new_stream(file, step.output_schema(SCHEMA)) as writer:
-        for each in step.apply(Batch(table, 0, None), False):
+        for each in step.apply(RowBatch(table, 0, None), False):
             writer.write_table(each)
     rows = run(step, [*TEXTS])[0]
     if pack is not None:

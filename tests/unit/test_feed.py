@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from brim.compute.rows.unit import Unit
-from brim.execution.unit_receipts import Feed
+from brim.execution.unit_receipts import UnitFeed
 from brim.execution.worker_messages import RowRange, WorkerPositions
 
 
@@ -20,7 +20,7 @@ def units(count: int, error: Exception | None = None) -> Iterator[Unit]:
         raise error
 
 
-def take_all(feed: Feed, taken: list[int]) -> None:
+def take_all(feed: UnitFeed, taken: list[int]) -> None:
     for unit in feed:
         if unit is not None:
             taken.append(unit.number)
@@ -28,19 +28,19 @@ def take_all(feed: Feed, taken: list[int]) -> None:
 
 def test_the_end_of_nothing() -> None:
     taken: list[int] = []
-    take_all(Feed(units(0), 1), taken)
+    take_all(UnitFeed(units(0), 1), taken)
     assert not taken
 
 
 def test_an_error_before_the_first_unit() -> None:
     with pytest.raises(ValueError, match="broken"):
-        take_all(Feed(units(0, ValueError("broken")), 1), [])
+        take_all(UnitFeed(units(0, ValueError("broken")), 1), [])
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_all_units_then_the_error(ahead: int) -> None:
     """What was made before the source failed is given first."""
-    feed = Feed(units(7, ValueError("broken")), ahead)
+    feed = UnitFeed(units(7, ValueError("broken")), ahead)
     taken: list[int] = []
     with pytest.raises(ValueError, match="broken"):
         take_all(feed, taken)
@@ -48,7 +48,7 @@ def test_all_units_then_the_error(ahead: int) -> None:
 
 
 def test_closing_ends_the_thread() -> None:
-    feed = Feed(units(1000), 1)
+    feed = UnitFeed(units(1000), 1)
     feed.close()
     assert not feed._thread.is_alive()
 

@@ -104,8 +104,8 @@ def test_what_is_missing_is_committed_against_what_was_looked_at() -> None:
     assert client.commits == [("main", ["data/b"], "title", "more words")]
     assert snapshot == Snapshot("main", "commit 2", client.trees[2])
     assert (commits.count, told) == (1, [1])
-    assert snapshot.holds(A)
-    assert snapshot.holds(B)
+    assert snapshot.contains(A)
+    assert snapshot.contains(B)
 
 
 def test_nothing_to_do_is_no_commit() -> None:

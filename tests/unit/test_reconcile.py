@@ -128,10 +128,10 @@ class Recorded(Destination):
         return Existing(sorted(self.files), manifests, self.card == "unfinished")
 
     @contextmanager
-    def opened(self, fingerprint: str, budget: UploadBudget) -> Iterator[Existing]:
+    def open(self, fingerprint: str, budget: UploadBudget) -> Iterator[Existing]:
         yield self.read_existing()
 
-    def has(self, receipt: Receipt) -> bool:
+    def has_receipt(self, receipt: Receipt) -> bool:
         return not self.ledger.is_damaged(receipt) and self.files.get(receipt.name) == receipt.sha256
 
     def has_content(self, receipt: Receipt) -> bool:
@@ -156,7 +156,7 @@ class Recorded(Destination):
     def free_bytes(self) -> int | None:
         return self.free
 
-    def begin(self, title: str, missing: int, card: DatasetCard) -> None:
+    def start(self, title: str, missing: int, card: DatasetCard) -> None:
         self.call(f"begin {missing}")
         self.card = "unfinished"
 
@@ -173,8 +173,8 @@ class Recorded(Destination):
         return f".brim/{split}.jsonl" if self._has_manifests else None
 
     def publish(self, publication: Publication) -> str:
-        self.call(f"publish gone={sorted(publication.gone)}")
-        for name in publication.gone:
+        self.call(f"publish gone={sorted(publication.removed)}")
+        for name in publication.removed:
             self.files.pop(name, None)
         assert {r.name: r.sha256 for r in publication.receipts}.items() <= self.files.items()
         self.published = list(publication.manifests.values())
@@ -224,7 +224,7 @@ class World:
     def begin(self, shards: ShardSet, scope: Scope = WHOLE_JOB, **options: Any) -> Reconciliation:
         rules, existing = self.rules(shards, scope, **options), self.destination.read_existing()
         rules.agree(existing)
-        rules.begin(existing, None)
+        rules.start(existing, None)
         return rules
 
     def missing(self, rules: Reconciliation) -> list[str]:
@@ -317,7 +317,7 @@ def test_a_damaged_shard_is_not_reused_and_is_written_again(world: World) -> Non
     world.deliver(Shards(OLD))
     world.reopen()
     world.ledger.record_damage({A: sha("one")})
-    assert not world.destination.has(world.ledger.receipts[A])
+    assert not world.destination.has_receipt(world.ledger.receipts[A])
     world.calls.clear()
     world.deliver(Shards(OLD))
     assert [call for call in world.calls if call.startswith("upload")] == [f"upload {A}"]
@@ -604,7 +604,9 @@ def test_a_job_that_crashes_anywhere_reaches_the_same_result(
             except Crashed:
                 # A receipt says that its content exists, or is on its way to another name.
                 for receipt in Ledger(world.folder).receipts.values():
-                    assert world.destination.has(receipt) or world.destination.has_content(receipt), receipt.name
+                    assert world.destination.has_receipt(receipt) or world.destination.has_content(receipt), (
+                        receipt.name
+                    )
                 world.left = moments.randrange(1, 12)
                 world.reopen()
         else:

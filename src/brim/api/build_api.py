@@ -19,7 +19,7 @@ from brim.options.build_options import (
     SelectOptions,
 )
 from brim.options.declare import shared_values, takes
-from brim.sources.open_dataset import selected
+from brim.sources.open_dataset import select_rows
 from brim.sources.open_source import read_source
 from brim.storage.location import Access
 
@@ -133,7 +133,7 @@ def make_select_plan(options: SelectOptions, *, runs: bool) -> BuildPlan:
     settings = job_settings(BuildSettings, options)
     access = Access(options.source_endpoint_url or options.endpoint_url, options.anonymous)
     with stopping_while_reading(options.destination if runs else None, settings):
-        rows = selected(options.source, options.only(QueryOptions), options.from_config, options.from_split, access)
+        rows = select_rows(options.source, options.only(QueryOptions), options.from_config, options.from_split, access)
         return BuildPlan(rows.table(), options.destination, settings)
 
 

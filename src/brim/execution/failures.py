@@ -157,12 +157,12 @@ def error_text(cause: BaseException | None) -> str:
 
 def explain(error: BadRow, unit: Unit, reading: Reading, offset: int) -> InputError:
     """Return the error of the user's function, or of brim, with the rows and the file where it happened."""
-    place, cause = describe_row(unit, reading, offset + error.row), error.__cause__
+    text, cause = describe_row(unit, reading, offset + error.row), error.__cause__
     location = {"unit": unit.number, "row": offset + error.row, "rows": error.rows}
     if isinstance(cause, BrimError):
         message, hint = cause.words
         hint = f"{hint} Or skip such rows with --on-error=skip or --on-error=quarantine.".strip()
-        return InputError(f"{place} (unit {unit.number}): {message}", hint=hint, **location)
+        return InputError(f"{text} (unit {unit.number}): {message}", hint=hint, **location)
     rows = "at" if error.rows == 1 else f"in the {error.rows:,} rows that begin at"
     hint = (
         "Fix it and run the same command with --keep-done: finished units are kept. Or skip such rows with "
@@ -176,10 +176,10 @@ def explain(error: BadRow, unit: Unit, reading: Reading, offset: int) -> InputEr
     if theirs := [frame for frame in frames if not frame.filename.startswith(_BRIM)]:
         code = f", in line {theirs[0].lineno} of {theirs[0].name}{f': {theirs[0].line}' if theirs[0].line else ''}"
     return UserFunctionError(
-        f"The function failed {rows} {place} (unit {unit.number}): {error_text(cause)}{code}",
+        f"The function failed {rows} {text} (unit {unit.number}): {error_text(cause)}{code}",
         hint=hint,
         traceback="".join(traceback.format_exception(cause)) if cause else "",
-        place=f"{rows} {place} (unit {unit.number})",
+        place=f"{rows} {text} (unit {unit.number})",
         parts=pack_exception(cause) if cause else b"",
         **location,
     )
@@ -194,8 +194,8 @@ def too_small(budget: MemoryBudget, held_bytes: int = 0, enough_bytes: int = 0) 
     limit, own = budget.limit_bytes - held_bytes, max(budget.parent_bytes - held_bytes, 0)
     hint = "Raise it with --memory."
     if enough_bytes > budget.smallest_limit_bytes:
-        enough = f"{enough_bytes // 10**9}GB" if enough_bytes >= 10**10 else f"{enough_bytes // 10**6}MB"
-        hint = f"Try --memory={enough}, half of the free memory: the summary then shows how much the job needed."
+        suggestion = f"{enough_bytes // 10**9}GB" if enough_bytes >= 10**10 else f"{enough_bytes // 10**6}MB"
+        hint = f"Try --memory={suggestion}, half of the free memory: the summary then shows how much the job needed."
     return MemoryLimitError(
         f"{format_size(limit)} of memory is too little: brim itself needs {format_size(own)}, and a worker at least "
         f"{format_size(budget.worker_bytes)} before its first row.",
@@ -222,25 +222,25 @@ def does_not_fit(
     `base_bytes`: memory of the worker before its first row. `caller_bytes` were added to the limit of the user.
     """
     rows, unit = rows or attempt.rows or RowRange(0, 0, 0), attempt.task.work
-    place = describe_row(unit, reading, rows.offset)
-    subject = f"The batch of {rows.rows:,} rows that begins at {place}" if rows.rows > 1 else f"The row {place}"
-    held, limit = format_size(held_bytes), format_size(limit_bytes - caller_bytes)
+    location = describe_row(unit, reading, rows.offset)
+    subject = f"The batch of {rows.rows:,} rows that begins at {location}" if rows.rows > 1 else f"The row {location}"
+    held_text, limit = format_size(held_bytes), format_size(limit_bytes - caller_bytes)
     problem = f"{subject} (unit {unit.number}) does not fit"
     advice = step.smaller(rows.rows)
-    kept = rows.held_bytes - base_bytes
-    if base_bytes and rows.offset and kept > max(_KEPT_BYTES, held_bytes - rows.held_bytes):
-        before = f"{format_size(rows.held_bytes)} before {place} (unit {unit.number})"
+    kept_bytes = rows.held_bytes - base_bytes
+    if base_bytes and rows.offset and kept_bytes > max(_KEPT_BYTES, held_bytes - rows.held_bytes):
+        before = f"{format_size(rows.held_bytes)} before {location} (unit {unit.number})"
         problem = f"The function keeps memory: its worker used {format_size(base_bytes)} at first and {before}"
         advice = "Let the function release what it keeps of earlier rows, or use smaller units with --unit-size."
     if killed_by_kernel:
         lower_limit = gives_less(limit_bytes)
         reason = (
-            f"the kernel killed the worker at {held}, not brim at its limit of {limit}: "
+            f"the kernel killed the worker at {held_text}, not brim at its limit of {limit}: "
             f"{lower_limit or 'the machine had no memory left'}."
         )
         hint = f"{_WITHIN_HINT if lower_limit else _ELSEWHERE_HINT} Finished units are kept."
     else:
-        reason = f"the worker used {held} when it reached the limit of {limit}, while no other ran."
+        reason = f"the worker used {held_text} when it reached the limit of {limit}, while no other ran."
         hint = "Run it again with more --memory: finished units are kept."
     return MemoryLimitError(
         f"{problem}: {reason}",

@@ -48,8 +48,8 @@ class MemoryBudget:
     @classmethod
     def measured(cls, limit_bytes: int) -> MemoryBudget:
         """Return the budget of this process, before any worker was measured."""
-        here = caller_bytes()
-        return cls(limit_bytes, here, _PYTHON_BYTES, max(here - process_bytes(os.getpid()), 0))
+        own_bytes = caller_bytes()
+        return cls(limit_bytes, own_bytes, _PYTHON_BYTES, max(own_bytes - process_bytes(os.getpid()), 0))
 
     @property
     def kill_bytes(self) -> int:
@@ -68,10 +68,10 @@ class MemoryBudget:
         with_margin = self.parent_bytes + max(need + _MARGIN_BYTES, round(need / (1 - _MARGIN)))
         return -(-with_margin // 10**7) * 10**7
 
-    def worker_count(self, work_bytes: int, most: int) -> int:
+    def worker_count(self, work_bytes: int, max_count: int) -> int:
         """Return how many workers fit if each needs so much for its work (0: not measured yet), at least one."""
-        left = self.kill_bytes - self.parent_bytes
-        return max(min(left // (self.worker_bytes + (work_bytes or _WORK_BYTES)), most), 1)
+        available = self.kill_bytes - self.parent_bytes
+        return max(min(available // (self.worker_bytes + (work_bytes or _WORK_BYTES)), max_count), 1)
 
     def bytes_per_worker(self, workers: int) -> int:
         return (self.kill_bytes - self.parent_bytes) // max(workers, 1)
@@ -180,13 +180,13 @@ class MemoryLimiter:
 
     def should_replace(self, worker: WorkerProcess, held_bytes: int) -> bool:
         """Return whether a worker does not release the memory of its units."""
-        kept = held_bytes - worker.base_bytes
-        return kept > max(_KEPT_BYTES, self.budget.bytes_per_worker(len(self._workers())) // 4)
+        kept_bytes = held_bytes - worker.base_bytes
+        return kept_bytes > max(_KEPT_BYTES, self.budget.bytes_per_worker(len(self._workers())) // 4)
 
     def budget_with(self, worker: WorkerProcess) -> MemoryBudget:
         """Return the budget for a worker that needs more than it may before its first row."""
-        held = max(self.budget.worker_bytes, worker.killed_at_bytes, worker.peak_bytes)
-        return replace(self.budget, worker_bytes=held)
+        held_bytes = max(self.budget.worker_bytes, worker.killed_at_bytes, worker.peak_bytes)
+        return replace(self.budget, worker_bytes=held_bytes)
 
     # The limit
 
@@ -226,19 +226,19 @@ class MemoryLimiter:
         if now >= self._walk_at:  # walking the tree costs ten times as much as reading it
             children = [child for worker in workers for child in worker.children]
             self._tree, self._walk_at = set(tree([*worker_pids, *children])), now + _WALK_S
-        held = {pid: process_bytes(pid) for pid in self._tree | worker_pids}
+        bytes_by_pid = {pid: process_bytes(pid) for pid in self._tree | worker_pids}
         has_children = not self._tree <= worker_pids
         for worker in workers:
-            if held.get(worker.pid):  # not of a dead one: its children are still to be killed
+            if bytes_by_pid.get(worker.pid):  # not of a dead one: its children are still to be killed
                 worker.children = tuple(tree([worker.pid])[1:]) if has_children else ()
-            used = sum(held.get(pid, 0) for pid in (worker.pid, *worker.children))
+            used = sum(bytes_by_pid.get(pid, 0) for pid in (worker.pid, *worker.children))
             worker.peak_bytes = max(worker.peak_bytes, used)
-        here = self._parent_bytes()
+        parent_bytes = self._parent_bytes()
         # Workers are new processes that share nothing, so the sum is their memory. Pages must be counted only where
         # the user's function has started processes.
         if has_children:
-            return here + self._meter.read(max(self._pause_bytes - here, 0)).usage.total_bytes
-        return here + sum(held.values())
+            return parent_bytes + self._meter.read(max(self._pause_bytes - parent_bytes, 0)).usage.total_bytes
+        return parent_bytes + sum(bytes_by_pid.values())
 
     def _parent_bytes(self) -> int:
         return process_bytes(os.getpid()) + self.budget.caller_bytes

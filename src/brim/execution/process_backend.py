@@ -123,7 +123,7 @@ class ProcessBackend:
         self._workers = ()
 
     def _remove(self, worker: WorkerProcess) -> None:
-        self._workers = tuple(other for other in self._workers if other is not worker)
+        self._workers = tuple(item for item in self._workers if item is not worker)
 
     # Starting tasks
 
@@ -203,7 +203,7 @@ class ProcessBackend:
             worker.start_job(self._started, setup)
         else:
             worker = WorkerProcess(self._started, setup, self._threads)
-        slots = {other.slot for other in self._workers}
+        slots = {running.slot for running in self._workers}
         worker.slot = next(slot for slot in range(len(slots) + 1) if slot not in slots)
         self._positions.clear(worker.slot)
         self._workers = (*self._workers, worker)
@@ -220,8 +220,8 @@ class ProcessBackend:
 
     def _order(self, worker: WorkerProcess, attempt: Attempt) -> None:
         types, release_bytes = self._types, self._limiter.release_bytes()
-        unit, known = attempt.task.work, bytes.fromhex(types or "")
-        worker.send(UnitOrder(unit, attempt.parts, release_bytes, types is None, known, worker.slot))
+        unit, schema = attempt.task.work, bytes.fromhex(types or "")
+        worker.send(UnitOrder(unit, attempt.parts, release_bytes, types is None, schema, worker.slot))
 
     def _dismiss(self, worker: WorkerProcess) -> None:
         """Let an idle worker exit, or kill it; its attempt is returned."""
@@ -284,29 +284,29 @@ class ProcessBackend:
     def _advance(self, worker: WorkerProcess, seen_bytes: int) -> None:
         """Count batches as they are computed. A unit that is retried does not count twice."""
         if worker.attempt is not None and worker.attempt.held_bytes == 0:
-            seen = min(seen_bytes, worker.attempt.task.bytes)
-            self._progress.advance(max(seen - worker.seen_bytes, 0))
-            worker.seen_bytes = max(seen, worker.seen_bytes)
+            seen_in_task = min(seen_bytes, worker.attempt.task.bytes)
+            self._progress.advance(max(seen_in_task - worker.seen_bytes, 0))
+            worker.seen_bytes = max(seen_in_task, worker.seen_bytes)
 
-    def _handle_done(self, worker: WorkerProcess, done: UnitDone) -> None:
+    def _handle_done(self, worker: WorkerProcess, result: UnitDone) -> None:
         attempt = worker.attempt
         assert attempt is not None
-        self._writer.add(attempt.task, done)
+        self._writer.add(attempt.task, result)
         self._advance(worker, attempt.task.bytes)
         self._limiter.record_unit(worker.peak_bytes, worker.base_bytes, attempt.alone)
         worker.is_quick = time.monotonic() - worker.started_at < _QUICK_S
         next_attempt, worker.next_attempt = worker.next_attempt, None
         self._set_attempt(worker, next_attempt)
-        if done.differed and not self._job.ledger.recall(_DIFFERED):
+        if result.differed and not self._job.ledger.recall(_DIFFERED):
             # The fast encoder gave other ids, or cannot load the tokenizer. Workers with the old setup are replaced.
-            self._progress.note(f"{done.differed}; the rest is done by the reference")
-            self._job.ledger.remember(_DIFFERED, done.differed)
+            self._progress.note(f"{result.differed}; the rest is done by the reference")
+            self._job.ledger.remember(_DIFFERED, result.differed)
             self._use_reference()
             self._write_setup()
-            for other in self._workers:
-                other.is_stale = other is not worker
+            for running in self._workers:
+                running.is_stale = running is not worker
         is_outdated = worker.is_stale and worker.attempt is not None
-        if self._limiter.should_replace(worker, done.held_bytes) or is_outdated:
+        if self._limiter.should_replace(worker, result.held_bytes) or is_outdated:
             self._dismiss(worker)
 
     def _use_reference(self) -> None:
@@ -324,8 +324,8 @@ class ProcessBackend:
         if code == -signal.SIGKILL and not worker.killed_at_bytes:
             # Perhaps the kernel killed it for memory: its counter changed, or the worker held much.
             kills, self._kernel_kills = self._kernel_kills, oom_kills()
-            held_much = worker.peak_bytes > self._limiter.budget.bytes_per_worker(1) // 2
-            was_memory = was_memory or kills != self._kernel_kills or held_much
+            was_large = worker.peak_bytes > self._limiter.budget.bytes_per_worker(1) // 2
+            was_memory = was_memory or kills != self._kernel_kills or was_large
         if not worker.is_ready:
             return self._handle_failed_start(worker, code, output)
         attempt = worker.attempt
@@ -362,7 +362,7 @@ class ProcessBackend:
         attempt, rows = worker.attempt, self._rows(worker)
         assert attempt is not None
         self._return(worker.next_attempt)
-        was_alone = attempt.alone or all(other is worker for other in self._workers)
+        was_alone = attempt.alone or all(running is worker for running in self._workers)
         if worker in self._workers:  # it reported this itself, and its state is unknown
             worker.attempt = None
             worker.kill()

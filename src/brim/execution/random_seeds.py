@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Sequence
 
-_LATER = ("numpy.random", "torch")  # may be imported by the function: numpy loads its part on first use
+_LAZY_MODULES = ("numpy.random", "torch")  # may be imported by the function: numpy loads its part on first use
 
 
 class RandomSeeds:
@@ -22,13 +22,13 @@ class RandomSeeds:
 
     def __init__(self) -> None:
         self._number = 0
-        sys.meta_path[:] = [self, *(one for one in sys.meta_path if not isinstance(one, RandomSeeds))]
+        sys.meta_path[:] = [self, *(finder for finder in sys.meta_path if not isinstance(finder, RandomSeeds))]
 
-    def start(self, place: str) -> None:
+    def start(self, seed_text: str) -> None:
         """Seed for a batch."""
-        self._number = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "little")
+        self._number = int.from_bytes(hashlib.sha256(seed_text.encode()).digest()[:8], "little")
         random.seed(self._number)
-        for name in _LATER:
+        for name in _LAZY_MODULES:
             if (module := sys.modules.get(name)) is not None:
                 self._seed(module)
 
@@ -41,8 +41,8 @@ class RandomSeeds:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Called by `import`: a module of `_LATER` is seeded when it has been loaded."""
-        if name not in _LATER:
+        """Called by `import`: a module of `_LAZY_MODULES` is seeded when it has been loaded."""
+        if name not in _LAZY_MODULES:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:

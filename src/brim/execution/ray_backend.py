@@ -101,17 +101,17 @@ class RayBackend:
         self._nodes: list[Node] = []
         self._nodes_at = 0.0
         self._checked: set[str] = set()
-        self._most = 1
+        self._max_tasks = 1
 
     def __enter__(self) -> Self:
-        most = max(node.memory_bytes for node in self._cluster.need_nodes())
-        if 0 < most < self._need:
+        node_bytes = max(node.memory_bytes for node in self._cluster.need_nodes())
+        if 0 < node_bytes < self._need:
             raise MemoryLimitError(
                 f"A shard needs about {format_size(self._need)} of memory, and the largest Ray node offers "
-                f"{format_size(most)}.",
+                f"{format_size(node_bytes)}.",
                 hint="Use smaller shards, or start nodes with more memory (ray start --memory).",
                 need_bytes=self._need,
-                limit_bytes=most,
+                limit_bytes=node_bytes,
             )
         self._open()
         return self
@@ -133,7 +133,7 @@ class RayBackend:
     def start_tasks(self, queue: TaskQueue) -> None:
         if time.monotonic() - self._nodes_at > _NODES_S:
             self._update_nodes()
-        while len(self._running) < self._most and (first := queue.peek()) is not None:
+        while len(self._running) < self._max_tasks and (first := queue.peek()) is not None:
             if any(attempt.alone for attempt, _ in self._running.values()):
                 return
             if self._running and (first.alone or self._waits_for_first()):
@@ -177,7 +177,7 @@ class RayBackend:
     def _divide(self) -> None:
         """Decide how many CPUs a task requests on each node, and how many tasks run at a time."""
         # One waits at each node, so that none waits for the driver.
-        self._most = self._workers or self._slots(self._need) + len(self._nodes)
+        self._max_tasks = self._workers or self._slots(self._need) + len(self._nodes)
 
     @property
     def _largest(self) -> Node:
@@ -196,7 +196,11 @@ class RayBackend:
         return {"num_cpus": cpus, "memory": memory}, order
 
     def _handle_answer(self, attempt: Attempt, answer: Any) -> Event:
-        return TaskFailed(answer) if isinstance(answer, BrimError) else self._done(attempt, answer, attempt.task.bytes)
+        return (
+            TaskFailed(answer)
+            if isinstance(answer, BrimError)
+            else self._make_result(attempt, answer, attempt.task.bytes)
+        )
 
     def _lose(self, attempt: Attempt, loss: Loss) -> TaskLost:
         worker = self._text(attempt.task)
@@ -245,7 +249,7 @@ class RayBackend:
 
     def _strategy(self, attempt: Attempt, node: Node) -> Any:
         """Ray chooses the node where all are alike; otherwise a request fits a node of one size."""
-        if attempt.alone or len({(other.cpus, other.gpus) for other in self._nodes}) == 1:
+        if attempt.alone or len({(item.cpus, item.gpus) for item in self._nodes}) == 1:
             return "SPREAD"
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -271,7 +275,7 @@ class RayBackend:
         self.monitors.task_begun()
         return self._handle_answer(attempt, answer)
 
-    def _done(self, attempt: Attempt, result: Any, size: int) -> TaskDone:
+    def _make_result(self, attempt: Attempt, result: Any, size: int) -> TaskDone:
         value = self._receipts.record_done(attempt.task, result)
         self._count(attempt, size)
         self._counted.pop(attempt.task.name, None)
@@ -319,7 +323,7 @@ class RayUnits(RayBackend):
 
     def __enter__(self) -> Self:
         self._open()
-        self.ahead = self._most
+        self.ahead = self._max_tasks
         return self
 
     def _open(self) -> None:
@@ -361,7 +365,7 @@ class RayUnits(RayBackend):
             for node in self._nodes:
                 self._cpus[node.id] = max(int(node.cpus // max(node.gpus if self._gpus else 1, 1)), 1)
             self._all_slots = sum(map(self._slots_of, self._nodes))
-        self._most = self._workers or self._all_slots + len(self._nodes)
+        self._max_tasks = self._workers or self._all_slots + len(self._nodes)
 
     def _waits_for_first(self) -> bool:
         return self._types is None  # all others take the types of the first batch
@@ -412,7 +416,7 @@ class RayUnits(RayBackend):
         if isinstance(answer.message, UnitDone):
             if not attempt.alone:
                 self._memory.add(answer.peak_bytes, answer.base_bytes)
-            return self._done(attempt, answer.message, attempt.task.bytes)
+            return self._make_result(attempt, answer.message, attempt.task.bytes)
         if isinstance(answer.message, ProbeDone):
             self._types = answer.message.types.hex()
             self._job.ledger.remember("types", self._types)
@@ -437,8 +441,8 @@ class RayUnits(RayBackend):
                 return TaskFailed(does_not_start(answer.code, answer.output))
             return TaskReturned(attempt)
         if attempt.alone or answer.had_whole_node:
-            held = max(answer.peak_bytes - INTERPRETER_BYTES, 0)
-            return TaskFailed(too_small(replace(self._budget(), worker_bytes=held)))
+            held_bytes = max(answer.peak_bytes - INTERPRETER_BYTES, 0)
+            return TaskFailed(too_small(replace(self._budget(), worker_bytes=held_bytes)))
         self._start_bytes = max(self._start_bytes, answer.peak_bytes)
         self._divide()
         return TaskReturned(attempt, alone=True)

@@ -158,17 +158,17 @@ class NodeMonitors:
         self._names: dict[str, str] = {}
         self._requests: dict[Any, str] = {}
         self._polled_at = 0.0
-        self._has_begun = False
+        self._is_started = False
         self._submitted_at: float | None = None  # the first task
         self.held: dict[str, int] = {}  # by the name of the node
         self.peak_bytes = 0
 
     def task_submitted(self) -> None:
-        if self._submitted_at is None and not self._has_begun:
+        if self._submitted_at is None and not self._is_started:
             self._submitted_at = time.monotonic()
 
     def task_begun(self) -> None:
-        self._has_begun, self._submitted_at = True, None
+        self._is_started, self._submitted_at = True, None
 
     def late_note(self) -> str | None:
         """Return a note, once, if no task begins although some were submitted: other jobs use the cluster."""

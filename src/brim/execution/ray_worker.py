@@ -37,7 +37,7 @@ _LINES_S = 0.2
 _EXIT_S = 5.0
 _KEPT_BYTES = 64 << 20  # a worker may keep so much from unit to unit
 UNITS_FOLDER = "units"  # in the folder of a worker on its node
-_MADE = "made"
+_SHARDS_FOLDER = "made"
 
 
 def run_task(run: str, name: str, order: UploadOrder | UnitRequest | FinishOrder, setup: bytes = b"") -> Any:
@@ -89,10 +89,10 @@ class UnitRequest:
         except BaseException:  # the task is cancelled
             _CHILDREN.pop().end()
             raise
-        held = 0
+        held_bytes = 0
         if isinstance(answer.message, UnitDone):
-            held = answer.message.held_bytes + process_bytes(os.getpid())
-        does_not_release = held - answer.base_bytes > max(_KEPT_BYTES, answer.base_bytes)
+            held_bytes = answer.message.held_bytes + process_bytes(os.getpid())
+        does_not_release = held_bytes - answer.base_bytes > max(_KEPT_BYTES, answer.base_bytes)
         if answer.kind not in ("done", "probed") or does_not_release:
             _CHILDREN.pop().end()
         return answer
@@ -162,8 +162,8 @@ class _UnitRun:
 
     def __init__(self, child: _Child, request: UnitRequest, reporter: TaskReporter) -> None:
         self._child, self._worker, self._request, self._reporter = child, child.worker, request, reporter
-        share = min(request.cpus / _node()[1], 1.0)
-        self._limit, self._has_whole_node = round(request.limit_bytes * share), share == 1.0
+        cpu_share = min(request.cpus / _node()[1], 1.0)
+        self._limit, self._has_whole_node = round(request.limit_bytes * cpu_share), cpu_share == 1.0
         self._rows: RowRange | None = None
         self._peak = 0
         self._was_killed = False
@@ -202,9 +202,9 @@ class _UnitRun:
             now = time.monotonic()
             if now - measured_at >= _POLL_S:
                 measured_at = now
-                held = self._worker.held_bytes() + process_bytes(os.getpid())
-                self._peak = max(self._peak, held)
-                if held > self._limit and not self._was_killed:
+                held_bytes = self._worker.held_bytes() + process_bytes(os.getpid())
+                self._peak = max(self._peak, held_bytes)
+                if held_bytes > self._limit and not self._was_killed:
                     self._was_killed = True
                     self._worker.kill()
                 if now - self._lines_at >= _LINES_S:
@@ -257,17 +257,17 @@ class FinishOrder:
             return self.output.finish(self.units, self.shard_folder, reporter.sent)
         folder = private_folder(reporter.run)
         try:
-            local = replace(self.units, folder=folder, work=folder / _MADE)
+            local = replace(self.units, folder=folder, work=folder / _SHARDS_FOLDER)
             local.work.mkdir()
             for receipt in local.receipts:
                 download_unit(self.location, receipt.name, folder)
                 reporter.sent(0)
             finished = self.output.finish(local, self.shard_folder, reporter.sent)
-            made: dict[str, OutputShard] = {}
+            shards: dict[str, OutputShard] = {}
             for number, (name, shard) in enumerate(finished.shards.items()):
-                file_name = f"{_MADE}/{number:08d}{shard.path.suffix}"
+                file_name = f"{_SHARDS_FOLDER}/{number:08d}{shard.path.suffix}"
                 upload_file(self.location, shard.path, file_name)
-                made[name] = replace(shard, path=self.units.folder / file_name)  # where the driver will have it
-            return replace(finished, shards=made)
+                shards[name] = replace(shard, path=self.units.folder / file_name)  # where the driver will have it
+            return replace(finished, shards=shards)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

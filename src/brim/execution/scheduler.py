@@ -16,7 +16,7 @@ from brim.records import dataclass
 from brim.state.ledger import Receipt
 
 if TYPE_CHECKING:
-    from brim.execution.unit_receipts import Feed
+    from brim.execution.unit_receipts import UnitFeed
     from brim.execution.worker_messages import RowRange
     from brim.progress import Progress
     from brim.state.stop import Stop
@@ -129,13 +129,13 @@ class Retries:
         if lost.cause == "crash":
             crashed = replace(last, crashes=last.crashes + 1, rows=rows)
             return crashed if crashed.crashes < self.crashes else None
-        alone = replace(last, held_bytes=lost.held_bytes, rows=rows, alone=True)
+        whole_machine = replace(last, held_bytes=lost.held_bytes, rows=rows, alone=True)
         if not lost.was_alone:
-            return alone
+            return whole_machine
         if not self.splittable or last.parts == 0:
             return None
         # Row by row at last, so that the error can name the row that does not fit.
-        return replace(alone, parts=self.parts if last.parts == 1 else 0)
+        return replace(whole_machine, parts=self.parts if last.parts == 1 else 0)
 
     def text(self, lost: TaskLost, attempt: Attempt) -> str:
         if lost.cause == "crash":
@@ -172,7 +172,7 @@ class TaskQueue:
         receipts: Receipts,
         progress: Progress,
         retries: Retries,
-        feed: Feed | None = None,
+        feed: UnitFeed | None = None,
     ) -> None:
         self._tasks, self._receipts, self._progress, self._retries = tasks, receipts, progress, retries
         self._feed = feed

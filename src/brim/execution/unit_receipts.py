@@ -54,7 +54,7 @@ class UnitFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def has(self, receipt: Receipt) -> bool:
+    def has_receipt(self, receipt: Receipt) -> bool:
         """Return whether the file of a receipt exists with its size."""
         try:
             return (self.folder / receipt.name).stat().st_size == receipt.size
@@ -153,11 +153,11 @@ class UnitBackend(Backend, Protocol):
         """Release the workers: all units are done."""
 
 
-class Feed:
+class UnitFeed:
     """A thread that makes the units of a source, a few ahead. Closing it ends the thread, whatever the source does."""
 
-    def __init__(self, units: Iterator[Unit], ahead: int) -> None:
-        self._units, self._ahead = units, max(ahead, 1)
+    def __init__(self, units: Iterator[Unit], look_ahead: int) -> None:
+        self._units, self._look_ahead = units, max(look_ahead, 1)
         self._ready: deque[Unit] = deque()
         self._changed = threading.Condition()
         self._is_closed = self._is_over = False
@@ -172,7 +172,7 @@ class Feed:
         try:
             for unit in self._units:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._is_closed or len(self._ready) < self._ahead)
+                    self._changed.wait_for(lambda: self._is_closed or len(self._ready) < self._look_ahead)
                     if self._is_closed:
                         return
                     self._ready.append(unit)
@@ -246,10 +246,10 @@ class UnitReceipts:
     def path(self, task: Task) -> Path:
         return self._files.folder / self._name(task.work.number)
 
-    def has(self, number: int) -> bool:
+    def has_receipt(self, number: int) -> bool:
         """Return whether a unit has a receipt of this job, and its file."""
         receipt = self._ledger.receipts.get(self._name(number))
-        return receipt is not None and receipt.job == self._mark and self._files.has(receipt)
+        return receipt is not None and receipt.job == self._mark and self._files.has_receipt(receipt)
 
     def is_done(self, task: Task) -> bool:
         """Return whether the unit was computed from the same rows. The receipt of other rows is forgotten."""
@@ -257,7 +257,7 @@ class UnitReceipts:
         receipt = self._ledger.receipts.get(self._name(unit.number))
         if receipt is None:
             return False
-        if not self.has(unit.number) or (receipt.key, receipt.mtimes) != (unit.key, unit.mtimes):
+        if not self.has_receipt(unit.number) or (receipt.key, receipt.mtimes) != (unit.key, unit.mtimes):
             if unit.spooled and not all(os.path.exists(span.path) for span in unit.spans):
                 raise SourceChangedError(
                     f"The source gives other rows than in the interrupted run (unit {unit.number}).",
@@ -280,32 +280,32 @@ class UnitReceipts:
     def record_all(self, units: Sequence[tuple[Task, UnitDone]]) -> None:
         """Write the receipts of units whose files are durable, with one sync for all."""
         notes: dict[str, Any] = {}
-        for task, done in units:
+        for task, result in units:
             name = self._name(task.work.number)
             self._files.store(name)
-            if done.bad_rows or self._ledger.recall(f"bad rows {name}"):
-                notes[f"bad rows {name}"] = done.bad_rows
-            if done.bad_batches or self._ledger.recall(f"bad batches {name}"):
-                notes[f"bad batches {name}"] = [done.bad_batches, done.bad_batch_rows]
-            if done.encoder:
-                notes[f"encoder {name}"] = done.encoder
+            if result.bad_rows or self._ledger.recall(f"bad rows {name}"):
+                notes[f"bad rows {name}"] = result.bad_rows
+            if result.bad_batches or self._ledger.recall(f"bad batches {name}"):
+                notes[f"bad batches {name}"] = [result.bad_batches, result.bad_batch_rows]
+            if result.encoder:
+                notes[f"encoder {name}"] = result.encoder
         self._ledger.remember_all(notes)
-        receipts = [self._receipt(task.work, done) for task, done in units]
+        receipts = [self._receipt(task.work, result) for task, result in units]
         self._ledger.add_all(receipts)
-        for (task, done), receipt in zip(units, receipts, strict=True):
+        for (task, result), receipt in zip(units, receipts, strict=True):
             unit: Unit = task.work
-            self._count(unit, receipt, done.bad_rows, done.bad_batches, done.bad_batch_rows, done.encoder)
+            self._count(unit, receipt, result.bad_rows, result.bad_batches, result.bad_batch_rows, result.encoder)
             self.stats.computed += 1
-            self._progress.rows(done.rows)
-            self._progress.shard(f"unit {unit.number}", done.size, done.sha256, "computed")
+            self._progress.rows(result.rows)
+            self._progress.shard(f"unit {unit.number}", result.size, result.sha256, "computed")
             for span in unit.spans if unit.spooled else ():
                 Path(span.path).unlink(missing_ok=True)
             if self._keeps_partial:
                 remove_partial(self._files.folder, unit.number)
 
-    def _receipt(self, unit: Unit, done: UnitDone) -> Receipt:
-        name, content = self._name(unit.number), (done.rows, done.size, done.sha256)
-        return Receipt(name, "", *content, unit.key, unit.mtimes, self._mark, source=done.source)
+    def _receipt(self, unit: Unit, result: UnitDone) -> Receipt:
+        name, content = self._name(unit.number), (result.rows, result.size, result.sha256)
+        return Receipt(name, "", *content, unit.key, unit.mtimes, self._mark, source=result.source)
 
     def _count(
         self, unit: Unit, receipt: Receipt, bad_rows: int, bad_batches: int, bad_batch_rows: int, encoder: str
@@ -344,9 +344,9 @@ class ReceiptWriter:
         """Whether the disk is so slow that computed units would only wait for it."""
         return self._unrecorded >= _MOST_UNSYNCED
 
-    def add(self, task: Task, done: UnitDone) -> None:
+    def add(self, task: Task, result: UnitDone) -> None:
         self._unrecorded += 1
-        self._queue.put((task, done))
+        self._queue.put((task, result))
 
     def descriptors(self) -> list[int]:
         """Return a descriptor that becomes readable at the next event, if one is expected."""
@@ -382,7 +382,7 @@ class ReceiptWriter:
                 self._receipts.record_all(units)
         except BaseException as error:  # noqa: BLE001  raised by the thread that runs the units
             return [TaskFailed(error) for _ in units]
-        return [TaskDone(done) for _, done in units]
+        return [TaskDone(result) for _, result in units]
 
     def close(self) -> None:
         """Record what was added, and end the thread."""
@@ -421,17 +421,17 @@ def compute_units(job: UnitJob, make_backend: Callable[[UnitJob, UnitReceipts], 
             spool.mkdir()
             job.progress.start(job.name, (source.total_bytes or 0) // job.part_count, 0, job.limit_bytes)
             align = job.step.batch_rows or 1
-            units = source.units(align, indices=job.step.indices, spool=spool, skip=receipts.has)
-            feed = Feed((unit for unit in units if unit.number % job.part_count == job.part), backend.ahead)
-            tasks = (None if unit is None else Task(f"unit {unit.number}", unit.bytes, unit) for unit in feed)
-            queue = TaskQueue(tasks, receipts, job.progress, Retries(_CRASHES, job.step.splittable), feed)
+            units = source.units(align, indices=job.step.indices, spool=spool, skip=receipts.has_receipt)
+            unit_feed = UnitFeed((unit for unit in units if unit.number % job.part_count == job.part), backend.ahead)
+            tasks = (None if unit is None else Task(f"unit {unit.number}", unit.bytes, unit) for unit in unit_feed)
+            queue = TaskQueue(tasks, receipts, job.progress, Retries(_CRASHES, job.step.splittable), unit_feed)
             try:
                 with closing(run_tasks(queue, backend, job.stop)) as results:
                     for _ in results:
                         pass
                 backend.finish()
             finally:
-                feed.close()
+                unit_feed.close()
     finally:
         clear_scratch(job.folder)
     stats = receipts.stats

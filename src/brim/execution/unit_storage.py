@@ -12,7 +12,7 @@ from brim.formats.splice import FileSplice
 from brim.state.atomic_files import write_whole
 from brim.state.ledger import Receipt
 from brim.state.stop import Stop
-from brim.storage.explain_error import explained
+from brim.storage.explain_error import explain_errors
 from brim.storage.listing import list_files, stat_file
 from brim.storage.location import Location
 from brim.storage.reading import RangeStream, RemoteFile
@@ -28,7 +28,7 @@ class BucketUnits(UnitFiles):
         self._location, self._stores = location, stores
         self._sizes = {name: info.st_size for name, info in list_files(location, action="write")}
 
-    def has(self, receipt: Receipt) -> bool:
+    def has_receipt(self, receipt: Receipt) -> bool:
         return self._sizes.get(receipt.name) == receipt.size
 
     def store(self, name: str) -> None:
@@ -81,6 +81,6 @@ def download_units(location: Location, names: Iterable[str], folder: Path, stop:
 
 
 def clear_units(location: Location) -> None:
-    with explained(location):
+    with explain_errors(location):
         storage = open_storage(location)
         storage.delete([name for name, _ in storage.list()])

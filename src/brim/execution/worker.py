@@ -126,7 +126,7 @@ class Worker:
         self.setup, self.connection = setup, connection
         self._folder = folder / setup.folder
         self._reported_at = self._checked_at = self._measured_at = 0.0
-        self._held = 0
+        self._held_bytes = 0
         self._source_hash: Any = None  # of the present unit
         self._started: tuple[Any, int, _SkippedRows, Iterator[Any]] | None = None  # a unit whose first batch was probed
         with open(folder / setup.pause, "rb") as file:
@@ -208,14 +208,14 @@ class Worker:
             skipped.abandon()
             self.connection.send(_failure(error))
             return
-        held = process_bytes(os.getpid())
-        if held > self._base_bytes + _KEPT_BYTES:
+        held_bytes = process_bytes(os.getpid())
+        if held_bytes > self._base_bytes + _KEPT_BYTES:
             release()
-            held = process_bytes(os.getpid())
+            held_bytes = process_bytes(os.getpid())
         encoder = (step.encoder, step.differed) if isinstance(step, HasEncoder) else ("", "")
         source = "" if self._source_hash is None else self._source_hash.hexdigest()
         batches = (skipped.batches, skipped.batch_rows)
-        self.connection.send(UnitDone(rows, size, sha256, held, skipped.count, *encoder, *batches, source))
+        self.connection.send(UnitDone(rows, size, sha256, held_bytes, skipped.count, *encoder, *batches, source))
 
     def _probe(self, order: Any) -> None:
         """Send the types of the first batch. It is computed once: the unit continues after it."""
@@ -249,7 +249,7 @@ class Worker:
         """Yield one table per batch: the cuts between them do not depend on how the batch was computed."""
         from brim.compute.outputs.rows_file import concatenate
         from brim.compute.rows.read_unit import cut_batches, read_unit
-        from brim.compute.steps.step import Batch
+        from brim.compute.steps.step import RowBatch
         from brim.state.atomic_files import failures
 
         step, unit = self.setup.step, order.unit
@@ -257,13 +257,13 @@ class Worker:
         done_rows = 0 if partial is None else partial.rows
         if partial is not None:
             yield from partial.results()
-        offset = seen = 0
+        offset = seen_bytes = 0
         on_unreadable = self._on_unreadable(unit, skipped)
         tables = read_unit(self.setup.reading, unit, on_unreadable=on_unreadable, hashed=self._source_hash)
         for table in cut_batches(tables, step.batch_rows, step.batch_bytes):
             if offset < done_rows:
                 offset += table.num_rows
-                seen += table.nbytes
+                seen_bytes += table.nbytes
                 continue
             self._pause(order.release_bytes)
             if self.runs_user_code:
@@ -272,16 +272,16 @@ class Worker:
             result_bytes = 0
             for part in skipped.between_gaps(table, offset) if step.indices else [table]:
                 first = None if unit.first_row is None else unit.first_row + skipped.position(offset)
-                for batch in _parts(Batch(part, offset, first), order.parts if step.splittable else 1):
-                    held = self._measure(order) - result_bytes
-                    self._report(order, batch, seen, held, skipped)
-                    advance = functools.partial(self._report_within, order, batch, seen, held, skipped)
+                for batch in _parts(RowBatch(part, offset, first), order.parts if step.splittable else 1):
+                    held_bytes = self._measure(order) - result_bytes
+                    self._report(order, batch, seen_bytes, held_bytes, skipped)
+                    advance = functools.partial(self._report_within, order, batch, seen_bytes, held_bytes, skipped)
                     new = self._apply(replace(batch, advance=advance), order.parts != 1, skipped, unit)
                     results += new
                     result_bytes += sum(result.nbytes for result in new)
                 offset += part.num_rows
             result = concatenate(results) if results else None
-            seen += table.nbytes
+            seen_bytes += table.nbytes
             if partial is not None:
                 with failures(self._folder):
                     partial.add(result, skipped.take_new(), offset, skipped.counts)
@@ -343,7 +343,7 @@ class Worker:
         else:
             skipped.add(batch, start, failed.rows, failed.__cause__)
             ranges = [(0, start), (stop, rows)]
-        parts = [_slice(batch, begin, end) for begin, end in ranges if end > begin]
+        parts = [_slice(batch, first, end) for first, end in ranges if end > first]
         results = [table for part in parts for table in self._apply(part, saves_memory, skipped, unit)]
         if is_error:  # the batch fails as a unit, and none of its parts does
             raise self._explain(failed, batch, unit, skipped) from failed
@@ -361,14 +361,14 @@ class Worker:
 
         now = time.monotonic()
         if order.parts != 1 or now - self._measured_at >= _MEASURE_S:
-            self._measured_at, self._held = now, process_bytes(os.getpid())
-        return self._held
+            self._measured_at, self._held_bytes = now, process_bytes(os.getpid())
+        return self._held_bytes
 
-    def _report(self, order: Any, batch: Any, seen: int, held: int, skipped: _SkippedRows) -> None:
+    def _report(self, order: Any, batch: Any, seen_bytes: int, held_bytes: int, skipped: _SkippedRows) -> None:
         """Report the rows of a batch: every 0.1 s, or each batch if the error must name a row and no file has it."""
         from brim.execution.worker_messages import RowRange
 
-        rows = RowRange(skipped.position(batch.offset), batch.table.num_rows, seen, max(held, 0))
+        rows = RowRange(skipped.position(batch.offset), batch.table.num_rows, seen_bytes, max(held_bytes, 0))
         if self._positions is not None:
             self._positions.note(order.slot, order.unit.number, rows)
         is_exact = self._positions is None and (order.parts != 1 or self.setup.step.batch_rows != 1)
@@ -377,10 +377,12 @@ class Worker:
             self._reported_at = now
             self.connection.send(rows)
 
-    def _report_within(self, order: Any, batch: Any, seen: int, held: int, skipped: _SkippedRows, rows: int) -> None:
+    def _report_within(
+        self, order: Any, batch: Any, seen_bytes: int, held_bytes: int, skipped: _SkippedRows, rows: int
+    ) -> None:
         """Report that so many rows of a batch are done."""
-        seen += batch.table.nbytes * rows // max(batch.table.num_rows, 1)
-        self._report(order, batch, seen, held, skipped)
+        seen_bytes += batch.table.nbytes * rows // max(batch.table.num_rows, 1)
+        self._report(order, batch, seen_bytes, held_bytes, skipped)
 
     def _pause(self, release_bytes: int) -> None:
         """Between batches: release free memory, and wait up to 5 s while memory is low."""

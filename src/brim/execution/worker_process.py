@@ -169,9 +169,9 @@ class WorkerProcess:
         if not newline and len(read) == _READ_BYTES:
             data = read
         self._log_offset = 0 if is_large else self._log_offset + len(data) + len(newline)
-        most = _LINE_CHARACTERS
+        limit = _LINE_CHARACTERS
         texts = data.decode(errors="replace").splitlines()
-        lines = [text if len(text) <= most else f"{text[:most]} …" for text in texts]
+        lines = [text if len(text) <= limit else f"{text[:limit]} …" for text in texts]
         return [*lines, "(it prints more than can be shown: some lines were skipped)"] if is_large else lines
 
     def last_output(self) -> str:
@@ -209,19 +209,19 @@ _STEP_MODULES = {"brim.compute.steps.tokenize_step": ("tokenizers",), "brim.comp
 
 
 class _Warm:
-    """The warm worker of this process; its place: the module of its step, its environment and its folder; its work."""
+    """The warm worker of this process; its setup: the module of its step, its environment and its folder; its work."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.worker: WorkerProcess | None = None
-        self.place: tuple[str, Mapping[str, str], str] | None = None
+        self.setup: tuple[str, Mapping[str, str], str] | None = None
         self.work = ANY_WORK  # digest of the user's function that it has run
         self.callers = 0  # calls of a program that are running, and may come again
 
-    def keep(self, worker: WorkerProcess | None, place: tuple[str, Mapping[str, str], str] | None, work: str) -> None:
+    def keep(self, worker: WorkerProcess | None, setup: tuple[str, Mapping[str, str], str] | None, work: str) -> None:
         """Replace the warm worker; the earlier one exits. It runs the exit handlers of the user's code."""
         earlier, earlier_work = self.worker, self.work
-        self.worker, self.place, self.work = worker, place, work
+        self.worker, self.setup, self.work = worker, setup, work
         if earlier is not None:
             earlier.kill() if earlier_work == ANY_WORK else earlier.exit()
             earlier.wait(_EXIT_S)
@@ -230,7 +230,7 @@ class _Warm:
 _WARM = _Warm()
 
 
-def _place(step: str, threads: int) -> tuple[str, Mapping[str, str], str]:
+def _worker_setup(step: str, threads: int) -> tuple[str, Mapping[str, str], str]:
     return step, worker_environment(threads), os.getcwd()
 
 
@@ -251,22 +251,22 @@ def keeping_worker() -> Iterator[None]:
 
 def start_warm_worker(step: str, workers: int | None = None) -> None:
     """Start a worker for a step of this module, unless a warm one exists."""
-    place = _place(step, threads_per_worker(workers))
+    setup = _worker_setup(step, threads_per_worker(workers))
     with _WARM.lock:
-        if _WARM.worker is not None and _WARM.place == place and not _WARM.worker.has_exited:
+        if _WARM.worker is not None and _WARM.setup == setup and not _WARM.worker.has_exited:
             return
         try:
-            worker = WorkerProcess.warm(place[1], WAIT_S, (*_MODULES, step, *_STEP_MODULES.get(step, ())))
+            worker = WorkerProcess.warm(setup[1], WAIT_S, (*_MODULES, step, *_STEP_MODULES.get(step, ())))
         except OSError:
             return  # the job starts its own, and reports the error
-        _WARM.keep(worker, place, ANY_WORK)
+        _WARM.keep(worker, setup, ANY_WORK)
 
 
 def take_warm_worker(step: str, threads: int, work: str | None) -> WorkerProcess | None:
     """Return the warm worker if it may do this work. Another one exits, because it would only use memory."""
     with _WARM.lock:
         worker = _WARM.worker
-        if worker is None or worker.has_exited or _WARM.place != _place(step, threads):
+        if worker is None or worker.has_exited or _WARM.setup != _worker_setup(step, threads):
             _WARM.keep(None, None, ANY_WORK)
             return None
         if _WARM.work not in (ANY_WORK, work):
@@ -289,7 +289,7 @@ def keep_worker(worker: WorkerProcess, step: str, threads: int, work: str | None
         if _WARM.worker is not None and not _WARM.worker.has_exited:
             return False
         worker.send(JobEnd(WAIT_S))
-        _WARM.keep(worker, _place(step, threads), work)
+        _WARM.keep(worker, _worker_setup(step, threads), work)
     return True
 
 

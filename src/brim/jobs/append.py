@@ -34,7 +34,7 @@ from brim.sizes import plural
 from brim.sources.dataset_files import named_files
 from brim.state.ledger import Ledger, Receipt, SplitTotal, split_totals
 from brim.storage.hub_client import HubClient
-from brim.storage.hub_session import explained, hub_session
+from brim.storage.hub_session import explain_hub_errors, hub_session
 from brim.verification.published import (
     SHARD_NAME,
     Published,
@@ -410,7 +410,7 @@ def plan_append(
         # The card of a folder does not show a dataset: without shards there is nothing to append to.
         if existing.names or (existing.manifests is not None and (existing.manifests or existing.is_unfinished)):
             if location.is_repository:
-                with hub_session(note, run.stop.check), explained(location.repo, begun=False):
+                with hub_session(note, run.stop.check), explain_hub_errors(location.repo, started=False):
                     location = HubClient(location, hub.token).beginning()
             published = stack.enter_context(
                 open_published(str(location), settings.state_dir, note, settings.access, token=hub.token)
@@ -426,10 +426,10 @@ def plan_append(
             except KeyError as error:  # a shard has got another name
                 raise DestinationChanged from error
             duplicates = settings.allow_duplicate_paths
-            table, known = without_known_rows(plan, shards, duplicates, note, run.stop.check)
-            if not known:
+            table, known_count = without_known_rows(plan, shards, duplicates, note, run.stop.check)
+            if not known_count:
                 return plan
-            note(f"{plural(known, 'row')} of {len(plan.table):,} already in the dataset: skipped")
+            note(f"{plural(known_count, 'row')} of {len(plan.table):,} already in the dataset: skipped")
             return plan_for_rows(plan, table) if len(table) else None
 
         ledger = run.ledger if location.is_local and run.ledger.job is not None else None

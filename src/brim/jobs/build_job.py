@@ -164,9 +164,9 @@ class BuildPlan(Described):
             changes = "; ".join(changes_between(ledger.job.facts, self.plan.facts))
             return f"{destination} has another dataset ({changes}): --update or --fresh"
         count = len(self.plan.shards)
-        done = sum(shard.name in ledger.receipts for shard in self.plan.shards)
-        rest = f"; a build {'sends' if self._is_remote else 'writes'} the others" if done < count else ""
-        return f"{destination} has {done:,} of {count:,} shards{rest}"
+        finished = sum(shard.name in ledger.receipts for shard in self.plan.shards)
+        remainder = f"; a build {'sends' if self._is_remote else 'writes'} the others" if finished < count else ""
+        return f"{destination} has {finished:,} of {count:,} shards{remainder}"
 
     def check_plan(self) -> None:
         """As `check`, but for a plan only, which reads no content: files that git-annex keeps elsewhere have a size."""

@@ -43,7 +43,7 @@ class CacheDestination(Destination):
             if is_finished:
                 ledger.finish([ledger.receipts[name] for name in sorted(ledger.receipts)])
 
-    def has(self, receipt: Receipt) -> bool:
+    def has_receipt(self, receipt: Receipt) -> bool:
         try:
             return (self.paths.units_dir / receipt.name).stat().st_size == receipt.size
         except FileNotFoundError:

@@ -80,14 +80,14 @@ def cache_key(facts: dict[str, Any]) -> dict[str, Any]:
 
 def trim_caches(home: Path) -> None:
     """Remove the least recently used entries until the rest is within $BRIM_CACHE_MAX. Open datasets are kept."""
-    most = cache_max()
-    if most is None:
+    limit = cache_max()
+    if limit is None:
         return
     entries = list_caches(home)
     total = sum(entry.bytes for entry in entries)
     mapped: set[str] | None = None
     for entry in entries:
-        if total <= most:
+        if total <= limit:
             return
         if mapped is None:
             mapped = _mapped_files()

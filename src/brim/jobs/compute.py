@@ -133,8 +133,8 @@ class ComputeRun:
         published, ledger, settings = b"".join(existing.manifests), self._run.ledger, self._settings
         job, own = Ledger.of(published).job, ledger.job
         is_unfinished = own is not None and not ledger.done
-        known = {self._plan.fingerprint, *([] if own is None else [own.fingerprint])}
-        if job is not None and job.fingerprint not in known and not (settings.fresh or is_unfinished):
+        fingerprints = {self._plan.fingerprint, *([] if own is None else [own.fingerprint])}
+        if job is not None and job.fingerprint not in fingerprints and not (settings.fresh or is_unfinished):
             raise other_job_error("another dataset", job, self._plan.facts, _OTHER_HINT)
         ledger.agree_with(published)
         is_staged = self._destination.is_staged
@@ -149,7 +149,7 @@ class ComputeRun:
             return False
         if self._paths.file_names and not receipts:
             return False
-        return all(map(self._destination.has, receipts.values())) and self._source_is_same(ledger)
+        return all(map(self._destination.has_receipt, receipts.values())) and self._source_is_same(ledger)
 
     def _source_is_same(self, ledger: Ledger) -> bool:
         """Return whether the source has the content that a finished job has read."""
@@ -168,9 +168,9 @@ class ComputeRun:
             ledger.record_source(SourceRecord(stamp, units))
         return True
 
-    def _compare(self, known: Mapping[int, UnitRecord]) -> Comparison:
+    def _compare(self, records: Mapping[int, UnitRecord]) -> Comparison:
         spool, run = self._paths.units_dir / "spool", self._run
-        return compare_units(self._plan.source, self._plan.step, known, spool, run.progress, run.stop)
+        return compare_units(self._plan.source, self._plan.step, records, spool, run.progress, run.stop)
 
     def _forget_changed(self, units: Ledger, *, all_units: bool) -> None:
         """Forget units whose part of the source has other content.
@@ -193,13 +193,13 @@ class ComputeRun:
                     units.forget(receipt.name)
                 units.begin(units.job)
             else:
-                kept = [
+                unchanged = [
                     replace(receipts[number], mtimes=comparison.dates[number])
                     for number in sorted(receipts.keys() - changed)
                 ]
                 for number in sorted(changed):
                     units.forget(receipts[number].name)
-                units.add_all(receipt for receipt in kept if units.receipts[receipt.name] != receipt)
+                units.add_all(receipt for receipt in unchanged if units.receipts[receipt.name] != receipt)
         units.record_source(SourceRecord(stamp))
 
     def _was_removed(self) -> bool:

@@ -59,7 +59,7 @@ class Publication:
     """What readers shall find: these shards, this card, and no longer the shards that are `gone`."""
 
     receipts: Sequence[Receipt]
-    gone: frozenset[str]
+    removed: frozenset[str]
     card: DatasetCard
     manifests: Mapping[str, bytes]
     base: Sequence[Receipt] | None = None  # of an append: shards that must still exist as they were
@@ -101,11 +101,11 @@ class Destination:
         return None
 
     @contextmanager
-    def opened(self, fingerprint: str, budget: UploadBudget) -> Iterator[Existing]:
+    def open(self, fingerprint: str, budget: UploadBudget) -> Iterator[Existing]:
         """Prepare the destination for uploads, and yield the existing files."""
         yield self.read_existing()
 
-    def has(self, receipt: Receipt) -> bool:
+    def has_receipt(self, receipt: Receipt) -> bool:
         """Return whether the undamaged shard exists under its name, by size and, if recorded, by version."""
         raise NotImplementedError
 
@@ -129,7 +129,7 @@ class Destination:
     def check_card(self, card: DatasetCard) -> None:
         """Raise the error that writing this card would raise, before the first byte."""
 
-    def begin(self, title: str, missing: int, card: DatasetCard) -> None:
+    def start(self, title: str, missing: int, card: DatasetCard) -> None:
         """Announce uploads to readers. `missing` shards do not exist under their names yet."""
 
     def upload(self, name: str, content: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:

@@ -29,7 +29,7 @@ from brim.state.atomic_files import failures, rename, write_whole
 from brim.state.ledger import LEDGER, STATE, Receipt
 from brim.state.lock import owner_of
 from brim.storage.destination_address import MANIFESTS
-from brim.storage.explain_error import explained
+from brim.storage.explain_error import explain_errors
 from brim.storage.listing import list_files, read_file
 from brim.storage.storage import PART_BYTES, FileInfo, PutResult, Storage, open_storage
 from brim.storage.storage_error import StorageError
@@ -73,7 +73,7 @@ class FilesDestination(Destination):
         if not self._is_bucket_dataset:
             return Existing(self._names(), None, self._is_unfinished())
         with notify_if_slow(self._run.progress.note, f"still waiting for {self.paths.root}"):
-            with explained(self.paths.root):
+            with explain_errors(self.paths.root):
                 if not self._storage.exists():
                     self._files = {}
                     return Existing((), ())
@@ -95,7 +95,7 @@ class FilesDestination(Destination):
     def _info(self, name: str) -> FileInfo | None:
         if self._files is not None:
             return self._files.get(name)
-        with explained(self.paths.root):
+        with explain_errors(self.paths.root):
             return next(iter(self._storage.stat([name])))
 
     def _manifests(self) -> list[bytes]:
@@ -135,7 +135,7 @@ class FilesDestination(Destination):
 
     def _create_bucket(self) -> None:
         """Create a bucket of the Hub, as a repository is. Other buckets must exist."""
-        with explained(self.paths.root):
+        with explain_errors(self.paths.root):
             if self._storage.create():
                 self._run.progress.note(f"made the private bucket {self.paths.root.root}")
 
@@ -147,12 +147,12 @@ class FilesDestination(Destination):
             self._create_bucket()
             name = f"{_TRIALS}{time.time_ns():x}"
             self._storage.put(name, _TwoParts(), None, SilentWatcher())
-            with explained(self.paths.root):
+            with explain_errors(self.paths.root):
                 self._storage.delete([name])
         return self._storage
 
     @contextmanager
-    def opened(self, fingerprint: str, budget: UploadBudget) -> Iterator[Existing]:
+    def open(self, fingerprint: str, budget: UploadBudget) -> Iterator[Existing]:
         if not self.paths.has_card:
             yield self.read_existing()
             return
@@ -197,7 +197,7 @@ class FilesDestination(Destination):
 
     # Shards
 
-    def has(self, receipt: Receipt) -> bool:
+    def has_receipt(self, receipt: Receipt) -> bool:
         is_damaged = self._run.ledger.is_damaged(receipt)
         return not is_damaged and self._is_same(self._info(receipt.name), receipt)
 
@@ -220,7 +220,7 @@ class FilesDestination(Destination):
         return "" if self._folder is not None else info.etag
 
     def _move(self, source: str, target: str) -> FileInfo:
-        with explained(self.paths.root):
+        with explain_errors(self.paths.root):
             info = self._storage.move(source, target)
         if self._files is not None:
             self._files.pop(source, None)
@@ -236,7 +236,7 @@ class FilesDestination(Destination):
             shutil.rmtree(self._folder / _RETAINED, ignore_errors=True)
 
     def _delete(self, names: Sequence[str]) -> None:
-        with explained(self.paths.root):
+        with explain_errors(self.paths.root):
             self._storage.delete(names)
         if self._files is not None:
             for name in names:
@@ -284,7 +284,7 @@ class FilesDestination(Destination):
         if self.paths.has_card:
             card.final(self._read_card(), {})
 
-    def begin(self, title: str, missing: int, card: DatasetCard) -> None:
+    def start(self, title: str, missing: int, card: DatasetCard) -> None:
         if self.paths.has_card:
             existing = self._read_card()
             card.final(existing, {})
@@ -292,7 +292,7 @@ class FilesDestination(Destination):
 
     def publish(self, publication: Publication) -> str:
         if not self._is_bucket_dataset:
-            self.discard(publication.gone) if self.paths.has_card else self._delete(sorted(publication.gone))
+            self.discard(publication.removed) if self.paths.has_card else self._delete(sorted(publication.removed))
             if self._storage.marker:  # and files of lost machines
                 self._abort_uploads()
             if self.paths.has_card:
@@ -311,7 +311,7 @@ class FilesDestination(Destination):
         manifests = f"{MANIFESTS}/{_CONFIG}/"
         stale = {name for name in files if name.startswith(manifests) and name not in publication.manifests}
         temporary = {name for name in files if name.startswith((f"{_RETAINED}/", _TRIALS))}
-        self._delete(sorted({*publication.gone & files.keys(), *stale, *temporary}))
+        self._delete(sorted({*publication.removed & files.keys(), *stale, *temporary}))
         for name, data in publication.manifests.items():
             self._write(name, data)
         self._write(CARD, publication.card.final(self._read_card(), {}).encode())
@@ -325,7 +325,7 @@ class FilesDestination(Destination):
         listed = (self._files or {}).get(receipt.name)
         if listed is None or self._is_same(listed, receipt):
             return listed is not None
-        with explained(self.paths.root):
+        with explain_errors(self.paths.root):
             return self._is_same(next(iter(self._storage.stat([receipt.name]))), receipt)
 
     def _read_card_bytes(self) -> bytes | None:
@@ -349,7 +349,7 @@ class FilesDestination(Destination):
 
     def _write(self, name: str, data: bytes) -> None:
         if self._folder is None:
-            with explained(self.paths.root):
+            with explain_errors(self.paths.root):
                 self._storage.put_bytes(name, data)
             return
         with failures(self._folder):

@@ -38,7 +38,7 @@ from brim.storage import hub_private
 from brim.storage.destination_address import MANIFESTS
 from brim.storage.hub_client import HubClient, Snapshot
 from brim.storage.hub_commits import CONFLICT, REFUSED, HubCommits, Operations, UploadsMissing, pointers, texts
-from brim.storage.hub_session import explained, hub_session, hub_tries, status_of
+from brim.storage.hub_session import explain_hub_errors, hub_session, hub_tries, status_of
 from brim.storage.hub_upload import HubUpload, LfsUpload, XetUpload
 from brim.storage.location import MAIN, Location
 from brim.storage.storage import PutResult
@@ -81,13 +81,13 @@ class HubUploader:
         from huggingface_hub.utils import get_session
 
         _open_session()
-        with explained(self.location.repo, begun=False):
+        with explain_hub_errors(self.location.repo, started=False):
             interruptible(lambda: get_session().head(self.endpoint, timeout=_CONNECT_S))
             LfsUpload(self.location, self.token, self.endpoint).request([_ONE_BYTE])
 
     def put(self, name: str, content: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         _open_session()
-        with explained(self.location.repo, begun=True):
+        with explain_hub_errors(self.location.repo, started=True):
             if self not in _UPLOADS:
                 upload: HubUpload = LfsUpload(self.location, self.token, self.endpoint)
                 if self.by_xet:
@@ -114,7 +114,7 @@ class HubDestination(Destination):
         self._location, self._repo = paths.location, paths.location.repo
         self.options = replace(options, commit_as_you_go=False, create_pr=False) if is_part else options
         self.visibility, self.pull_request, self.allows_more = "", 0, False
-        self._has_begun = False
+        self._is_started = False
         self._base: Snapshot | None = None
         self._pull: Snapshot | None = None  # the state of the pull request
 
@@ -123,8 +123,8 @@ class HubDestination(Destination):
         """The number of commits of this run."""
         return self._commits.count
 
-    def _explained(self) -> Any:
-        return explained(self._repo, begun=self._has_begun)
+    def _explain_errors(self) -> Any:
+        return explain_hub_errors(self._repo, started=self._is_started)
 
     def _session(self) -> Any:
         return hub_session(self._run.progress.note, self._run.stop.check)
@@ -133,7 +133,7 @@ class HubDestination(Destination):
 
     def read_existing(self) -> Existing:
         """Read the files of a config. Without a token or a repository, there are none."""
-        with self._session(), explained(self._repo, begun=False):
+        with self._session(), explain_hub_errors(self._repo, started=False):
             self.client = HubClient(self._location, self.options.token)
             if not self.client.token or self.client.visibility() is None:
                 return Existing()
@@ -167,7 +167,7 @@ class HubDestination(Destination):
 
     def check_access(self) -> HubUploader | None:
         """Check that the user may write. A repository that does not exist yet is not created for it."""
-        with self._session(), explained(self._repo, begun=False):
+        with self._session(), explain_hub_errors(self._repo, started=False):
             client = HubClient(self._location, self.options.token)
             token = client.need_token()
             if client.visibility() is None:
@@ -176,9 +176,9 @@ class HubDestination(Destination):
             return HubUploader(self._location, client.api.endpoint, token)
 
     @contextmanager
-    def opened(self, fingerprint: str, budget: UploadBudget) -> Iterator[Existing]:
+    def open(self, fingerprint: str, budget: UploadBudget) -> Iterator[Existing]:
         with self._session():
-            with self._explained():
+            with self._explain_errors():
                 self.client = HubClient(self._location, self.options.token)
                 token = self.client.need_token()
                 self._open_repository()
@@ -251,11 +251,11 @@ class HubDestination(Destination):
     def _snapshots(self) -> list[Snapshot]:
         return [snapshot for snapshot in (self._base, self._pull) if snapshot is not None]
 
-    def has(self, receipt: Receipt) -> bool:
-        return not self._run.ledger.is_damaged(receipt) and self._has(receipt.piece)
+    def has_receipt(self, receipt: Receipt) -> bool:
+        return not self._run.ledger.is_damaged(receipt) and self._contains(receipt.piece)
 
-    def _has(self, piece: Piece) -> bool:
-        return any(snapshot.holds(piece) for snapshot in self._snapshots)
+    def _contains(self, shard: Piece) -> bool:
+        return any(snapshot.contains(shard) for snapshot in self._snapshots)
 
     def has_content(self, receipt: Receipt) -> bool:
         return receipt.sha256 in self._objects()
@@ -267,7 +267,7 @@ class HubDestination(Destination):
         return ""  # the next commit names the object
 
     def upload(self, name: str, content: Splice, sha256: str | None, watcher: UploadWatcher) -> PutResult:
-        with self._explained():
+        with self._explain_errors():
             if sha256 is None and (self._upload.hashes_first or content.size in self._existing_sizes):
                 sha256 = content.sha256(watcher.hashed)
             if sha256 in self._existing_objects:
@@ -283,13 +283,13 @@ class HubDestination(Destination):
 
     # Publishing
 
-    def begin(self, title: str, missing: int, card: DatasetCard) -> None:
+    def start(self, title: str, missing: int, card: DatasetCard) -> None:
         base = self._snapshots[0]
-        with self._explained():
+        with self._explain_errors():
             self._card_bytes(base, card, final=True)  # what it cannot contain is an error now, not after the uploads
-        self._has_begun = True
+        self._is_started = True
         self._title = title
-        with self._explained():
+        with self._explain_errors():
             if self.options.commit_as_you_go:
                 data = self._card_bytes(base, card, final=False)
                 self._commit(self._location.revision, lambda at: texts(at, {CARD: data}), "Begin to publish")
@@ -328,43 +328,43 @@ class HubDestination(Destination):
         except UploadsMissing as missing:
             raise UploadsExpired(missing.names) from missing
 
-    def _add_shards(self, revision: str, pieces: Sequence[Piece]) -> Snapshot | None:
+    def _add_shards(self, revision: str, shards: Sequence[Piece]) -> Snapshot | None:
         """Commit those of the shards that a revision lacks, in groups."""
         snapshot = None
-        for start in range(0, len(pieces), GROUP_SHARDS):
-            group = pieces[start : start + GROUP_SHARDS]
+        for start in range(0, len(shards), GROUP_SHARDS):
+            group = shards[start : start + GROUP_SHARDS]
             snapshot = self._commit(revision, lambda at, group=group: pointers(at, group), "Add shards")  # type: ignore[misc]
         return snapshot
 
     def checkpoint(self, receipts: Sequence[Receipt]) -> None:
         """Commit uploads in full groups, or all of them before they expire: the Hub counts commits."""
-        waiting = sorted((r for r in receipts if not self._has(r.piece)), key=lambda receipt: receipt.name)
+        waiting = sorted((r for r in receipts if not self._contains(r.piece)), key=lambda receipt: receipt.name)
         age_s = time.time() - min((receipt.staged_at for receipt in waiting), default=time.time())
         if not waiting or (len(waiting) < GROUP_SHARDS and age_s < GROUP_S):
             return
-        pieces = [receipt.piece for receipt in waiting]
-        pieces = pieces[: len(pieces) // GROUP_SHARDS * GROUP_SHARDS] or pieces
-        with self._explained():
+        shards = [receipt.piece for receipt in waiting]
+        shards = shards[: len(shards) // GROUP_SHARDS * GROUP_SHARDS] or shards
+        with self._explain_errors():
             if self.options.commit_as_you_go:
-                self._base = self._add_shards(self._location.revision, pieces)
+                self._base = self._add_shards(self._location.revision, shards)
             elif self.pull_request or age_s >= UNCOMMITTED_S * 0.8:
                 if not self.pull_request:
                     self._open_pull_request()
                     self._remember_pull_request()
-                self._fill_pull_request(pieces)
+                self._fill_pull_request(shards)
 
-    def _fill_pull_request(self, pieces: Sequence[Piece]) -> None:
-        missing = [piece for piece in pieces if self._pull is None or not self._pull.holds(piece)]
+    def _fill_pull_request(self, shards: Sequence[Piece]) -> None:
+        missing = [shard for shard in shards if self._pull is None or not self._pull.contains(shard)]
         self._pull = self._add_shards(f"refs/pr/{self.pull_request}", missing) or self._pull
 
     def publish(self, publication: Publication) -> str:
-        self._has_begun = True
-        pieces = [receipt.piece for receipt in publication.receipts]
+        self._is_started = True
+        shards = [receipt.piece for receipt in publication.receipts]
         target = self._location.revision
-        with self._explained():
+        with self._explain_errors():
             if self.pull_request:
                 pull = f"refs/pr/{self.pull_request}"
-                self._fill_pull_request(pieces)
+                self._fill_pull_request(shards)
                 self._pull = self._commit_all(pull, publication)
                 if self.options.create_pr:
                     self.client.set_pull_status(self.pull_request, "open")
@@ -372,7 +372,7 @@ class HubDestination(Destination):
                 self._merge(publication)
             else:
                 if self.options.commit_as_you_go:
-                    missing = [piece for piece in pieces if not self._has(piece)]
+                    missing = [shard for shard in shards if not self._contains(shard)]
                     self._base = self._add_shards(target, missing) or self._base
                 self._commit_all(target, publication)
             return self._verify(publication, target)
@@ -397,14 +397,20 @@ class HubDestination(Destination):
     def _commit_all(self, revision: str, publication: Publication) -> Snapshot:
         """Commit everything that differs from the publication."""
 
-        def operations(at: Snapshot) -> list[Any]:
+        def operations(snapshot: Snapshot) -> list[Any]:
             # The text of the card is the target's: it may have been edited since the pull request was opened.
-            is_target = at.revision == self._location.revision
-            base = at if is_target else self.client.snapshot(self._location.revision)
+            is_target = snapshot.revision == self._location.revision
+            base = snapshot if is_target else self.client.snapshot(self._location.revision)
             self._check_base(base, publication)
             contents = {CARD: self._card_bytes(base, publication.card, final=True), **publication.manifests}
-            gone = [hub_private.deletion(name) for name in self._gone(publication) if name in at.tree]
-            return [*pointers(at, (r.piece for r in publication.receipts)), *gone, *texts(at, contents)]
+            deletions = [
+                hub_private.deletion(name) for name in self._removed_names(publication) if name in snapshot.tree
+            ]
+            return [
+                *pointers(snapshot, (r.piece for r in publication.receipts)),
+                *deletions,
+                *texts(snapshot, contents),
+            ]
 
         message = self.options.commit_message or "Publish with brim"
         return self._commit(revision, operations, message, self.options.description)
@@ -415,34 +421,34 @@ class HubDestination(Destination):
             return
         names = set(self._shard_names(base))
         for receipts in (publication.base, publication.receipts):
-            if names == {receipt.name for receipt in receipts} and all(base.holds(r.piece) for r in receipts):
+            if names == {receipt.name for receipt in receipts} and all(base.contains(r.piece) for r in receipts):
                 return
         if self.pull_request:
             self.client.set_pull_status(self.pull_request, "closed")
         raise DestinationChanged
 
-    def _gone(self, publication: Publication) -> list[str]:
+    def _removed_names(self, publication: Publication) -> list[str]:
         """Return shards and manifests that are no longer part of the dataset; never another file."""
-        shards = [name for name in publication.gone if name.startswith(f"{self.options.folder}/")]
+        shards = [name for name in publication.removed if name.startswith(f"{self.options.folder}/")]
         stale: list[str] = []
         if self.options.split is None:
             prefix, names = f"{MANIFESTS}/{self.options.config}/", self._snapshots[0].tree
             stale = [name for name in names if name.startswith(prefix) and name not in publication.manifests]
         return sorted([*shards, *stale])
 
-    def _card_bytes(self, at: Snapshot, card: DatasetCard, *, final: bool) -> bytes:
+    def _card_bytes(self, snapshot: Snapshot, card: DatasetCard, *, final: bool) -> bytes:
         try:
-            data = self.client.read(CARD, at)
+            data = self.client.read(CARD, snapshot)
             existing = None if data is None else data.decode()
         except UnicodeDecodeError as error:
             raise DestinationError(f"The {CARD} on the Hub is not UTF-8.", hint="Correct it there.") from error
-        sizes = {name: file.st_size for name, file in at.tree.items()}
+        sizes = {name: file.st_size for name, file in snapshot.tree.items()}
         return (card.final if final else card.unfinished)(existing, sizes).encode()
 
     def _verify(self, publication: Publication, revision: str) -> str:
-        at = self.client.snapshot(revision)
-        wrong = [receipt.name for receipt in publication.receipts if not at.holds(receipt.piece)]
-        wrong += [name for name in self._gone(publication) if name in at.tree]
+        snapshot = self.client.snapshot(revision)
+        wrong = [receipt.name for receipt in publication.receipts if not snapshot.contains(receipt.piece)]
+        wrong += [name for name in self._removed_names(publication) if name in snapshot.tree]
         if wrong:
             raise DestinationUnavailableError(
                 f"The Hub does not list {wrong[0]} as it was published ({len(wrong)} such files).",
@@ -450,4 +456,4 @@ class HubDestination(Destination):
             )
         count = len(publication.receipts)
         shards = "the shard" if count == 1 else f"all {count:,} shards"
-        return f"the Hub lists {shards} with the right size and SHA-256 ({at.commit[:12]})"
+        return f"the Hub lists {shards} with the right size and SHA-256 ({snapshot.commit[:12]})"

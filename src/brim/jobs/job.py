@@ -147,7 +147,7 @@ class Job:
             lock = share_destination(paths.location)
         with (
             lock,
-            stoppable(*stop_files(state_dir, settings.stop_file), asked=settings.stop) as stop,
+            stoppable(*stop_files(state_dir, settings.stop_file), requested=settings.stop) as stop,
             interrupted_by(stop.check),
             closing(Ledger(scope.ledger_dir or paths.ledger_dir)) as ledger,
         ):
@@ -264,7 +264,7 @@ class Delivery:
         job, run, destination, shards = self._job, self._run, self._destination, self._shards
         self._budget = job.upload_budget()
         check_hub_limits(shards, job.paths.location)
-        with destination.opened(shards.fingerprint, self._budget) as existing:
+        with destination.open(shards.fingerprint, self._budget) as existing:
             if isinstance(job.plan, Plan) and self._scope is WHOLE_JOB and not job.settings.append:
                 refuse_foreign_in_folder(existing, run.ledger)
             self._rules = Reconciliation(
@@ -281,7 +281,7 @@ class Delivery:
             if job.paths.location.is_repository and not self._scope.is_part:
                 for note in hub_notes(shards, getattr(destination, "allows_more", False)):
                     run.progress.note(f"the Hub: {note}")
-            self._rules.begin(existing, self._card(()))
+            self._rules.start(existing, self._card(()))
             for _ in range(_UPLOAD_ROUNDS):
                 try:
                     self._upload()
@@ -311,29 +311,29 @@ class Delivery:
             self._scope.check_missing(missing)
         if missing or not (ledger.done or self._scope.is_part):
             self._rules.check_space(missing)
-            existing = {name for name, receipt in ledger.receipts.items() if destination.has(receipt)}
+            existing = {name for name, receipt in ledger.receipts.items() if destination.has_receipt(receipt)}
             unnamed = len({shard.name for shard in missing} | (shards.names - existing))
             title = f"{shards.rows:,} rows in {len(shards.shards):,} shards"
-            destination.begin(title, 0 if self._scope.is_part else unnamed, self._card(()))
+            destination.start(title, 0 if self._scope.is_part else unnamed, self._card(()))
         progress.start("publish" if destination.is_staged else "build", shards.size(missing), len(missing), limit_bytes)
-        kept = shards.names - {shard.name for shard in missing}
-        staged = (receipt for receipt in ledger.receipts.values() if receipt.staged_at and receipt.name in kept)
-        self._unpublished = {receipt.name: receipt for receipt in staged if not destination.has(receipt)}
+        unchanged = shards.names - {shard.name for shard in missing}
+        staged = (receipt for receipt in ledger.receipts.values() if receipt.staged_at and receipt.name in unchanged)
+        self._unpublished = {receipt.name: receipt for receipt in staged if not destination.has_receipt(receipt)}
         if not missing:
             return
         queue = TaskQueue((Task(s.name, s.file_bytes, s) for s in missing), self, progress, _RETRIES)
         with self._backend() as backend, closing(run_tasks(queue, backend, run.stop)) as results:
-            for receipt, put in results:
+            for receipt, result in results:
                 if receipt.staged_at:
                     self._unpublished[receipt.name] = receipt
-                self._written += put.sent
-                self._sent_bytes += receipt.size if put.sent else 0
-                how = "already there" if not put.sent else "sent" if destination.is_staged else "written"
+                self._written += result.sent
+                self._sent_bytes += receipt.size if result.sent else 0
+                outcome = "already there" if not result.sent else "sent" if destination.is_staged else "written"
                 progress.rows(receipt.rows)
-                progress.shard(receipt.name, receipt.size, receipt.sha256, how)
+                progress.shard(receipt.name, receipt.size, receipt.sha256, outcome)
                 if self._unpublished and not self._scope.is_part:
                     destination.checkpoint(list(self._unpublished.values()))
-                    self._unpublished = {n: r for n, r in self._unpublished.items() if not destination.has(r)}
+                    self._unpublished = {n: r for n, r in self._unpublished.items() if not destination.has_receipt(r)}
 
     def _backend(self) -> Any:
         run, job, shards = self._run, self._job, self._shards
@@ -370,9 +370,9 @@ class Delivery:
     def _upload_shard(self, task: Task, watcher: UploadWatcher) -> tuple[Receipt, PutResult]:
         shard: Shard = task.work
         with self._shards.content(shard).splice() as splice:
-            put = self._destination.upload(shard.name, splice, self._known_sha256(shard), watcher)
+            result = self._destination.upload(shard.name, splice, self._known_sha256(shard), watcher)
             size = splice.size
-        return self.record_done(task, (size, put))
+        return self.record_done(task, (size, result))
 
     # The receipts, for the scheduler
 
@@ -384,10 +384,10 @@ class Delivery:
             self._run.ledger.forget(task.name)  # before its file is replaced
 
     def record_done(self, task: Task, result: tuple[int, PutResult]) -> tuple[Receipt, PutResult]:
-        size, put = result
-        receipt = self._rules.receipt(task.work, size, put.sha256, etag=put.etag)
+        size, upload = result
+        receipt = self._rules.receipt(task.work, size, upload.sha256, etag=upload.etag)
         self._run.ledger.add(receipt)
-        return receipt, put
+        return receipt, upload
 
     # Publish
 
@@ -418,8 +418,8 @@ class Delivery:
             manifest_name: Callable[[str], Any] = destination.manifest_name
             source = self._published_source
             manifests = make_manifests(shards, ledger, receipts, existing.manifests or (), manifest_name, source)
-        gone = frozenset((ledger.names | self._rules.foreign) - shards.names)
-        publication = Publication(receipts, gone, self._card(receipts), manifests, self._base_receipts)
+        removed = frozenset((ledger.names | self._rules.foreign) - shards.names)
+        publication = Publication(receipts, removed, self._card(receipts), manifests, self._base_receipts)
         verified = destination.publish(publication)
         for name in sorted(ledger.receipts.keys() - shards.names):
             ledger.forget(name)

@@ -89,11 +89,11 @@ def _listings(
 
 def _existing_listings(manifests: Sequence[bytes]) -> dict[str, dict[str, Any]]:
     """Return the listings of existing manifests by the SHA-256 of their shards."""
-    found: dict[str, dict[str, Any]] = {}
+    listings: dict[str, dict[str, Any]] = {}
     for data in manifests:
         records = list(records_of(io.BytesIO(data)))
         content = {record["name"]: record["sha256"] for record in records if record.get("type") == "shard"}
         for record in records:
             if record.get("type") == LISTING and record.get("name") in content:
-                found[content[record["name"]]] = record
-    return found
+                listings[content[record["name"]]] = record
+    return listings

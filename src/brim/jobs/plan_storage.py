@@ -37,7 +37,7 @@ from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked, owner_of
 from brim.state.retry import interrupted_by, stop_delayed
 from brim.storage.destination_address import user_state
-from brim.storage.explain_error import explained
+from brim.storage.explain_error import explain_errors
 from brim.storage.lease import Lease
 from brim.storage.listing import list_files, read_file, stat_file
 from brim.storage.location import Access, Location, folder_location, is_remote, parse_location
@@ -163,7 +163,7 @@ class PartReceipts:
             )
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock all parts, for the run that finishes the plan."""
         self._make(self.root)
         with locked(self.root, busy="Parts of this plan are being done, or it is being finished."):
@@ -183,7 +183,7 @@ class PartReceipts:
         """Return where the unit files of a part are: in its folder, which every machine sees."""
         return UnitFiles(folder)
 
-    def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
+    def download(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
         """Copy or link a file of a part, which must have this SHA-256, into a local folder. Only while `alone`."""
         source, target = self.root / part.folder / name, folder / name
         try:
@@ -369,7 +369,7 @@ class BucketReceipts(PartReceipts):
         return read_file(self._address, f"{part.folder}/{LEDGER}")
 
     def _write(self, part: Part, data: bytes) -> None:
-        with explained(self._address):
+        with explain_errors(self._address):
             open_storage(self._address).put_bytes(f"{part.folder}/{LEDGER}", data)
 
     def ledger(self, part: Part) -> Ledger:
@@ -426,7 +426,7 @@ class BucketReceipts(PartReceipts):
     def unit_files(self, part: Part, folder: Path) -> UnitFiles:
         return BucketUnits(folder, self._address.child(part.folder), stores=True)
 
-    def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
+    def download(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
         location = self._address.child(part.folder)
         try:
             download_unit(location, name, folder, sha256)
@@ -435,7 +435,7 @@ class BucketReceipts(PartReceipts):
             raise _missing_unit(str(location.child(name)), part) from error
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the plan. Parts that still run lose nothing: only complete parts are published."""
         self._make(self.root)
         with (

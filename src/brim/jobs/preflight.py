@@ -125,7 +125,7 @@ def stopping_while_reading(
         files = stop_files(paths.state_dir, settings.stop_file)
         for file in files:
             is_stale_stop_file(file)
-    with stopping_at_once(*files, asked=settings.stop):
+    with stopping_at_once(*files, requested=settings.stop):
         yield
 
 

@@ -110,16 +110,16 @@ class Reconciliation:
         # A run that was killed between a shard and its receipt has left a file of brim.
         ledger.add_names(ledger.planned_names(existing.names))
 
-    def begin(self, existing: Existing, card: Any) -> None:
+    def start(self, existing: Existing, card: Any) -> None:
         """Refuse what must not be replaced; then record the job. `card` is the card without receipts."""
         ledger, destination = self._ledger, self._destination
-        received = [*self._shards.existing_receipts, *self._scope.receipts_of_parts(ledger)]
+        receipts = [*self._shards.existing_receipts, *self._scope.receipts_of_parts(ledger)]
         was_removed = ledger.done and not destination.is_staged and not existing.names
         if ledger.job is not None and not (self._fresh or self._updates or was_removed):
             self._refuse_other_job(ledger.job, _REPLACE_HINT)
         self.foreign = self._foreign_files(existing)
         if (self._is_new or self._fresh) and not self._scope.is_part:
-            self._check_space_for_job(received)
+            self._check_space_for_job(receipts)
             destination.check_card(card)
         if self._fresh and ledger.job is not None:
             for name in sorted(ledger.receipts):
@@ -130,7 +130,7 @@ class Reconciliation:
             shards = self._shards
             record = JobRecord(shards.fingerprint, shards.facts, job_versions(), shards.skipped_files)
             ledger.begin(record, shards.names)
-        ledger.add_all(receipt for receipt in received if ledger.receipts.get(receipt.name) != receipt)
+        ledger.add_all(receipt for receipt in receipts if ledger.receipts.get(receipt.name) != receipt)
 
     def _refuse_other_job(self, job: JobRecord, hint: str) -> None:
         if job.fingerprint != self._shards.fingerprint:
@@ -151,18 +151,18 @@ class Reconciliation:
             refuse_foreign_files(foreign, self._destination.is_staged)
         return frozenset(foreign)
 
-    def _check_space_for_job(self, received: Sequence[Receipt]) -> None:
+    def _check_space_for_job(self, existing: Sequence[Receipt]) -> None:
         """Refuse a job whose new shards do not fit, after what is kept and what --fresh removes."""
         shards, free = self._shards.shards, self._destination.free_bytes()
         if free is None or self._shards.is_linked or self._shards.size(shards) <= free:
             return
         if self._fresh:
             receipts = self._ledger.receipts.values()
-            self.check_space(shards, sum(r.size for r in receipts if self._destination.has(r)))
+            self.check_space(shards, sum(r.size for r in receipts if self._destination.has_receipt(r)))
             return
-        kept = {receipt.key for receipt in received}
-        kept |= {key for key, receipt in self._ledger.receipts_by_key().items() if self._is_kept(receipt)}
-        self.check_space([shard for shard in shards if self._shards.key(shard) not in kept])
+        unchanged = {receipt.key for receipt in existing}
+        unchanged |= {key for key, receipt in self._ledger.receipts_by_key().items() if self._is_unchanged(receipt)}
+        self.check_space([shard for shard in shards if self._shards.key(shard) not in unchanged])
 
     def check_space(self, missing: Sequence[Shard], freed_bytes: int = 0) -> None:
         need = 0 if self._shards.is_linked else self._shards.size(missing)
@@ -210,7 +210,7 @@ class Reconciliation:
 
     def _exists(self, receipt: Receipt) -> bool:
         destination = self._destination
-        if destination.has(receipt) or 0 <= time.time() - receipt.staged_at < STAGED_S:
+        if destination.has_receipt(receipt) or 0 <= time.time() - receipt.staged_at < STAGED_S:
             return True
         return destination.is_staged and destination.has_content(receipt)  # publishing names it
 
@@ -256,9 +256,9 @@ class Reconciliation:
         staged_at = int(time.time()) if self._destination.is_staged else 0
         return Receipt(shard.name, shard.split, shard.rows, size, sha256, key, mtimes, self._job, staged_at, etag)
 
-    def _is_kept(self, receipt: Receipt) -> bool:
+    def _is_unchanged(self, receipt: Receipt) -> bool:
         """Return whether the content of an earlier shard is at the destination, under its name or retained."""
-        is_named = self._ledger.receipts.get(receipt.name) == receipt and self._destination.has(receipt)
+        is_named = self._ledger.receipts.get(receipt.name) == receipt and self._destination.has_receipt(receipt)
         return is_named or self._destination.has_content(receipt)
 
     def _reuse_by_key(self) -> None:
@@ -273,9 +273,9 @@ class Reconciliation:
         reused: list[tuple[Shard, Receipt]] = []
         for receipt in ledger.receipts_by_key().values():
             candidates = by_key.get(receipt.key)
-            if not candidates or ledger.is_damaged(receipt) or not self._is_kept(receipt):
+            if not candidates or ledger.is_damaged(receipt) or not self._is_unchanged(receipt):
                 continue
-            has_name = ledger.receipts.get(receipt.name) == receipt and destination.has(receipt)
+            has_name = ledger.receipts.get(receipt.name) == receipt and destination.has_receipt(receipt)
             same = next((shard for shard in candidates if has_name and shard.name == receipt.name), None)
             if has_name and same is None:
                 ledger.forget(receipt.name)

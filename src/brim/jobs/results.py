@@ -69,9 +69,9 @@ class BuildResult(Result):
     def summary(self) -> list[tuple[str, str]]:
         """Return the contents of the destination, for people."""
         files = f", {plural(self.files, 'file')}" if self.files else ""
-        kept = f", {self.kept:,} kept" if self.kept else ""
+        unchanged = f", {self.kept:,} kept" if self.kept else ""
         written = f"sent, {format_size(self.sent_bytes)}" if self.visibility else "written"
-        shards = f"{self.shards:,} ({self.written:,} {written}{kept}){self.commits_made}"
+        shards = f"{self.shards:,} ({self.written:,} {written}{unchanged}){self.commits_made}"
         lines = [("destination", self.place), ("contents", f"{plural(self.rows, 'row')}{files}")]
         if self.file_bytes:
             lines.append(("size of the files", format_size(self.file_bytes)))
@@ -154,16 +154,16 @@ class MapResult(BuildResult):
         contents = f"{plural(self.rows, 'row')}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}"
         lines = [("destination", self.place), ("contents", contents)]
         lines += [(name, f"{number:,}") for name, number in self.counts.items()]
-        kept = f", {units - stats.computed:,} kept" if units > stats.computed else ""
+        unchanged = f", {units - stats.computed:,} kept" if units > stats.computed else ""
         retried = f", {stats.retries:,} retried" if stats.retries else ""
         workers = f", {plural(stats.workers, 'worker')}" if stats.workers else ""
-        computed = f"{stats.computed:,} done{kept}{retried}{workers}"
+        computed = f"{stats.computed:,} done{unchanged}{retried}{workers}"
         lines.append(("units", computed if units else "nothing to do: all were done before"))
         if self.visibility:
             lines.append(("sent", f"{format_size(self.sent_bytes)}{self.commits_made}"))
         if stats.bad_rows:
-            where = f", kept in {self.quarantine}" if self.quarantine else ""
-            lines.append(("skipped", f"{_skipped_text(stats)}{where}"))
+            quarantine = f", kept in {self.quarantine}" if self.quarantine else ""
+            lines.append(("skipped", f"{_skipped_text(stats)}{quarantine}"))
         if self.proved:
             lines.append(("verified", self.proved))
         return [*lines, ("peak memory", format_size(stats.peak_bytes))] if stats.peak_bytes else lines
@@ -202,11 +202,11 @@ class PartResult(Result):
 
     def summary(self) -> list[tuple[str, str]]:
         """Return what was done, and the next command, for people."""
-        noun, verb, at = ("units", "computed", "for") if self.of_units else ("shards", "written", "at")
-        kept = f", {self.kept:,} kept" if self.kept else ""
+        noun, verb, preposition = ("units", "computed", "for") if self.of_units else ("shards", "written", "at")
+        unchanged = f", {self.kept:,} kept" if self.kept else ""
         return [
-            ("part", f"{self.part} of {self.parts}, {at} {self.destination}"),
-            (noun, f"{self.shards:,} ({self.written:,} {verb}{kept}), {format_size(self.bytes)}"),
+            ("part", f"{self.part} of {self.parts}, {preposition} {self.destination}"),
+            (noun, f"{self.shards:,} ({self.written:,} {verb}{unchanged}), {format_size(self.bytes)}"),
             *self.next_steps(),
         ]
 
@@ -279,10 +279,10 @@ def next_steps(
     if is_file:
         return () if is_object_address(destination) else (("load", load_vectors(destination)),)
     suffix = Path(receipts[0].name).suffix if receipts else ""
-    words = ["brim", "verify", destination]
-    words += ["--state-dir", str(state_dir)] if state_dir else []
-    words += ["--endpoint-url", endpoint] if endpoint and is_object_address(destination) else []
-    verify = ("verify with", shlex.join(words))
+    command = ["brim", "verify", destination]
+    command += ["--state-dir", str(state_dir)] if state_dir else []
+    command += ["--endpoint-url", endpoint] if endpoint and is_object_address(destination) else []
+    verify = ("verify with", shlex.join(command))
     splits = {receipt.split for receipt in receipts}
     if suffix in (".parquet", ".arrow"):
         load = load_dataset(destination, config, splits, endpoint, suffix.removeprefix("."))
@@ -320,5 +320,5 @@ def load_dataset(
     path, _, revision = destination.removeprefix("hf://datasets/").partition("@")
     if not destination.startswith("hf://"):
         return f"datasets.load_dataset({destination!r})"
-    words = [repr(path.rstrip("/")), *([] if config == "default" else [repr(config)])]
-    return f"datasets.load_dataset({', '.join([*words, *([f'revision={revision!r}'] if revision else [])])})"
+    arguments = [repr(path.rstrip("/")), *([] if config == "default" else [repr(config)])]
+    return f"datasets.load_dataset({', '.join([*arguments, *([f'revision={revision!r}'] if revision else [])])})"

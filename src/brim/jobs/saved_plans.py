@@ -103,7 +103,7 @@ class SavedPlan(Described, Generic[R]):
     def _do_all(self, progress: Progress, publish_only: bool) -> R:
         raise NotImplementedError
 
-    def _missing(self, received: Iterable[str]) -> list[int]:
+    def _missing(self, receipts: Iterable[str]) -> list[int]:
         """Return the numbers of the tasks without a receipt."""
         raise NotImplementedError
 
@@ -113,9 +113,9 @@ class SavedPlan(Described, Generic[R]):
 
     # Common
 
-    def command(self, *words: str) -> str:
-        words += ("--endpoint-url", self._endpoint) if self._endpoint else ()
-        return shlex.join(["brim", self._command, "--plan", self.place.shown, *words])
+    def command(self, *options: str) -> str:
+        options += ("--endpoint-url", self._endpoint) if self._endpoint else ()
+        return shlex.join(["brim", self._command, "--plan", self.place.shown, *options])
 
     def part(self, part: Part | str, progress: Progress | bool | None = None) -> PartResult:
         """Do what is missing of a part: "3/100" is the third of a hundred."""
@@ -127,34 +127,34 @@ class SavedPlan(Described, Generic[R]):
 
     def finish(self, progress: Progress | bool | None = None) -> R:
         """Publish the results of all parts. InputError that names missing parts."""
-        with self.receipts.alone():
+        with self.receipts.locked():
             return self._do_all(self.watch(progress), publish_only=True)
 
     def run(self, progress: Progress | bool | None = None) -> R:
         """Do whatever is missing of all parts, and publish."""
-        with self.receipts.alone():
+        with self.receipts.locked():
             return self._do_all(self.watch(progress), publish_only=False)
 
     @property
     def status(self) -> PlanStatus:
         """The progress of the plan. For a computed job, its shards are units."""
-        count, received = self.receipts.count(), self.receipts.all(self._fingerprint)
+        count, receipts = self.receipts.count(), self.receipts.all(self._fingerprint)
         ledger = Ledger(self._ledger_dir)
         is_finished = ledger.job is not None and ledger.job.fingerprint == self._fingerprint and ledger.done
-        missing_tasks = self._missing(received)
+        missing_tasks = self._missing(receipts)
         missing = [] if count is None else self._parts_of(missing_tasks, count)
         is_missing = set(missing_tasks)
-        begun = {part.number for part, ledger in self.receipts.ledgers() if ledger.receipts}
+        started = {part.number for part, ledger in self.receipts.ledgers() if ledger.receipts}
         if count is not None and self.noun == "shards":
-            begun = set(self._parts_of([n for n in range(self._count) if n not in is_missing], count))
+            started = set(self._parts_of([n for n in range(self._count) if n not in is_missing], count))
         return PlanStatus(
             path=self.place.shown,
             destination=str(self.destination),
             shards=self._count,
             done=self._count - len(missing_tasks),
             parts=count,
-            missing_parts=[number for number in missing if number not in begun],
-            unfinished_parts=[number for number in missing if number in begun],
+            missing_parts=[number for number in missing if number not in started],
+            unfinished_parts=[number for number in missing if number in started],
             finished=is_finished,
         )
 
@@ -250,8 +250,8 @@ class SavedBuild(SavedPlan[BuildResult]):
         """A file that ends a run cleanly when it appears; of a part, only the user's own does in any case."""
         return stop_files(self._paths.state_dir, self.options.stop_file)[-1].absolute()
 
-    def _missing(self, received: Iterable[str]) -> list[int]:
-        names = set(received)
+    def _missing(self, receipts: Iterable[str]) -> list[int]:
+        names = set(receipts)
         return [number for number, shard in enumerate(self.plan.shards) if shard.name not in names]
 
     def _parts_of(self, tasks: Sequence[int], count: int) -> list[int]:
@@ -269,14 +269,14 @@ class SavedBuild(SavedPlan[BuildResult]):
         return PartResult(part.number, part.count, str(self.destination), *counts, next=self.command("--finish"))
 
     def _do_all(self, progress: Progress, publish_only: bool) -> BuildResult:
-        received = self.receipts.all(self.plan.fingerprint)
+        receipts = self.receipts.all(self.plan.fingerprint)
         if publish_only:  # before anything is made at the destination
             ledger = Ledger(self._paths.ledger_dir)
             is_same = ledger.job is not None and ledger.job.fingerprint == self.plan.fingerprint
-            known = received.keys() | (ledger.receipts.keys() if is_same else ())
-            self._refuse_missing(self._missing(known))
+            names = receipts.keys() | (ledger.receipts.keys() if is_same else ())
+            self._refuse_missing(self._missing(names))
         shards = PlannedShards(self.plan) if publish_only else self._shards(self.plan.shards, progress)
-        return self._run(shards, progress, _AllParts(self, received, progress, publish_only))
+        return self._run(shards, progress, _AllParts(self, receipts, progress, publish_only))
 
     def _run(self, shards: PlannedShards, progress: Progress, scope: Scope) -> BuildResult:
         update = self.saved.job["update"]
@@ -292,8 +292,8 @@ class SavedBuild(SavedPlan[BuildResult]):
     def _shards(self, own: Sequence[Shard], progress: Progress) -> PlannedShards:
         """Return the shards as this machine reads them."""
         for name, version in job_versions().items():
-            if (planned := self.saved.versions.get(name)) != version:
-                progress.note(f"the plan was made with {name} {planned}, and this is {version}: bytes may differ")
+            if (earlier := self.saved.versions.get(name)) != version:
+                progress.note(f"the plan was made with {name} {earlier}, and this is {version}: bytes may differ")
         if self.options.root is None:
             return PlannedShards(self.plan)
         if self.plan.table.files.bucket is not None:
@@ -306,22 +306,22 @@ class SavedBuild(SavedPlan[BuildResult]):
             progress.note(f"{changed:,} file(s) in --root have other dates than planned; paths and sizes are the same")
         return PlannedShards(plan, self.plan)
 
-    def supersedes(self, receipt: Receipt, known: Receipt | None) -> bool:
+    def supersedes(self, receipt: Receipt, existing: Receipt | None) -> bool:
         """Return whether the receipt of a part replaces the one that the ledger of the destination has."""
-        if known is None or known.job != receipt.job:
+        if existing is None or existing.job != receipt.job:
             return True
-        if known.sha256 == receipt.sha256 or not self._location.is_local:
-            return known != replace(receipt, staged_at=0)
+        if existing.sha256 == receipt.sha256 or not self._location.is_local:
+            return existing != replace(receipt, staged_at=0)
         # Files of the same size were changed between two builds: the shard itself decides.
         return is_content_of(self._location.path / receipt.name, receipt)
 
-    def refuse_missing_shards(self, missing: Sequence[Shard], received: dict[str, Receipt]) -> None:
+    def refuse_missing_shards(self, missing: Sequence[Shard], receipts: dict[str, Receipt]) -> None:
         """Raise InputError for shards that no part has uploaded, or that no longer exist."""
         is_remote = self._location.is_repository
-        expired = [shard.name for shard in missing if shard.name in received]
+        expired = [shard.name for shard in missing if shard.name in receipts]
         # A receipt that its part considers valid must not keep the part from uploading the shard again.
         now = time.time()
-        self.receipts.forget(name for name in expired if now - received[name].staged_at < STAGED_S or not is_remote)
+        self.receipts.forget(name for name in expired if now - receipts[name].staged_at < STAGED_S or not is_remote)
         text = ""
         if expired:
             text = f", {len(expired):,} of them no longer exist"
@@ -364,17 +364,17 @@ class _PartOfBuild(Scope):
 class _AllParts(Scope):
     """Take over the shards of all parts; `publish_only`: upload none."""
 
-    def __init__(self, saved: SavedBuild, received: dict[str, Receipt], progress: Progress, publish_only: bool) -> None:
-        self._saved, self._received, self._progress, self._publish_only = saved, received, progress, publish_only
+    def __init__(self, saved: SavedBuild, receipts: dict[str, Receipt], progress: Progress, publish_only: bool) -> None:
+        self._saved, self._receipts, self._progress, self._publish_only = saved, receipts, progress, publish_only
 
     def receipts_of_parts(self, ledger: Ledger) -> list[Receipt]:
         if ledger.done:
             self._progress.note("this plan was finished before: checking that everything still exists")
-        return [r for r in self._received.values() if self._saved.supersedes(r, ledger.receipts.get(r.name))]
+        return [r for r in self._receipts.values() if self._saved.supersedes(r, ledger.receipts.get(r.name))]
 
     def check_missing(self, missing: Sequence[Shard]) -> None:
         if self._publish_only:
-            self._saved.refuse_missing_shards(missing, self._received)
+            self._saved.refuse_missing_shards(missing, self._receipts)
 
 
 def job_facts(location: Location, hub: PublishOptions, update: bool) -> dict[str, Any]:
@@ -450,12 +450,12 @@ class SavedComputation(SavedPlan[MapResult]):
     def _count(self) -> int:
         return self.plan.units
 
-    def _missing(self, received: Iterable[str]) -> list[int]:
+    def _missing(self, receipts: Iterable[str]) -> list[int]:
         """Return the units that no part has computed; none if the job was finished before."""
         ledger = Ledger(self._ledger_dir)
         if ledger.done and ledger.job is not None and ledger.job.fingerprint == self.plan.fingerprint:
             return []
-        computed = {int(Path(name).stem) for name in received if Path(name).stem.isdecimal()}
+        computed = {int(Path(name).stem) for name in receipts if Path(name).stem.isdecimal()}
         return [number for number in range(self.plan.units) if number not in computed]
 
     def _parts_of(self, tasks: Sequence[int], count: int) -> list[int]:
@@ -533,9 +533,9 @@ class _AllUnits(Scope):
         from brim.execution.unit_storage import bad_rows_name
 
         folder, receipts = self._job.paths.units_dir, self._saved.receipts
-        receipts.bring(part, receipt.name, folder, receipt.sha256)
+        receipts.download(part, receipt.name, folder, receipt.sha256)
         if ledger.recall(f"bad rows {receipt.name}") and self._job.settings.on_error == "quarantine":
-            receipts.bring(part, bad_rows_name(receipt.name), folder)
+            receipts.download(part, bad_rows_name(receipt.name), folder)
         for note in (f"bad rows {receipt.name}", f"encoder {receipt.name}"):
             if (value := ledger.recall(note)) is not None:
                 units.remember(note, value)
@@ -586,7 +586,7 @@ def _computing(job: Job, folder: Path, progress: Progress) -> Iterator[ComputeRu
     files = stop_files(folder, job.settings.stop_file)
     with (
         connect(job.settings) as cluster,
-        stoppable(*files, asked=job.settings.stop) as stop,
+        stoppable(*files, requested=job.settings.stop) as stop,
         interrupted_by(stop.check),
         failures(folder),
     ):
@@ -598,20 +598,21 @@ def _computing(job: Job, folder: Path, progress: Progress) -> Iterator[ComputeRu
             progress.finish()
 
 
-def load_job_plan(place: PlanPlace) -> JobPlan:
+def load_job_plan(storage: PlanPlace) -> JobPlan:
     """Read a saved plan of map, tokenize or embed."""
-    with place.path.open("rb") as file:
+    with storage.path.open("rb") as file:
         if file.read(len(PLAN_MAGIC)) == PLAN_MAGIC:
             raise InputError(
-                f"{place.shown!r} is a plan of brim build.", hint=f"Run `brim build --plan {shlex.quote(place.shown)}`."
+                f"{storage.shown!r} is a plan of brim build.",
+                hint=f"Run `brim build --plan {shlex.quote(storage.shown)}`.",
             )
     try:
-        values = json.loads(place.path.read_text())
+        values = json.loads(storage.path.read_text())
         if values.pop("kind") != JOB_PLAN or values.pop("version") != _VERSION:
             raise ValueError("of another version")
         return JobPlan(**values)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
-            f"{place.shown!r} is not a plan that this version of brim can read.",
+            f"{storage.shown!r} is not a plan that this version of brim can read.",
             hint="Save it again with this version.",
         ) from error

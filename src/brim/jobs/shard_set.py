@@ -104,8 +104,8 @@ class ShardSet:
 class PlannedShards(ShardSet):
     """Files packaged by a plan. With `planned`, dates are those of another plan: the source was moved since then."""
 
-    def __init__(self, plan: Plan, planned: Plan | None = None) -> None:
-        self.plan, self._planned = plan, planned or plan
+    def __init__(self, plan: Plan, previous: Plan | None = None) -> None:
+        self.plan, self._previous = plan, previous or plan
 
     @property
     def fingerprint(self) -> str:
@@ -139,7 +139,7 @@ class PlannedShards(ShardSet):
         return self.plan.shard_key(shard)
 
     def with_mtimes(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
-        return self._planned.with_mtimes(shards)
+        return self._previous.with_mtimes(shards)
 
     def size(self, shards: Sequence[Shard]) -> int:
         """Columns without files count only where they may be most of a shard."""
@@ -155,7 +155,7 @@ class PlannedShards(ShardSet):
         if plan.format != "parquet" or not has_files or shard.value_bytes > MOST_LISTING_BYTES:
             return None
         table, numbers = plan.shard_table(shard)
-        return listing_record(shard.name, table, {name: plan.table.files.sizes[of] for name, of in numbers.items()})
+        return listing_record(shard.name, table, {name: plan.table.files.sizes[own] for name, own in numbers.items()})
 
     def card(self, receipts: Iterable[Receipt]) -> CardFacts:
         table, totals, splits = self.plan.table, split_totals(receipts), []

@@ -54,11 +54,11 @@ def published_record(source: RowSource, record: SourceRecord | None) -> SourceRe
 
 
 def compare_units(
-    source: RowSource, step: Step, known: Mapping[int, UnitRecord], spool: Path, progress: Progress, stop: Stop
+    source: RowSource, step: Step, records: Mapping[int, UnitRecord], spool: Path, progress: Progress, stop: Stop
 ) -> Comparison:
     """Compare the units of a source with what is known of them. Units of which nothing is known are only counted."""
     reading = source.reading if step.columns is None else replace(source.reading, columns=step.columns)
-    found = Comparison()
+    comparison = Comparison()
 
     def read(size: int) -> None:
         stop.check()
@@ -76,13 +76,13 @@ def compare_units(
     progress.start("compare", source.total_bytes or 0, 0, 0)
     for unit in source.units(step.batch_rows or 1, indices=step.indices, spool=spool, skip=lambda number: True):
         stop.check()
-        found.units += 1
-        found.dates[unit.number] = unit.mtimes
-        record = known.get(unit.number)
+        comparison.units += 1
+        comparison.dates[unit.number] = unit.mtimes
+        record = records.get(unit.number)
         if record is not None and not is_same(unit, record):
-            found.changed.add(unit.number)
-    found.changed |= known.keys() - found.dates.keys()
-    return found
+            comparison.changed.add(unit.number)
+    comparison.changed |= records.keys() - comparison.dates.keys()
+    return comparison
 
 
 def short_dates(dates: str) -> str:

@@ -20,7 +20,7 @@ from brim.options.groups import ShardOptions
 from brim.plans.cut_shards import Shard, Shards, cut_shards
 from brim.plans.fingerprint import digest_ints, digest_items, digest_json, digest_table
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, flat_numbers, nested_numbers, nothing_chosen, one_array
+from brim.sources.file_table import FileTable, flat_numbers, nested_numbers, no_rows_error, one_array
 
 Format = Literal["parquet", "webdataset"]
 EXTENSIONS: dict[Format, str] = {"parquet": ".parquet", "webdataset": ".tar"}
@@ -210,7 +210,7 @@ def make_plan(table: FileTable, format: Format, cut: ShardOptions, folder: str =
     if format == "webdataset" and table.files.ranges is not None and table.files.paths.null_count:
         raise SourceError("The dataset has values without a file name, which WebDataset cannot store.")
     if len(table) == 0 and table.query:
-        raise nothing_chosen(table, "build")
+        raise no_rows_error(table, "build")
     if len(table) == 0 and not table.verbatim:
         raise SourceError("The source has no rows.", hint="There is nothing to build.")
     try:

@@ -184,8 +184,8 @@ class BidsLayout:
                 )
         for inside, members in recordings.items():
             if (name := parse_name(inside.rsplit("/", 1)[-1])) is not None:
-                place = _session_and_datatype(inside)
-                item = Item(f"{folder}/{inside}/", name, subject, *place, None, tuple(members), derivative)
+                location = _session_and_datatype(inside)
+                item = Item(f"{folder}/{inside}/", name, subject, *location, None, tuple(members), derivative)
                 self._add(item, sessions)
         walk.refused += [Refused("empty", f"{empty}/") for empty in _empty_recordings(tree, set(recordings))]
         for refused in walk.refused:
@@ -194,14 +194,14 @@ class BidsLayout:
             if self._is_ignored(path):
                 self._leave_out("ignored by .bidsignore", path)
             elif options.wants_session(_session_and_datatype(refused.path)[0]):
-                wanted = name is None or options.wants_suffix(name.suffix)
-                self.refused += [Refused(refused.reason, path)] if wanted else []
+                is_included = name is None or options.wants_suffix(name.suffix)
+                self.refused += [Refused(refused.reason, path)] if is_included else []
         self.loops += [f"{folder}/{loop}" for loop in walk.loops]
         if not derivative:
             if (None in sessions or not session_folders) and not options.sessions:
                 self.keys.append((subject, None))
-            named = sorted((s for s in sessions if s is not None and options.wants_session(s)), key=natural)
-            self.keys += [(subject, session) for session in named]
+            session_names = sorted((s for s in sessions if s is not None and options.wants_session(s)), key=natural)
+            self.keys += [(subject, session) for session in session_names]
 
     def _add_file(self, item: Item, sessions: set[str | None]) -> None:
         """Add a table of the dataset, a text that others inherit, or a file; some are two of these."""
@@ -225,8 +225,8 @@ class BidsLayout:
 
     def _read_other_folders(self) -> None:
         """Read derivatives if they were asked for, and count the other folders next to the subjects as left out."""
-        for name, is_wanted in (("phenotype", self._options.phenotype), ("derivatives", self._options.derivatives)):
-            if is_wanted and not self.tree.is_folder(name):
+        for name, is_included in (("phenotype", self._options.phenotype), ("derivatives", self._options.derivatives)):
+            if is_included and not self.tree.is_folder(name):
                 raise SourceError(f"This dataset has no folder {name}/.", hint=f"Leave out --{name}.")
         for name in filter(self.tree.is_folder, _OTHER_FOLDERS):
             if name == "derivatives":
@@ -235,21 +235,21 @@ class BidsLayout:
                 self.left_out[f"{name}/"] += 1
 
     def _read_derivatives(self) -> None:
-        asked = self._options.derivatives
+        requested = self._options.derivatives
         if self._subjects("derivatives"):  # without the name of a pipeline
-            if "all" in asked:
+            if "all" in requested:
                 self._read_derivative("")
             else:
                 self.left_out["derivatives/sub-* (--derivatives all takes them)"] += 1
         names = [name for name in self.tree.names("derivatives") if not name.startswith((".", "sub-"))]
         present = sorted(name for name in names if self.tree.is_folder(f"derivatives/{name}"))
-        if unknown := set(asked) - set(present) - {"all"}:
+        if unknown := set(requested) - set(present) - {"all"}:
             raise SourceError(
                 f"This dataset has no folder derivatives/{min(unknown)}.",
                 hint=f"Its derivatives are: {', '.join(present) or 'none'}.",
             )
         for derivative in present:
-            if derivative in asked or "all" in asked:
+            if derivative in requested or "all" in requested:
                 self._read_derivative(derivative)
             else:
                 self.left_out[f"derivatives/{derivative} (--derivatives {derivative} takes it)"] += 1
@@ -257,22 +257,22 @@ class BidsLayout:
     def _read_derivative(self, derivative: str) -> None:
         """Read the subjects of a derivative, whether or not it has a dataset_description.json."""
         base = f"derivatives/{derivative}".rstrip("/")
-        subjects, found = {subject for subject, _ in self.keys}, self._subjects(base)
+        subjects, derived_subjects = {subject for subject, _ in self.keys}, self._subjects(base)
         for name in sorted(self.tree.names(base)):
             if self.tree.is_file(f"{base}/{name}"):
                 self._add_text(name, base)
-        for subject in found:
+        for subject in derived_subjects:
             if subject in subjects:
                 self._read_subject(f"{base}/{subject}", subject, derivative or "derivatives")
             elif self._options.wants_subject(subject):
                 self._leave_out(f"{base}: subjects that the dataset does not have", f"{base}/{subject}")
-        if not found:
+        if not derived_subjects:
             self.left_out[f"{base}: has no folders sub-*"] += 1
 
 
 def _check_exist(option: str, names: Sequence[str], prefix: str, existing: list[str]) -> None:
-    asked = [name if name.startswith(prefix) else prefix + name for name in names]
-    if unknown := [name for name in asked if name not in existing]:
+    paths = [name if name.startswith(prefix) else prefix + name for name in names]
+    if unknown := [name for name in paths if name not in existing]:
         some = ", ".join(existing[:5]) + (", …" if len(existing) > 5 else "")
         raise SourceError(f"{option} names {unknown[0]}, which is not in the dataset.", hint=f"Choose from: {some}.")
 
@@ -295,7 +295,7 @@ def _recording_of(path: str) -> str | None:
 
 def _empty_recordings(tree: Tree, recordings: set[str]) -> list[str]:
     """Return folders with the name of a recording and no files: a copy that failed."""
-    found = []
+    empty = []
     for inside, names, _ in tree.walk(""):
         if inside and _recording_of(f"{inside}/") is not None:
             names.clear()
@@ -303,8 +303,8 @@ def _empty_recordings(tree: Tree, recordings: set[str]) -> list[str]:
         for name in names:
             path = f"{inside}/{name}" if inside else name
             if _recording_of(f"{path}/") == path and path not in recordings:
-                found.append(path)
-    return found
+                empty.append(path)
+    return empty
 
 
 def _ignore_rules(tree: Tree) -> Callable[[str], bool]:

@@ -179,15 +179,15 @@ class BidsRows(FolderRows):
         self._by_path: dict[str, Item] = {}
 
     def find_rows(self) -> None:
-        selected = self.options.selects()
-        items = [item for item in self.layout.items if selected(item.path)]
+        is_selected = self.options.selects()
+        items = [item for item in self.layout.items if is_selected(item.path)]
         if not items and not self.layout.refused:
             raise SourceError(
                 "No file of the subjects has a BIDS name and was selected.",
                 hint="Use --recipe=files to package every file of the folder as it is.",
             )
         # Events and sidecars of an image, and gradients, are values of the image and not files of their own.
-        taken = {path for item in items if not is_text(item.name) for path in self.sidecars.paths("events", item)}
+        used_paths = {path for item in items if not is_text(item.name) for path in self.sidecars.paths("events", item)}
         recorded = {item.name.suffix for item in items if not is_text(item.name)}
         tables = {item.name.suffix for item in items if item.name.extension == ".tsv"}
 
@@ -196,7 +196,7 @@ class BidsRows(FolderRows):
             if item.members is not None or not is_text(item.name):
                 return True
             if extension == ".tsv":
-                return item.path not in taken
+                return item.path not in used_paths
             return suffix not in recorded and not (extension == ".json" and suffix in tables)
 
         self._items = [item for item in items if is_value(item)]
@@ -217,8 +217,8 @@ class BidsRows(FolderRows):
             groups.setdefault(_group(item), []).append(item)
         columns: Sequence[Any] = self.recipe.columns
         if not self._is_saved:
-            found = find_columns(self._items, row_of, frozenset(["sub"] if by_subject else ["sub", "ses"]))
-            columns = [self._with_aligned(column, groups[_column_group(column)]) for column in found]
+            found_columns = find_columns(self._items, row_of, frozenset(["sub"] if by_subject else ["sub", "ses"]))
+            columns = [self._with_aligned(column, groups[_column_group(column)]) for column in found_columns]
         in_columns = {_column_group(column) for column in columns}
         unknown = [item for item in self._items if _group(item) not in in_columns]
         if unknown:
@@ -323,7 +323,7 @@ class BidsRows(FolderRows):
             return self.files.add_bundle(path, sorted(item.members))
         return None if item.stat is None else self.files.add(path, item.stat)
 
-    def _metadata(self, taken: Iterable[str]) -> dict[str, pa.Array]:
+    def _metadata(self, used: Iterable[str]) -> dict[str, pa.Array]:
         """Join participants.tsv, sessions.tsv and, if asked for, the tables of phenotype/ to the rows."""
         subjects = list(dict.fromkeys(subject for subject, _ in self.layout.keys))
         position = {subject: number for number, subject in enumerate(subjects)}
@@ -339,29 +339,27 @@ class BidsRows(FolderRows):
                 sources.append(("phenotype", {f"{stem}_{key}": values for key, values in shown.items()}, rows))
         texts = read_sessions(self.tree, self.layout.tables, self.layout.keys)
         if texts and self.bids.rows != "subject":
-            at = {key: number for number, key in enumerate(self.layout.keys)}
-            columns = {name: self._typed(name, values) for name, values in texts.items()}
-            sources.append(("session", columns, pa.array([at[key] for key in self.keys], pa.int64())))  # type: ignore[index]
-        taken = set(taken)
-        joined: dict[str, pa.Array] = {}
+            row_numbers = {key: number for number, key in enumerate(self.layout.keys)}
+            columns = {name: pa.array(values, pa.string()) for name, values in texts.items()}
+            for name, array in columns.items():
+                if self.recipe.metadata.get(name) != "string":  # else it is text regardless of its values
+                    columns[name] = infer_type(pa.chunked_array([array])).combine_chunks()
+            sources.append(("session", columns, pa.array([row_numbers[key] for key in self.keys], pa.int64())))  # type: ignore[index]
+        used = set(used)
+        merged: dict[str, pa.Array] = {}
         for prefix, columns, indices in sources:
             for name, values in columns.items():
                 if self.sidecars.removes(name):
                     continue
-                while name in taken:
+                while name in used:
                     name = f"{prefix}_{name}"
-                taken.add(name)
-                joined[name] = self._as_saved(name, values.take(indices))
+                used.add(name)
+                merged[name] = self._as_saved(name, values.take(indices))
         if not self._is_saved:
-            return joined
+            return merged
         # Exactly the columns of the recipe: those that this folder does not have are null.
         types = self.recipe.metadata
-        return {n: joined[n] if n in joined else pa.nulls(len(self.keys), pa.type_for_alias(types[n])) for n in types}
-
-    def _typed(self, name: str, texts: list[str | None]) -> pa.Array:
-        is_text = self.recipe.metadata.get(name) == "string"  # whatever the values look like
-        array = pa.array(texts, pa.string())
-        return array if is_text else infer_type(pa.chunked_array([array])).combine_chunks()
+        return {n: merged[n] if n in merged else pa.nulls(len(self.keys), pa.type_for_alias(types[n])) for n in types}
 
     def _as_saved(self, name: str, array: pa.Array) -> pa.Array:
         kind = self.recipe.metadata.get(name, str(array.type))
@@ -390,24 +388,24 @@ class BidsRows(FolderRows):
             self.warnings.append(f"left out: {counted}")
 
     def refused(self) -> list[Refused]:
-        selected = self.options.selects()
-        return [refused for refused in self.layout.refused if selected(refused.path)]
+        is_selected = self.options.selects()
+        return [refused for refused in self.layout.refused if is_selected(refused.path)]
 
     def unmatched_files(self) -> Unmatched | None:
         """Return the files that are in no column, and whose text is in none; None if only a part was asked for."""
         if self.bids.subjects or self.bids.sessions or self.bids.suffixes:
             return None
-        taken = {item.path for item in self._items} | self.sidecars.read | set(self.layout.tables)
-        taken |= {path for item in self._items for _, path, _ in item.members or ()}
-        taken |= {"participants.tsv", "participants.json", "dataset_description.json"}
-        selected = self.options.selects()
+        used_paths = {item.path for item in self._items} | self.sidecars.read | set(self.layout.tables)
+        used_paths |= {path for item in self._items for _, path, _ in item.members or ()}
+        used_paths |= {"participants.tsv", "participants.json", "dataset_description.json"}
+        is_selected = self.options.selects()
 
         def unmatched() -> Iterator[str]:
             for path in every_file(self.tree):
                 parts = path.split("/")
-                in_recording = any("/".join(parts[:depth]) + "/" in taken for depth in range(1, len(parts)))
-                joined = self.bids.phenotype and path.startswith("phenotype/")
-                if path not in taken and selected(path) and not in_recording and not joined:
+                in_recording = any("/".join(parts[:depth]) + "/" in used_paths for depth in range(1, len(parts)))
+                is_joined = self.bids.phenotype and path.startswith("phenotype/")
+                if path not in used_paths and is_selected(path) and not in_recording and not is_joined:
                     yield path
 
         hint = "--derivatives, --suffixes and --recipe take more; --exclude leaves files out."

@@ -29,7 +29,7 @@ def read_sessions(
     tree: Tree, tables: Mapping[str, str], keys: Sequence[tuple[str, str | None]]
 ) -> dict[str, list[str | None]]:
     """Return the columns of the subjects' sessions.tsv for each (subject, session)."""
-    found: dict[tuple[str, str | None], dict[str, str | None]] = {}
+    rows: dict[tuple[str, str | None], dict[str, str | None]] = {}
     names: dict[str, None] = {}
     paths = sorted(path for path, kind in tables.items() if kind == "sessions" and path.endswith(".tsv"))
     tree.expect(paths)
@@ -38,20 +38,20 @@ def read_sessions(
         names |= dict.fromkeys(name for name in table.column_names if name != "session_id")
         for row in table.to_pylist():
             if (session := row.pop("session_id", None)) is not None:
-                found[path.split("/", 1)[0], session if session.startswith("ses-") else f"ses-{session}"] = row
-    return {name: [found.get(key, {}).get(name) for key in keys] for name in names}
+                rows[path.split("/", 1)[0], session if session.startswith("ses-") else f"ses-{session}"] = row
+    return {name: [rows.get(key, {}).get(name) for key in keys] for name in names}
 
 
 def read_scans(tree: Tree, tables: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
     """Return the values of scans.tsv by the path of the file that they are of."""
-    found: dict[str, dict[str, str | None]] = {}
+    rows: dict[str, dict[str, str | None]] = {}
     paths = sorted(path for path, kind in tables.items() if kind == "scans" and path.endswith(".tsv"))
     tree.expect(paths)
     for path in paths:
         for row in read_tsv(tree, path).drop_columns([LINE]).to_pylist():
             if (name := row.pop("filename", None)) is not None:
-                found[posixpath.normpath(f"{path.rpartition('/')[0]}/{name}")] = row
-    return found
+                rows[posixpath.normpath(f"{path.rpartition('/')[0]}/{name}")] = row
+    return rows
 
 
 # Names of fields that identify a person, a site, a device or a day: those of DICOM, as converters copy them into JSON,
@@ -86,7 +86,7 @@ class Sidecars:
         return self._is_safe and is_private
 
     def paths(self, extra: str, item: Item) -> list[str]:
-        """Return the sidecars of one kind (json, events, bval, bvec) that apply; the last counts most."""
+        """Return the sidecars of a kind (json, events, bval, bvec) that apply; the last counts most."""
         suffix, extension = item.name.suffix, f".{extra}"
         if extra == "events":
             if suffix not in _HAVE_EVENTS or item.name.get("task") is None:
@@ -94,15 +94,15 @@ class Sidecars:
             suffix, extension = "events", ".tsv"
         parts = item.folder.split("/")
         top = parts.index(item.subject)  # folders above the subject's are the dataset, or the derivative
-        found: list[str] = []
+        matching: list[str] = []
         for depth in range(top, len(parts) + 1):
-            here = [
+            candidates = [
                 (len(name.entities), path)
                 for name, path in self._layout.shared.get("/".join(parts[:depth]), ())
                 if name.suffix == suffix and name.extension == extension and name.within(item.name)
             ]
-            found += [path for _, path in sorted(here)]
-        return found if extra == "json" else found[-1:]
+            matching += [path for _, path in sorted(candidates)]
+        return matching if extra == "json" else matching[-1:]
 
     def extra(self, extra: str, item: Item) -> str | None:
         """Return the text of a sidecar, or merged JSON; None if no file applies."""
@@ -123,7 +123,7 @@ class Sidecars:
         return self._texts[path]
 
     def prefetch(self, extra: str, items: Iterable[Item]) -> None:
-        """Announce that the sidecars of one kind, or the items themselves (text), will be read in this order."""
+        """Announce that the sidecars of a kind, or the items themselves (text), will be read in this order."""
         paths = (path for item in items for path in ([item.path] if extra == "text" else self.paths(extra, item)))
         self._layout.tree.expect(path for path in paths if path not in self._fields)
 

@@ -26,7 +26,7 @@ from brim.formats.shard_listing import LISTING, ShardListing
 from brim.records import dataclass
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.state.record_log import record_line, records_of
-from brim.storage.explain_error import explained
+from brim.storage.explain_error import explain_errors
 from brim.storage.location import Access, Location, is_remote, parse_location
 from brim.storage.reading import RandomFile, RemoteFile, keep_footers
 from brim.storage.storage import FileInfo, Storage, open_storage
@@ -131,7 +131,7 @@ def named_files(
         )
     root = parse_location(source, access)
     storage = open_storage(root)
-    with explained(root, "read"):
+    with explain_errors(root, "read"):
         infos = dict(storage.list())
         files = tuple(_remote_file(root, name, infos[name], split) for split, name in names)
         manifests = tuple(name for name, info in infos.items() if _is_manifest(name, info))
@@ -168,7 +168,7 @@ def _with_listings(dataset: DatasetFiles) -> DatasetFiles:
     try:
         for name in names.intersection(dataset.manifests):
             assert dataset.storage is not None
-            with explained(dataset.storage.location, "read"):
+            with explain_errors(dataset.storage.location, "read"):
                 data = dataset.storage.read(name)
             records = list(records_of(io.BytesIO(data or b"")))
             ledger = Ledger.of(b"".join(record_line(record) for record in records if record["type"] != LISTING))
@@ -217,21 +217,16 @@ def _local_files(text: str) -> DatasetFiles:
     files = []
     for name in names:
         try:
-            if not name.endswith(EXTENSIONS):
-                _refuse_others(root, name, text)
+            if not name.endswith(EXTENSIONS):  # another name is allowed for Parquet
+                with open(os.path.join(root, name), "rb") as file:
+                    if file.read(4) != b"PAR1":
+                        hint = _as_parquet(text) if _TEXT.search(name) else "brim build is for other files."
+                        raise SourceError(f"{name!r} is not a Parquet or tar file.", hint=hint, path=name)
             stat = os.stat(os.path.join(root, name))
         except OSError as error:
             raise SourceError(f"{name!r} cannot be read: {error.strerror}.", path=name) from error
         files.append(DatasetFile(os.path.join(root, name), name, stat, _split_of(name)))
     return DatasetFiles(text, tuple(files), card)
-
-
-def _refuse_others(root: str, name: str, text: str) -> None:
-    """Refuse a file with another name unless it is one of Parquet."""
-    with open(os.path.join(root, name), "rb") as file:
-        if file.read(4) != b"PAR1":
-            hint = _as_parquet(text) if _TEXT.search(name) else "brim build is for other files."
-            raise SourceError(f"{name!r} is not a Parquet or tar file.", hint=hint, path=name)
 
 
 def _is_shard(name: str) -> bool:
@@ -241,7 +236,7 @@ def _is_shard(name: str) -> bool:
 def _remote_files(text: str, access: Access) -> DatasetFiles:
     location = parse_location(text, access)
     storage = open_storage(location)
-    with explained(location, "read"):
+    with explain_errors(location, "read"):
         own = next(iter(storage.stat([""]))) if location.prefix else None
     if own is not None and (own.st_size or location.prefix.endswith(EXTENSIONS)):
         root, name = location.parent, location.prefix.rpartition("/")[2]
@@ -253,7 +248,7 @@ def _remote_files(text: str, access: Access) -> DatasetFiles:
     storage = open_storage(root) if wild else storage
     if not storage.can_list:
         raise SourceError(f"{text!r} does not exist.", hint="Use the address of a Parquet file.")
-    with explained(root, "read"):
+    with explain_errors(root, "read"):
         infos = dict(storage.list())
         card = _card((storage.read(CARD) or b"").decode("utf-8", "replace")) if CARD in infos else {}
         revision = storage.pinned_revision() if infos else None

@@ -64,15 +64,15 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 def content_column(field: pa.Field) -> ContentColumn | None:
     """What of an Arrow field is left where it lies; None for a column that is read."""
-    kind, many = field.type, is_list_type(field.type)
-    inner = kind.value_type if many else kind
+    kind, is_list = field.type, is_list_type(field.type)
+    inner = kind.value_type if is_list else kind
     if pa.types.is_binary(inner) or pa.types.is_large_binary(inner):
-        return ContentColumn(field.name, kind, many, bare=True)
+        return ContentColumn(field.name, kind, is_list, bare=True)
     if pa.types.is_struct(inner) and {part.name for part in inner} == {"bytes", "path"} and len(inner) == 2:
         types = {part.name: part.type for part in inner}
         texts = pa.types.is_string(types["path"]) or pa.types.is_large_string(types["path"])
         if texts and (pa.types.is_binary(types["bytes"]) or pa.types.is_large_binary(types["bytes"])):
-            return ContentColumn(field.name, kind, many, bare=False)
+            return ContentColumn(field.name, kind, is_list, bare=False)
     return None
 
 
@@ -86,16 +86,16 @@ class NestedLeaf:
 
 
 class DatasetShard:
-    """One Parquet file: its footer, and what is found in it."""
+    """The footer of one Parquet file, and its columns."""
 
-    def __init__(self, file: DatasetFile, opened: Readable) -> None:
+    def __init__(self, file: DatasetFile, source: Readable) -> None:
         self.file = file
-        if opened.size > 12 and opened.read_at(opened.size - 4, 4) == b"PARE":
+        if source.size > 12 and source.read_at(source.size - 4, 4) == b"PARE":
             raise encrypted(file, file.shown)
         try:
-            self.footer: Struct = read_footer(opened)
-            self.leaves = schema_leaves(self.footer)
-            with pq.ParquetFile(FileView(opened), pre_buffer=False) as parquet:
+            self.footer: Struct = read_footer(source)
+            self.leaf_list = schema_leaves(self.footer)
+            with pq.ParquetFile(FileView(source), pre_buffer=False) as parquet:
                 self.schema: pa.Schema = plain_schema(parquet.schema_arrow)
                 self.rows = int(parquet.metadata.num_rows)
             names = self.schema.names
@@ -109,15 +109,15 @@ class DatasetShard:
                 raise ValueError("its row groups do not have the number of rows that it declares")
             self.edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
             for group in self.groups:
-                if len(group[1][1].items) != len(self.leaves):
+                if len(group[1][1].items) != len(self.leaf_list):
                     raise ValueError("a row group has different columns than the file")
             self.content = {c.name: c for field in self.schema if (c := content_column(field)) is not None}
             self.leaf_of = {name: self._leaf(column) for name, column in self.content.items()}
-            raw = [leaf for leaf in self.leaves if leaf.is_raw and leaf.path[0] not in self.content]
-            self._left = {leaf.number for leaf in (*raw, *self.leaf_of.values())}
+            raw = [leaf for leaf in self.leaf_list if leaf.is_raw and leaf.path[0] not in self.content]
+            self._unlisted = {leaf.number for leaf in (*raw, *self.leaf_of.values())}
             inside = dict.fromkeys(leaf.path[0] for leaf in raw)
             self.nested = {name: leaves for name in inside if (leaves := self._nested(name, raw))}
-            # Bytes that cannot be told apart from what is around them: decoded, and only for rows that were chosen.
+            # Bytes that cannot be separated from other values: decoded, only for selected rows.
             self.deep = [name for name in inside if name not in self.nested]
         except BrimError:
             raise
@@ -125,7 +125,7 @@ class DatasetShard:
             raise broken(file, error) from error
 
     def _leaf(self, column: ContentColumn) -> Leaf:
-        for leaf in self.leaves:
+        for leaf in self.leaf_list:
             if leaf.path[0] == column.name and leaf.is_bytes and (column.bare or leaf.path[-1] == "bytes"):
                 return leaf
         raise ValueError(f"the column {column.name!r} has no bytes")
@@ -133,31 +133,31 @@ class DatasetShard:
     def _nested(self, name: str, raw: Sequence[Leaf]) -> list[NestedLeaf]:
         """The leaves of bytes inside of a column; none if it has something that is not taken apart."""
         field, own = self.schema.field(name), [leaf for leaf in raw if leaf.path[0] == name]
-        found = byte_leaves(field.type, field.nullable)
-        if found is None or len(found) != len(own):
+        shapes = byte_leaves(field.type, field.nullable)
+        if shapes is None or len(shapes) != len(own):
             return []
-        return [NestedLeaf(leaf, *place) for leaf, place in zip(own, found, strict=True)]
+        return [NestedLeaf(leaf, *shape) for leaf, shape in zip(own, shapes, strict=True)]
 
     def content_leaves(self, names: Iterable[str]) -> list[Leaf]:
         """The leaves of some columns whose values are found and not read."""
-        found = []
+        content = []
         for name in names:
-            found += [self.leaf_of[name]] if name in self.leaf_of else [of.leaf for of in self.nested[name]]
-        return found
+            content += [self.leaf_of[name]] if name in self.leaf_of else [item.leaf for item in self.nested[name]]
+        return content
 
     def small_leaves(self, names: Iterable[str]) -> list[int]:
         """The numbers of the leaves of some columns, without those that hold bytes."""
-        wanted = set(names)
-        return [leaf.number for leaf in self.leaves if leaf.path[0] in wanted and leaf.number not in self._left]
+        listed = set(names)
+        return [leaf.number for leaf in self.leaf_list if leaf.path[0] in listed and leaf.number not in self._unlisted]
 
     def all_leaves(self, names: Iterable[str]) -> list[int]:
-        wanted = set(names)
-        return [leaf.number for leaf in self.leaves if leaf.path[0] in wanted]
+        names_set = set(names)
+        return [leaf.number for leaf in self.leaf_list if leaf.path[0] in names_set]
 
     def meta(self, group: int, leaf: int) -> Struct:
         entry = self.groups[group][1][1].items[leaf]
         if 3 not in entry or 8 in entry:
-            raise encrypted(self.file, f"The column {self.leaves[leaf].path[0]!r} of {self.file.shown}")
+            raise encrypted(self.file, f"The column {self.leaf_list[leaf].path[0]!r} of {self.file.shown}")
         if not isinstance(entry[3][1], dict):
             raise broken(self.file, ValueError("the metadata of a column is damaged"))
         return entry[3][1]
@@ -169,57 +169,57 @@ class DatasetShard:
 
     def ranges_of(self, leaves: Sequence[int], groups: Iterable[int] | None = None) -> list[tuple[int, int]]:
         """Where the chunks of some leaves lie, in all row groups or in some."""
-        found = []
+        ranges = []
         for group in range(len(self.groups)) if groups is None else groups:
             for leaf in leaves:
                 meta = self.meta(group, leaf)
                 start = min(int(meta[n][1]) for n in (9, 11) if n in meta and meta[n][1])
-                found.append((start, start + int(meta[7][1])))
-        return found
+                ranges.append((start, start + int(meta[7][1])))
+        return ranges
 
     def near(self, leaves: Sequence[int], groups: Sequence[int]) -> list[int]:
         """The leaves that are fetched with some: all that are small, if that costs little but a request saved."""
-        every = [leaf.number for leaf in self.leaves if leaf.number not in self._left]
-        asked, whole = (sum(stop - start for start, stop in self.ranges_of(some, groups)) for some in (leaves, every))
-        return every if whole <= max(2 * asked, _NEAR_BYTES) else list(leaves)
+        every = [leaf.number for leaf in self.leaf_list if leaf.number not in self._unlisted]
+        few, whole = (sum(stop - start for start, stop in self.ranges_of(some, groups)) for some in (leaves, every))
+        return every if whole <= max(2 * few, _NEAR_BYTES) else list(leaves)
 
-    def bounds(self, opened: Readable) -> list[dict[str, tuple[Any, Any]]]:
+    def bounds(self, source: Readable) -> list[dict[str, tuple[Any, Any]]]:
         """Of each row group, the smallest and the largest value of the columns whose statistics tell."""
-        found: list[dict[str, tuple[Any, Any]]] = []
-        with pq.ParquetFile(FileView(opened), pre_buffer=False) as parquet:
+        bounds_by_group: list[dict[str, tuple[Any, Any]]] = []
+        with pq.ParquetFile(FileView(source), pre_buffer=False) as parquet:
             for group in range(len(self.groups)):
-                of, own = parquet.metadata.row_group(group), {}
-                for leaf in self.leaves:
+                row_group, own = parquet.metadata.row_group(group), {}
+                for leaf in self.leaf_list:
                     if len(leaf.path) > 1:
                         continue
                     try:
-                        told = of.column(leaf.number).statistics
-                        if told is not None and told.has_min_max:
-                            own[leaf.path[0]] = (told.min, told.max)
+                        statistics = row_group.column(leaf.number).statistics
+                        if statistics is not None and statistics.has_min_max:
+                            own[leaf.path[0]] = (statistics.min, statistics.max)
                     except (ValueError, TypeError, OverflowError, pa.ArrowException):
                         continue  # without it, the values decide
-                found.append(own)
-        return found
+                bounds_by_group.append(own)
+        return bounds_by_group
 
     def index_ranges(self, leaves: Sequence[Leaf]) -> list[tuple[int, int]]:
         """Return where the page indexes of some leaves are."""
         entries = [group[1][1].items[leaf.number] for group in self.groups for leaf in leaves]
         return [(int(e[4][1]), int(e[4][1]) + int(e[5][1])) for e in entries if 4 in e and 5 in e]
 
-    def pages(self, opened: Readable, group: int, leaf: int) -> list[PageSpan] | None:
+    def pages(self, source: Readable, group: int, leaf: int) -> list[PageSpan] | None:
         """By the page index, if the file has one."""
         entry = self.groups[group][1][1].items[leaf]
         if 4 not in entry or 5 not in entry:
             return None
         start, size = int(entry[4][1]), int(entry[5][1])
-        if not 0 < size <= opened.size - start:
+        if not 0 < size <= source.size - start:
             raise ValueError("the page index is damaged")
-        return page_spans(opened.read_at(start, size), int(self.groups[group][3][1]))
+        return page_spans(source.read_at(start, size), int(self.groups[group][3][1]))
 
 
-def encrypted(file: DatasetFile, what: str) -> SourceError:
+def encrypted(file: DatasetFile, part: str) -> SourceError:
     return SourceError(
-        f"{what} is encrypted, and brim has no key.", hint="Write it again without encryption.", path=file.shown
+        f"{part} is encrypted, and brim has no key.", hint="Write it again without encryption.", path=file.shown
     )
 
 

@@ -95,7 +95,7 @@ def _read_stream(stream: Any, split: str, spill: Spill) -> tuple[pa.Table, Any]:
             yield table.replace_schema_metadata(None)
 
     try:
-        with suppress(StopIteration):  # there is no first row
+        with suppress(StopIteration):  # an empty stream
             stream = resolve_features(stream)
         if not stream.features:
             raise SourceError(
@@ -107,10 +107,10 @@ def _read_stream(stream: Any, split: str, spill: Spill) -> tuple[pa.Table, Any]:
         plain, decoding = read_undecoded(stream)
         if decoding:
             spill.note(
-                f"the split {split!r} decodes media before a map or filter and encodes them anew after it; "
+                f"the split {split!r} decodes media before a map or filter and encodes them again after it; "
                 "cast_column(NAME, Type(decode=False)) before it, and back after it, keeps their bytes"
             )
-        # Rows come one by one, because one may be huge.
+        # Rows are read singly, because one may be huge.
         return spill.rows(features.arrow_schema.remove_metadata(), cast(plain.iter(batch_size=1))), features
     except (CastError, _DoesNotFit, pa.ArrowException) as error:
         raise SourceError(
@@ -177,11 +177,11 @@ def _splits(dataset: Any, split: str | None) -> Iterator[tuple[str, Any]]:
             raise InputError("split= can only be used with one dataset; the keys of a dict are its splits.")
         if not dataset:
             raise InputError("The dict of datasets is empty.", hint="There is nothing to build.")
-        named = {str(name): each for name, each in dataset.items()}
+        splits = {str(name): each for name, each in dataset.items()}
     else:
         own = getattr(dataset, "split", None)
-        named = {str(split) if split else (str(own) if own is not None else "train"): dataset}
-    for name, each in named.items():
+        splits = {str(split) if split else (str(own) if own is not None else "train"): dataset}
+    for name, each in splits.items():
         if not isinstance(each, datasets.Dataset | datasets.IterableDataset):
             raise InputError(
                 f"This is a {type(each).__name__}, not a dataset of `datasets`.",
@@ -219,8 +219,8 @@ class _Reader:
     def __init__(self, features: Any, spill: Spill, embed: bool, tokens: Mapping[str, Any]) -> None:
         self.features = features
         self.schema: pa.Schema = features.arrow_schema.remove_metadata()
-        found = {field.name: media_of(features[field.name], field.type) for field in self.schema}
-        self.media: dict[str, Media] = {name: media for name, media in found.items() if media is not None}
+        by_name = {field.name: media_of(features[field.name], field.type) for field in self.schema}
+        self.media: dict[str, Media] = {name: media for name, media in by_name.items() if media is not None}
         self.columns = MediaColumns(spill, embed, tokens)
         self._spill = spill
         self._embed = embed
@@ -244,8 +244,8 @@ class _Reader:
             ordered = self._in_order(part, plain)
             columns |= {name: ordered.column(name) for name in plain}
         rows = pa.table({field.name: columns[field.name] for field in self.schema})
-        wanted = [field if field.name not in self.media else rows.schema.field(field.name) for field in self.schema]
-        return rows if rows.schema.types == [field.type for field in wanted] else rows.cast(pa.schema(wanted))
+        fields = [field if field.name not in self.media else rows.schema.field(field.name) for field in self.schema]
+        return rows if rows.schema.types == [field.type for field in fields] else rows.cast(pa.schema(fields))
 
     def _in_order(self, part: _Part, names: list[str]) -> pa.Table:
         """Return columns in the order of the split's rows; large ones on disk."""
@@ -256,7 +256,7 @@ class _Reader:
         schema = table.schema.remove_metadata()
         if int(cuts.row_bytes(table.table)[part.rows].sum()) <= _SMALL_BYTES:
             return pa.concat_tables([table.table.slice(0, 0), *tables])
-        self._spill.announce(f"the rows of the split {part.split!r} in their order")
+        self._spill.announce(f"the rows of the split {part.split!r} in order")
         return self._spill.rows(schema, (batch.replace_schema_metadata(None) for batch in tables))
 
     def _embedded(self, part: _Part, name: str) -> pa.ChunkedArray:

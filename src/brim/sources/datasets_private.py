@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from brim.file_set import Ints
 
-# The functions behind rename_column(s), remove_columns and add_column: they do not look at values.
+# The functions of rename_column(s), remove_columns and add_column, which do not read values.
 _VALUE_BLIND = frozenset(["_rename_columns_fn", "identity_func", "add_column_fn"])
 
 
@@ -38,16 +38,16 @@ def fingerprint_of(dataset: Any) -> str:
 
 def with_rows(dataset: Any, numbers: Any) -> Any:
     """Return the rows of a Dataset whose numbers are in another Dataset of one column, as `filter` returns them."""
-    chosen = copy(dataset)
+    result = copy(dataset)
     table = numbers.data
     if len(numbers) and (order := dataset._indices) is not None:
         from datasets.table import InMemoryTable
 
-        taken = order.column(0).take(table.column(0).combine_chunks())
-        table = InMemoryTable(pa.Table.from_arrays([taken], names=table.column_names))
-    chosen._indices, chosen._info = table, dataset._info.copy()
-    chosen._fingerprint = numbers._fingerprint
-    return chosen
+        indices = order.column(0).take(table.column(0).combine_chunks())
+        table = InMemoryTable(pa.Table.from_arrays([indices], names=table.column_names))
+    result._indices, result._info = table, dataset._info.copy()
+    result._fingerprint = numbers._fingerprint
+    return result
 
 
 def format_of_stream(stream: Any) -> str | None:
@@ -68,22 +68,22 @@ def resolve_features(stream: Any) -> Any:
 def read_undecoded(stream: Any) -> tuple[Any, list[str]]:
     """Return a stream of Arrow tables, not decoded and not cast, and the functions that need decoded media anyway."""
     plain = stream.decode(False).with_format("arrow")
-    seen: list[str] = []
-    plain._ex_iterable = _without_decoding(plain._ex_iterable, seen)
+    skipped: list[str] = []
+    plain._ex_iterable = _without_decoding(plain._ex_iterable, skipped)
     plain._info.features = None  # or every row would be cast alone
-    return plain, seen
+    return plain, skipped
 
 
-def _without_decoding(step: Any, seen: list[str]) -> Any:
-    """Copy the steps of a stream, with decoding only for functions that read media; `seen` gets these functions."""
+def _without_decoding(step: Any, skipped: list[str]) -> Any:
+    """Copy the steps of a stream, with decoding only for functions that read media; `skipped` gets these functions."""
     from datasets.features.features import require_decoding
 
     step = copy(step)
     if hasattr(step, "ex_iterables"):
-        step.ex_iterables = [_without_decoding(each, seen) for each in step.ex_iterables]
+        step.ex_iterables = [_without_decoding(each, skipped) for each in step.ex_iterables]
     if not hasattr(step, "ex_iterable"):
         return step
-    step.ex_iterable = _without_decoding(step.ex_iterable, seen)
+    step.ex_iterable = _without_decoding(step.ex_iterable, skipped)
     function, formatted = getattr(step, "function", None), step.ex_iterable
     if function is None or type(formatted).__name__ != "FormattedExamplesIterable" or not formatted.features:
         return step
@@ -91,7 +91,7 @@ def _without_decoding(step: Any, seen: list[str]) -> Any:
     if function.__module__ == "datasets.iterable_dataset" and function.__name__ in _VALUE_BLIND:
         formatted._features = _undecoded(formatted.features)
     elif any(require_decoding(feature) for feature in formatted.features.values()):
-        seen.append(str(function))
+        skipped.append(str(function))
     return step
 
 

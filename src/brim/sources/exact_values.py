@@ -31,7 +31,7 @@ class _RepeatedKeys(dict[str, Any]):
 
 
 def load_row(line: bytes, columns: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """Parse a line that must be one JSON object with distinct keys. ValueError says what is wrong.
+    """Parse a line that must be one JSON object with distinct keys. Raise ValueError for others.
 
     Keys that repeat outside of `columns` do not matter: nothing of them is read.
     """
@@ -66,15 +66,15 @@ _JSON_NAMES = {
 
 
 def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    row = dict(pairs)
+    if len(row) < len(pairs):
         names = [name for name, _ in pairs]
-        found = _RepeatedKeys(found)
-        found.key = next(name for name in names if names.count(name) > 1)
-    for name in found:
+        row = _RepeatedKeys(row)
+        row.key = next(name for name in names if names.count(name) > 1)
+    for name in row:
         if not name.isascii():
             name.encode()  # half of a surrogate pair is a UnicodeEncodeError
-    return found
+    return row
 
 
 def _as_float(text: str) -> float:
@@ -89,8 +89,8 @@ def _repeated_key(values: list[Any]) -> str | None:
         if isinstance(value, _RepeatedKeys):
             return value.key
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        if inner and (found := _repeated_key(list(inner))) is not None:
-            return found
+        if inner and (repeated := _repeated_key(list(inner))) is not None:
+            return repeated
     return None
 
 
@@ -108,8 +108,8 @@ def may_differ(text: bytes, table: pa.Table) -> bool:
 
 def reaches(array: Any, limit: float) -> bool:
     """Whether a number is as large as a limit, or as small as its negative."""
-    least, most = pc.min_max(array).as_py().values()
-    return most is not None and (most >= limit or least <= -limit)
+    smallest, largest = pc.min_max(array).as_py().values()
+    return largest is not None and (largest >= limit or smallest <= -limit)
 
 
 def _has_large_float(array: Any) -> bool:
@@ -129,7 +129,12 @@ class InexactInteger(ValueError):
 def exact(value: Any, kind: pa.DataType) -> Any:
     """The value with floats in place of integers where its type is a float; InexactInteger if that would change it."""
     if pa.types.is_floating(kind) and isinstance(value, int) and not isinstance(value, bool):
-        if int(converted := _as_float64(value)) != value:
+        try:
+            converted = float(value)
+        except OverflowError:
+            fault = f"the integer {str(value)[:40]} would be changed: no number of 64 bits holds it"
+            raise InexactInteger(fault) from None
+        if int(converted) != value:
             raise InexactInteger(f"the integer {str(value)[:40]} would be changed: {kind} does not hold it")
         return converted
     if pa.types.is_struct(kind) and isinstance(value, dict):
@@ -139,10 +144,3 @@ def exact(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, list | tuple) and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return [exact(item, kind.value_type) for item in value]
     return value
-
-
-def _as_float64(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise InexactInteger(f"the integer {str(value)[:40]} would be changed: no number of 64 bits holds it") from None

@@ -151,37 +151,37 @@ def _yaml(feature: Any) -> dict[str, Any]:
     if isinstance(feature, list):
         return _yaml({"feature": feature[0], "_type": "List"})
     kind = feature.get("_type")
-    rest = {key: value for key, value in feature.items() if key != "_type"}
+    parameters = {key: value for key, value in feature.items() if key != "_type"}
     if not isinstance(kind, str):  # a struct, perhaps with a field of that name
         return {"struct": as_yaml(feature)}
     if kind in ("List", "LargeList", "Sequence"):
-        inner = _yaml(rest.pop("feature"))
+        inner = _yaml(parameters.pop("feature"))
         short = inner.get("dtype") if set(inner) == {"dtype"} and isinstance(inner["dtype"], str) else None
         name = "large_list" if kind == "LargeList" else "list"
         body = inner["struct"] if set(inner) == {"struct"} else short or inner
-        return {name: body, **{key: value for key, value in rest.items() if value not in (None, -1)}}
+        return {name: body, **{key: value for key, value in parameters.items() if value not in (None, -1)}}
     if kind == "Value":
-        return {"dtype": rest["dtype"]}
+        return {"dtype": parameters["dtype"]}
     if kind == "ClassLabel":
-        names = {str(number): name for number, name in enumerate(rest["names"])}
+        names = {str(number): name for number, name in enumerate(parameters["names"])}
         return {"dtype": {"class_label": {"names": names}}}
-    name = _snake(kind)
-    rest = {key: value for key, value in rest.items() if value is not None}
-    return {"dtype": {name: rest} if rest else name}
+    name = "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(kind))  # snake case
+    parameters = {key: value for key, value in parameters.items() if value is not None}
+    return {"dtype": {name: parameters} if parameters else name}
 
 
 def features_in(card: Mapping[str, Any], config: str) -> dict[str, Any] | None:
-    """Return the features of a config in the `dataset_info` of a card; None if there are none that can be read."""
+    """Return the features of a config in the `dataset_info` of a card; None if it has no readable ones."""
     stored = card.get("dataset_info")
     entries = [entry for entry in (stored if isinstance(stored, list) else [stored]) if isinstance(entry, Mapping)]
-    named = [entry for entry in entries if entry.get("config_name", "default") == config]
-    for entry in named or (entries if len(entries) == 1 else []):
+    matching = [entry for entry in entries if entry.get("config_name", "default") == config]
+    for entry in matching or (entries if len(entries) == 1 else []):
         if isinstance(entry.get("features"), list):
             try:
-                found = _from_yaml(entry["features"])
+                features = _from_yaml(entry["features"])
             except (KeyError, TypeError, ValueError, AttributeError, StopIteration, RecursionError):
                 return None
-            return dict(found)
+            return dict(features)
     return None
 
 
@@ -194,19 +194,19 @@ def _from_yaml(stored: Any) -> Any:
     kind = next(
         (key for key in ("list", "large_list", "sequence", "struct", "dtype") if key in stored), next(iter(stored))
     )
-    rest = {key: value for key, value in stored.items() if key != kind}
+    parameters = {key: value for key, value in stored.items() if key != kind}
     inner = stored[kind]
     if kind in ("list", "large_list", "sequence"):
         feature = _from_yaml({"dtype": inner} if isinstance(inner, str) else inner)
         if kind == "sequence" and isinstance(inner, list):  # was a struct of lists
-            return {name: {"feature": inner, **rest, "_type": "List"} for name, inner in feature.items()}
-        return {"feature": feature, **rest, "_type": "LargeList" if kind == "large_list" else "List"}
+            return {name: {"feature": inner, **parameters, "_type": "List"} for name, inner in feature.items()}
+        return {"feature": feature, **parameters, "_type": "LargeList" if kind == "large_list" else "List"}
     if kind == "struct":
         return _from_yaml(inner)
     if kind != "dtype":
         names = inner.get("names")
-        named = {"names": [names[key] for key in sorted(names, key=int)]} if isinstance(names, Mapping) else {}
-        return {"_type": _camel(kind), **inner, **named}
+        names_feature = {"names": [names[key] for key in sorted(names, key=int)]} if isinstance(names, Mapping) else {}
+        return {"_type": _camel(kind), **inner, **names_feature}
     if not isinstance(inner, str):
         return _from_yaml(inner)
     try:
@@ -245,10 +245,6 @@ def fits_type(feature: Any, kind: pa.DataType, unknown: bool = False) -> bool:
     if name.lower() not in _EXTENSIONS:
         return unknown
     return pa.types.is_struct(kind) and {part.name for part in kind} == {"bytes", "path"}
-
-
-def _snake(name: str) -> str:
-    return "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name))
 
 
 def cast_to_feature(column: Any, feature: Any, name: str) -> Any:

@@ -38,7 +38,7 @@ _SHOWN_ROWS = 100  # that are not aligned, of one column
 
 @dataclass(frozen=True, slots=True)
 class UnmatchedKind:
-    """Files of one kind, such as `_asl.nii.gz`."""
+    """Files with the same suffix, such as `_asl.nii.gz`."""
 
     group: Group
     kind: str
@@ -59,10 +59,10 @@ class Unmatched:
 
     def examples(self, group: Group) -> str:
         """Describe the kinds of a group, the most frequent first, each with one of its files."""
-        found = sorted((kind for kind in self.kinds if kind.group == group), key=lambda kind: -kind.count)
-        shown = [f"{kind.count:,} {kind.kind}, for example {kind.example}" for kind in found[:_SHOWN_KINDS]]
-        rest = sum(kind.count for kind in found[_SHOWN_KINDS:])
-        return "; ".join([*shown, *([f"and {rest:,} more"] if rest else [])])
+        kinds = sorted((kind for kind in self.kinds if kind.group == group), key=lambda kind: -kind.count)
+        shown = [f"{kind.count:,} {kind.kind}, for example {kind.example}" for kind in kinds[:_SHOWN_KINDS]]
+        remaining = sum(kind.count for kind in kinds[_SHOWN_KINDS:])
+        return "; ".join([*shown, *([f"and {remaining:,} more"] if remaining else [])])
 
     def lines(self) -> list[str]:
         """Describe each group that has files."""
@@ -79,10 +79,6 @@ class Unmatched:
         counts: dict[str, Any] = {group: self.count(group) for group in GROUPS}
         return {"files": self.count(), **counts, "kinds": [dataclasses.asdict(kind) for kind in self.kinds]}
 
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any], is_error: bool, hint: str) -> Unmatched:
-        return cls(tuple(UnmatchedKind(**kind) for kind in facts["kinds"]), is_error, hint)
-
 
 def group_of_file(path: str) -> Group:
     """Return what a file is, by its name and folder."""
@@ -98,9 +94,9 @@ def group_of_file(path: str) -> Group:
 def kind_of_name(path: str) -> str:
     """Return a name for similar files: the suffix of names that have entities, otherwise the extension."""
     name = path.rsplit("/", 1)[-1]
-    stem, dot, rest = name.partition(".")
+    stem, dot, extensions = name.partition(".")
     if "-" in stem and "_" in stem:
-        return f"_{stem.rpartition('_')[2]}{dot}{rest}"
+        return f"_{stem.rpartition('_')[2]}{dot}{extensions}"
     return extension_of(name) or name
 
 
@@ -249,15 +245,15 @@ class FileTable:
 
         def lengths(name: str) -> Ints:
             array = one_array(self.rows.column(name))
-            found = pc.list_value_length(array).fill_null(0) if is_list_type(array.type) else array.is_valid()
-            return np.asarray(found.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)
+            counts = pc.list_value_length(array).fill_null(0) if is_list_type(array.type) else array.is_valid()
+            return np.asarray(counts.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)
 
         described = []
-        for name, other in self.aligned_with.items():
-            if name in self.rows.column_names and other in self.rows.column_names:
-                own, others = lengths(name), lengths(other)
-                for row in np.flatnonzero(own != others)[:_SHOWN_ROWS].tolist():
-                    match = f"{name!r} holds {own[row]} and {other!r}, which it must match, {others[row]}"
+        for name, base in self.aligned_with.items():
+            if name in self.rows.column_names and base in self.rows.column_names:
+                own, base_lengths = lengths(name), lengths(base)
+                for row in np.flatnonzero(own != base_lengths)[:_SHOWN_ROWS].tolist():
+                    match = f"{name!r} holds {own[row]} and {base!r}, which it must match, {base_lengths[row]}"
                     described.append(f"row {row}: {match}")
         return described
 
@@ -297,7 +293,7 @@ def contents_of(files: FileSet, cells: Any) -> list[bytes | None]:
     with values.finish() as splice:
         data = splice.read_at(0, splice.size)
     parts = iter([data[start:end] for start, end in itertools.pairwise(ends)])
-    return [next(parts) if has else None for has in has_content.tolist()]
+    return [next(parts) if is_present else None for is_present in has_content.tolist()]
 
 
 def comparable(table: pa.Table) -> pa.Table:
@@ -318,20 +314,20 @@ def stacked(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
         if len(set(kinds)) == 1:
             continue
         plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
-        for kind, other in zip(plain, names, strict=True):
+        for kind, other_names in zip(plain, names, strict=True):
             if kind != plain[0]:
-                raise other_type(name, names[0], other)
-        at, field = first.get_field_index(name), pa.field(name, plain[0])
-        tables = [table.set_column(at, field, table.column(name).cast(plain[0])) for table in tables]
+                raise type_conflict_error(name, names[0], other_names)
+        index, field = first.get_field_index(name), pa.field(name, plain[0])
+        tables = [table.set_column(index, field, table.column(name).cast(plain[0])) for table in tables]
     return pa.concat_tables(tables, promote_options="default")
 
 
-def nothing_chosen(table: FileTable, verb: str) -> InputError:
+def no_rows_error(table: FileTable, verb: str) -> InputError:
     steps = "; ".join(f"{label} {text}" for label, text in table.query)
     return InputError("No row was selected.", hint=f"There is nothing to {verb}: {steps}.")
 
 
-def other_type(column: str, first: str, other: str) -> InputError:
+def type_conflict_error(column: str, first: str, other: str) -> InputError:
     return InputError(
         f"The column {column!r} has different types in {first} and in {other}.",
         hint="Leave it out with --drop, or choose others with --columns.",

@@ -42,7 +42,7 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
     _check_options(options)
     tree = tree_of(folder, options.access)
     walk = Walk.through(tree, keys=True)
-    selected = options.selects()
+    is_selected = options.selects()
     allowed = SourceOptions(exclude=options.exclude).selects()
     refused_before_limit: int | None = None
     builder = FileSetBuilder(tree.root, tree.bucket)
@@ -51,14 +51,14 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
     for path, stat in walk:
         if path.rsplit("/", 1)[-1] in _METADATA and allowed(path):
             metadata.append(path)
-        elif selected(path):
+        elif is_selected(path):
             builder.add(path, stat)
             kind = kind_of(path)
             kinds.append(_COMPANION if kind == "file" and is_companion(path) else KINDS.index(kind))
             tops.append(_SPLIT_CODES.get(path.split("/", 1)[0], 0) if "/" in path else 0)
             if len(builder) == options.limit:
                 refused_before_limit = len(walk.refused)
-    refused = tuple(r for r in walk.refused[:refused_before_limit] if selected(r.path))
+    refused = tuple(r for r in walk.refused[:refused_before_limit] if is_selected(r.path))
     warnings = []
     if walk.loops:
         loops = f"{len(walk.loops)} symbolic link(s) lead back to themselves and were not followed: {walk.loops[0]}"
@@ -69,8 +69,8 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
     if metadata:
         return _with_metadata(tree, metadata, files.paths.to_pylist(), options, tuple(warnings))
     if not len(files) and not refused:
-        what = " that --include and --exclude leave" if options.include or options.exclude else ""
-        raise SourceError(f"{tree.shown or tree.root!r} has no files{what}.", path=tree.root)
+        filters = " that --include and --exclude leave" if options.include or options.exclude else ""
+        raise SourceError(f"{tree.shown or tree.root!r} has no files{filters}.", path=tree.root)
     codes = np.frombuffer(kinds, np.uint8)
     name, column = _column(codes, options)
     numbers = np.arange(len(files), dtype=np.int64)
@@ -150,13 +150,13 @@ def _column(codes: np.ndarray[Any, np.dtype[np.uint8]], options: SourceOptions) 
         raise InputError(
             "--files NAME=COLUMN can only be used with a table.", hint="For a folder of files, use --files NAME[:TYPE]."
         )
-    named = options.file_columns()
-    if len(named) > 1:
+    file_columns = options.file_columns()
+    if len(file_columns) > 1:
         raise InputError("A folder of files has one file column, so --files can only be used once.")
-    found = set(np.flatnonzero(np.bincount(codes)).tolist()) - {_COMPANION}
-    kind = KINDS[found.pop()] if len(found) == 1 else "file"
-    for name, given in named.items():
-        return name, FileColumn(given or kind, is_list=False, guessed=given is None)
+    groups = set(np.flatnonzero(np.bincount(codes)).tolist()) - {_COMPANION}
+    kind = KINDS[groups.pop()] if len(groups) == 1 else "file"
+    for name, requested_kind in file_columns.items():
+        return name, FileColumn(requested_kind or kind, is_list=False, guessed=requested_kind is None)
     return kind, FileColumn(kind, is_list=False, guessed=True)
 
 
@@ -220,8 +220,8 @@ def _with_metadata(
     labels: dict[str, Any] = {}
     if options.label_from not in (None, "parent"):
         rows, labels[options.label_from] = encode_labels(rows, options.label_from, [*file_columns, split_column])
-    named = {path for name in file_columns for path in _flat(rows.column(name))}
-    unnamed = (path for path in paths if path not in named)
+    file_paths = {path for name in file_columns for path in _flat(rows.column(name))}
+    unnamed = (path for path in paths if path not in file_paths)
     unmatched = collect_unmatched(unnamed, hint=f"Name them in {metadata[0]}, or leave them out with --exclude.")
     reading = SourceOptions(
         include=options.include, exclude=options.exclude, limit=options.limit, split_by=split_column, root=tree.root
@@ -290,7 +290,7 @@ def _metadata_columns(rows: pa.Table, options: SourceOptions) -> dict[str, tuple
 
     `file_name` gets the name of its kind, `mask_file_name` becomes `mask`.
     """
-    named, renamed = options.file_columns(), options.renamed_columns()
+    file_columns, renamed = options.file_columns(), options.renamed_columns()
     columns: dict[str, tuple[str, FileColumn]] = {}
     for old in filter(_is_of_names, rows.column_names):
         is_list = old.endswith("file_names")
@@ -301,11 +301,11 @@ def _metadata_columns(rows: pa.Table, options: SourceOptions) -> dict[str, tuple
         kind = kinds.pop() if len(kinds) == 1 else "file"
         new = old.removesuffix("_file_names" if is_list else "_file_name")
         if old in renamed:
-            new, kind = renamed[old], named[old] or kind
+            new, kind = renamed[old], file_columns[old] or kind
         elif old in ("file_name", "file_names"):
-            new = next((name for name in named if name not in renamed), kind + "s" if is_list else kind)
-            kind = named.get(new) or kind
+            new = next((name for name in file_columns if name not in renamed), kind + "s" if is_list else kind)
+            kind = file_columns.get(new) or kind
         if new in rows.column_names:
             raise SourceError(f"The metadata has both {old!r} and {new!r}.", hint="Rename one of them.")
-        columns[old] = (new, FileColumn(kind, is_list, guessed=new not in named and old not in renamed))
+        columns[old] = (new, FileColumn(kind, is_list, guessed=new not in file_columns and old not in renamed))
     return columns

@@ -89,7 +89,7 @@ def datalad_get(paths: Iterable[str]) -> str:
         names = list(dict.fromkeys(path.rpartition("/")[0] or path for path in names))
     if len(names) > _NAMED_PATHS:  # the subject, or the derivative, of each path
         parts = (path.split("/") for path in names)
-        names = list(dict.fromkeys("/".join(one[:2]) if one[0] == "derivatives" else one[0] for one in parts))
+        names = list(dict.fromkeys("/".join(p[:2]) if p[0] == "derivatives" else p[0] for p in parts))
     if len(names) > _NAMED_PATHS:
         names = list(dict.fromkeys(re.sub(r"^([^/]*/)*?(sub-)[^/]*$", r"\1\2*", path) for path in names))
     if len(names) > _NAMED_PATHS:

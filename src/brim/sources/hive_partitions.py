@@ -16,22 +16,22 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 def partition_values(name: str) -> dict[str, str | None]:
     """The values in the folders of a file's name, which is relative to the source."""
-    found: dict[str, str | None] = {}
+    values: dict[str, str | None] = {}
     for folder in name.split("/")[:-1]:
         key, equals, value = folder.partition("=")
         if key and equals:
-            found[unquote(key)] = None if value == _NULL else unquote(value)
-    return found
+            values[unquote(key)] = None if value == _NULL else unquote(value)
+    return values
 
 
-def partition_fields(names: Iterable[str], known: Iterable[str]) -> list[pa.Field]:
+def partition_fields(names: Iterable[str], existing: Iterable[str]) -> list[pa.Field]:
     """The columns that folders add to those that are known, in the order in which they first appear."""
     values: dict[str, set[str]] = {}
     for name in names:
         for key, value in partition_values(name).items() if "=" in name else ():
             values.setdefault(key, set()).update(() if value is None else (value,))
-    skipped = set(known)
-    return [pa.field(key, _type_of(found)) for key, found in values.items() if key not in skipped]
+    skipped = set(existing)
+    return [pa.field(key, _type_of(texts)) for key, texts in values.items() if key not in skipped]
 
 
 def _type_of(values: set[str]) -> pa.DataType:

@@ -113,8 +113,8 @@ def read_tsv(tree: Tree, path: str) -> pa.Table:
             if len(cells) > len(header) and any(cells[len(header) :]):
                 message = f"{path} line {number} has {len(cells)} cells, the header has {len(header)}."
                 raise SourceError(message, path=path)
-            found = as_text(cells[position]) if position < len(cells) else ""
-            return None if found in BIDS_NULLS else found
+            cell_text = as_text(cells[position]) if position < len(cells) else ""
+            return None if cell_text in BIDS_NULLS else cell_text
 
         return text
 
@@ -129,17 +129,17 @@ def infer_type(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     for pattern, kind in ((_INTEGER, pa.int64()), (_NUMBER, pa.float64())):
         if pc.all(pc.match_substring_regex(texts, pattern)).as_py():
             try:
-                found = numbers.cast(kind)
+                converted = numbers.cast(kind)
             except pa.ArrowInvalid:  # too many digits: a name
                 return texts
-            return found if kind == pa.int64() or pc.all(pc.is_finite(found)).as_py() else texts
+            return converted if kind == pa.int64() or pc.all(pc.is_finite(converted)).as_py() else texts
     return texts
 
 
 def join_by_key(
-    tree: Tree, path: str, key: str, prefix: str, wanted: Sequence[str]
+    tree: Tree, path: str, key: str, prefix: str, ids: Sequence[str]
 ) -> tuple[dict[str, pa.Array], list[str]]:
-    """Join a TSV of BIDS to rows: return its columns for the keys in `wanted`, and warnings about keys without a match.
+    """Join a TSV of BIDS to rows: return its columns for `ids`, and warnings about keys without a match.
 
     `prefix` (such as sub-) may be left out in the table. The type of a column is inferred from the whole table.
     """
@@ -152,22 +152,22 @@ def join_by_key(
     keys = one_array(
         pc.if_else(pc.starts_with(keys, pattern=prefix), keys, pc.binary_join_element_wise(prefix, keys, ""))
     )
-    folders, listed = pa.array(wanted, pa.string()), pc.unique(keys.drop_null())
-    found = []
+    folders, listed = pa.array(ids, pa.string()), pc.unique(keys.drop_null())
+    joined = []
     if len(absent := _without(listed, folders)):
-        found.append(f"{len(absent)} of {path} have no folder, for example {pc.min(absent)}")
+        joined.append(f"{len(absent)} of {path} have no folder, for example {pc.min(absent)}")
     if len(unlisted := _without(folders, listed)):
-        found.append(f"{len(unlisted)} with a folder are not in {path}, for example {pc.min(unlisted)}")
+        joined.append(f"{len(unlisted)} with a folder are not in {path}, for example {pc.min(unlisted)}")
     if repeated := len(keys) - keys.null_count - len(listed):
-        found.append(f"{repeated} of {path} are listed twice; the last line counts")
+        joined.append(f"{repeated} of {path} are listed twice; the last line counts")
     last_first = pc.take(keys, pa.array(np.arange(len(keys))[::-1]))
     rows = pc.subtract(len(keys) - 1, pc.index_in(folders, last_first))
     columns = [name for name in table.column_names if name not in (key, LINE)]
-    return {name: one_array(infer_type(table.column(name)).take(rows)) for name in columns}, found
+    return {name: one_array(infer_type(table.column(name)).take(rows)) for name in columns}, joined
 
 
-def _without(values: pa.Array, others: pa.Array) -> pa.Array:
-    return values.filter(pc.invert(pc.is_in(values, value_set=others)))
+def _without(values: pa.Array, excluded: pa.Array) -> pa.Array:
+    return values.filter(pc.invert(pc.is_in(values, value_set=excluded)))
 
 
 class TableJoin:
@@ -191,17 +191,17 @@ class TableJoin:
         example = ""
         for path, rows in rows_of.items():
             table = self._read(tree, path)
-            wanted = pa.array([row_keys[row] for row in rows], pa.string())
+            row_key_array = pa.array([row_keys[row] for row in rows], pa.string())
             listed = one_array(table.column(KEY))
             not_found = _without(listed, pa.array(row_keys, pa.string()))
             absent, example = absent + len(not_found), example or (not_found[0].as_py() if len(not_found) else "")
-            found = pc.index_in(wanted, listed)
-            unlisted += found.null_count if len(listed) else 0
-            has_values = np.asarray(found.is_valid(), bool)
+            positions = pc.index_in(row_key_array, listed)
+            unlisted += positions.null_count if len(listed) else 0
+            has_values = np.asarray(positions.is_valid(), bool)
             position[np.array(rows)[has_values]] = count + np.arange(has_values.sum())
             count += int(has_values.sum())
             for name in values:
-                values[name].append(one_array(table.column(name).take(found.drop_null())))
+                values[name].append(one_array(table.column(name).take(positions.drop_null())))
         if self.table.key:
             pattern = self.table.pattern
             if absent:
@@ -232,9 +232,9 @@ class TableJoin:
             pair = [int(first[inverse[repeated[0]]]), int(repeated[0])]
             numbers = [table.column(LINE)[row].as_py() for row in pair]
             name = table.column(KEY)[pair[0]].as_py().replace("\0", " ")
-            what = f"lists {name} twice" if self.table.key else "should have a single row and has more"
+            problem = f"lists {name} twice" if self.table.key else "should have a single row and has more"
             raise SourceError(
-                f"{path!r} {what}: {_line_or_row(path)}s {numbers[0]} and {numbers[1]}.",
+                f"{path!r} {problem}: {_line_or_row(path)}s {numbers[0]} and {numbers[1]}.",
                 hint="Remove one of them." if self.table.key else "Add key to the recipe to choose one.",
                 path=path,
             )
@@ -246,18 +246,18 @@ class TableJoin:
         def folded(name: Any) -> str:
             return " ".join(as_text(name).split()).casefold()
 
-        known = {folded(name): position for position, name in reversed(list(enumerate(header)))}
+        positions = {folded(name): position for position, name in reversed(list(enumerate(header)))}
         optional = {column.source for column in self.table.columns if column.optional}
         sources = [*self.table.key.values(), *(column.source for column in self.table.columns)]
         for source in sources:
-            if folded(source) not in known and source not in optional:
+            if folded(source) not in positions and source not in optional:
                 raise SourceError(
                     f"{path!r} has no column {source!r}.",
                     hint=f"Its columns are: {', '.join(map(as_text, header))}. "
                     "If it may be missing, set optional = true in the recipe.",
                     path=path,
                 )
-        return {source: known[folded(source)] for source in sources if folded(source) in known}
+        return {source: positions[folded(source)] for source in sources if folded(source) in positions}
 
     def _parser(self, column: TableColumn, positions: Mapping[str, int], path: str) -> Callable[[int, Cells], Any]:
         position = positions.get(column.source, math.inf)
@@ -282,7 +282,7 @@ def _line_or_row(path: str) -> str:
 
 
 def _parse_value(value: Any, kind: str, null: tuple[str, ...]) -> Any:
-    """Return a cell in its type, or None. ValueError says what it should have been."""
+    """Return a cell in its type, or None. Raise ValueError if it has another type."""
     text = as_text(value)
     if value is None or text.casefold() in null:
         return None

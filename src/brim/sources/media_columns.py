@@ -37,7 +37,7 @@ BATCH_ROWS = 10_000
 
 
 class Spill:
-    """A folder for temporary files. `note` gets a text about what is written, and how much it was."""
+    """A folder for temporary files. `note` gets a text about written files, and their size."""
 
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         self.folder = folder.absolute()
@@ -45,9 +45,9 @@ class Spill:
         self._files = 0
         self.bytes = 0
 
-    def announce(self, what: str) -> None:
+    def announce(self, content: str) -> None:
         """Note that something is about to be written, before it takes disk and time."""
-        self.note(f"spilling {what} to disk in {self.folder}")
+        self.note(f"spilling {content} to disk in {self.folder}")
 
     def finish(self) -> None:
         if self.bytes:
@@ -92,8 +92,8 @@ class Spill:
 class Blob:
     """A file that values are appended to. It is created with the first value, which notes `what`."""
 
-    def __init__(self, spill: Spill, what: str) -> None:
-        self._spill, self._what = spill, what
+    def __init__(self, spill: Spill, content: str) -> None:
+        self._spill, self._content = spill, content
         self._file: BinaryIO | None = None
         self._size = 0
 
@@ -106,7 +106,7 @@ class Blob:
         start = self._size
         with self._spill.failures():
             if self._file is None:
-                self._spill.announce(self._what)
+                self._spill.announce(self._content)
                 self._file = open(self._spill.new_path(".bin"), "wb")  # noqa: SIM115  # closed by close()
             self._file.write(data)
         self._size += len(data)
@@ -197,7 +197,7 @@ def _has_bytes_of(path: str, offset: int, buffer: Any) -> bool:
         return False
     try:
         probes = ((0, offset), (tail, offset + tail))
-        return all(pread_all(descriptor, size, at) == view[start : start + size] for start, at in probes)
+        return all(pread_all(descriptor, size, position) == view[start : start + size] for start, position in probes)
     finally:
         os.close(descriptor)
 
@@ -268,18 +268,18 @@ class MediaColumns:
             starts, lengths = starts[rows], lengths[rows]
             is_null = None if is_null is None else is_null.take(pa.array(rows))
         before = cuts.running(lengths)
-        wanted = np.repeat(starts - before[:-1], lengths) + np.arange(before[-1])
-        values = self._number_values([chunk.values for chunk in column.chunks], media, wanted)
+        positions = np.repeat(starts - before[:-1], lengths) + np.arange(before[-1])
+        values = self._number_values([chunk.values for chunk in column.chunks], media, positions)
         is_large = pa.types.is_large_list(column.type)
         offsets = pa.array(before, pa.int64() if is_large else pa.int32())
         return (pa.LargeListArray if is_large else pa.ListArray).from_arrays(offsets, values, mask=is_null)
 
-    def _number_values(self, chunks: list[Any], media: Media, wanted: Ints | None) -> pa.Array:
-        if wanted is None:
-            wanted = np.arange(sum(len(chunk) for chunk in chunks), dtype=np.int64)
-        values = _Values(len(wanted))
+    def _number_values(self, chunks: list[Any], media: Media, positions: Ints | None) -> pa.Array:
+        if positions is None:
+            positions = np.arange(sum(len(chunk) for chunk in chunks), dtype=np.int64)
+        values = _Values(len(positions))
         with closing(Blob(self._spill, f"the bytes of {media.kind} values that are in no local file")) as blob:
-            self._locate(chunks, wanted, values, blob)
+            self._locate(chunks, positions, values, blob)
             has_path = np.asarray(values.paths.is_valid().to_numpy(zero_copy_only=False))
             outside = values.valid & (values.holders == NO_CONTENT) & has_path
             if self._embed and outside.any():
@@ -287,17 +287,17 @@ class MediaColumns:
         if blob.path is not None:
             values.holders[values.holders == _IN_BLOB] = self._container(blob.path)
         paths = pc.replace_substring_regex(values.paths, r"(?s)^.*/", "") if self._embed else values.paths
-        kept = np.flatnonzero(values.valid)
-        numbers = np.zeros(len(wanted), np.int64)
-        numbers[kept] = self.files.add(
-            paths.take(pa.array(kept)), values.holders[kept], values.starts[kept], values.sizes[kept]
+        valid = np.flatnonzero(values.valid)
+        numbers = np.zeros(len(positions), np.int64)
+        numbers[valid] = self.files.add(
+            paths.take(pa.array(valid)), values.holders[valid], values.starts[valid], values.sizes[valid]
         )
         return pa.array(numbers, mask=~values.valid)
 
-    def _locate(self, chunks: list[Any], wanted: Ints, values: _Values, blob: Blob) -> None:
+    def _locate(self, chunks: list[Any], file_positions: Ints, values: _Values, blob: Blob) -> None:
         """Locate the bytes that are inside the column."""
-        order = np.argsort(wanted, kind="stable")
-        in_order = wanted[order]
+        order = np.argsort(file_positions, kind="stable")
+        in_order = file_positions[order]
         mappings = Mappings()
         paths = [pa.array([], pa.large_string())]
         base = 0
@@ -326,9 +326,9 @@ class MediaColumns:
         ends = np.frombuffer(offsets, np.int32)[content.offset : content.offset + len(content) + 1].astype(np.int64)
         starts, sizes = ends[positions], ends[positions + 1] - ends[positions]
         values.sizes[targets] = sizes
-        found = mappings.find(data) if data is not None and sizes.any() else None
-        if found is not None:
-            path, offset = found
+        mapped_offset = mappings.find(data) if data is not None and sizes.any() else None
+        if mapped_offset is not None:
+            path, offset = mapped_offset
             values.holders[targets], values.starts[targets] = self._container(path), starts + offset
             return
         values.holders[targets] = _IN_BLOB
@@ -346,18 +346,18 @@ class MediaColumns:
         encoded = values.paths.take(pa.array(targets)).dictionary_encode()
         count = len(encoded.dictionary)
         holders, starts, sizes = np.full(count, NO_CONTENT), np.zeros(count, np.int64), np.zeros(count, np.int64)
-        for begin in range(0, count, _BLOCK):
-            for number, path in enumerate(encoded.dictionary.slice(begin, _BLOCK).to_pylist(), begin):
+        for start in range(0, count, _BLOCK):
+            for number, path in enumerate(encoded.dictionary.slice(start, _BLOCK).to_pylist(), start):
                 local = _local_path(path)
                 if local is None:
                     data = self._fetch(path, media)
                     holders[number], starts[number], sizes[number] = _IN_BLOB, blob.append(data), len(data)
                 elif not local or "\0" in local:
                     self.refused.append(Refused("missing", path.replace("\0", "\\0")))
-                elif isinstance(found := self._walk.find(local, path), Folder):
+                elif isinstance(file := self._walk.find(local, path), Folder):
                     self.refused.append(Refused("folder", path))
-                elif found is not None:
-                    holders[number], sizes[number] = self.files.container(os.path.abspath(local), found), found.st_size
+                elif file is not None:
+                    holders[number], sizes[number] = self.files.container(os.path.abspath(local), file), file.st_size
         codes = encoded.indices.to_numpy(zero_copy_only=False)
         for target, located in ((values.holders, holders), (values.starts, starts), (values.sizes, sizes)):
             target[targets] = located[codes]

@@ -4,7 +4,7 @@ import os
 import re
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def _choose(query: QueryOptions, rows: Selection) -> Selection:
     return rows
 
 
-def selected(
+def select_rows(
     source: Any, query: QueryOptions, config: str | None = None, split: str | None = None, access: Access | None = None
 ) -> Selection:
     """Return the rows that a query chooses of a dataset, or of several with the same columns."""
@@ -80,18 +80,17 @@ def selected(
     if not {name for part in parts for name in part.column_names}.issuperset(query.drop):
         return _columns(parts[0], query)  # the error names the missing column
     columns = [[n for n in _columns(p, replace(query, drop=())).column_names if n not in query.drop] for p in parts]
-    shared = [name for name in parts[0].column_names if name in columns[0] or _is_shared(name, parts)]
+    shared = []
+    for name in parts[0].column_names:
+        features = [(part.features or {}).get(name) for part in parts]
+        if name in columns[0] or (features[0] is not None and all(entry == features[0] for entry in features)):
+            shared.append(name)
     if all(sorted(names) == sorted(columns[0]) for names in columns):
         parts = [part.columns(shared) for part in parts]  # a query may use columns that are dropped finally
     else:
         parts = [part.columns(names) for part, names in zip(parts, columns, strict=True)]
     rows = _choose(query, parts[0].concat(*parts[1:]))
     return rows if rows.column_names == columns[0] else rows.columns(columns[0])
-
-
-def _is_shared(name: str, parts: Sequence[Selection]) -> bool:
-    features = [(part.features or {}).get(name) for part in parts]
-    return features[0] is not None and all(entry == features[0] for entry in features)
 
 
 def _columns(rows: Selection, query: QueryOptions) -> Selection:

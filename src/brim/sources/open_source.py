@@ -37,8 +37,11 @@ def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileT
 
 
 def _read(path: str, options: SourceOptions) -> FileTable:
-    asked = options.dataset or options.from_config or options.from_split or options.steps
-    if asked or is_dataset_address(path) or (is_dataset(path) and not _is_for_files(options)):
+    is_selected = options.dataset or options.from_config or options.from_split or options.steps
+    # Options that only files, or a table that names them, have.
+    of_files = [options.files, options.include, options.exclude, options.label_from, options.root, options.split_by]
+    is_for_files = any(of_files) or options.recipe_text is not None or options.bids != BidsOptions()
+    if is_selected or is_dataset_address(path) or (is_dataset(path) and not is_for_files):
         return _read_dataset(path, options)
     if is_remote(path):
         objects = ObjectTree.listed(parse_location(path, options.access))
@@ -53,12 +56,6 @@ def _read(path: str, options: SourceOptions) -> FileTable:
     if os.path.isdir(path):
         return _read_folder(LocalTree(os.path.abspath(path)), options)
     return _read_table(path, options)
-
-
-def _is_for_files(options: SourceOptions) -> bool:
-    """Whether something was asked for that only files, or a table that names them, have."""
-    said = (options.files, options.include, options.exclude, options.label_from, options.root, options.split_by)
-    return any(said) or options.recipe_text is not None or options.bids != BidsOptions()
 
 
 def _read_dataset(path: str, options: SourceOptions) -> FileTable:
@@ -119,7 +116,7 @@ def _looks_like_bids(folder: Tree) -> bool:
 def find_recipe(text: str | None) -> Recipe | None:
     """Return the recipe of a name or a TOML text.
 
-    None if the text only says how to read a folder: "files", "bids", or the saved columns of a BIDS dataset.
+    None if the text is only an option for reading a folder: "files", "bids", or the saved columns of a BIDS dataset.
     """
     if text in (None, _PLAIN, _SCHEMA):
         return None
@@ -144,11 +141,11 @@ def aligned_columns(recipe: str | None, names: Collection[str]) -> dict[str, str
 
     Of a BIDS dataset these are the columns that are named after another one.
     """
-    found = find_recipe(recipe)
-    if found is not None:
-        return found.aligned_columns()
+    recipe_found = find_recipe(recipe)
+    if recipe_found is not None:
+        return recipe_found.aligned_columns()
     pairs = {f"{name}_{extra}": name for name in names for extra in _BIDS_EXTRAS if recipe != _PLAIN}
-    return {name: other for name, other in pairs.items() if name in names}
+    return {name: base for name, base in pairs.items() if name in names}
 
 
 def recipe_text(recipe: str | None) -> str | None:

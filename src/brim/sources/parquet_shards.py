@@ -35,8 +35,8 @@ class ParquetShards:
         if not files:
             raise SourceError(f"{name} has no Parquet files.")
         self.files, self._card_features = files, card_features or {}
-        self._opened: dict[int, Readable] = {}
-        self._known: dict[int, DatasetShard] = {}
+        self._readers: dict[int, Readable] = {}
+        self._shards_by_number: dict[int, DatasetShard] = {}
         self.first = self.shard(0)
         self.content = self.first.content
         # If manifests list all shards, a shard is requested only when values are taken from it.
@@ -60,10 +60,10 @@ class ParquetShards:
 
     def open(self, number: int) -> Readable:
         file = self.files[number]
-        if file.remote is not None and number not in self._opened:
-            (self._opened[number],) = open_together([file])
-        if number in self._opened:
-            return self._opened[number]
+        if file.remote is not None and number not in self._readers:
+            (self._readers[number],) = open_together([file])
+        if number in self._readers:
+            return self._readers[number]
         try:
             return LocalFile(file.path)
         except OSError as error:
@@ -72,56 +72,56 @@ class ParquetShards:
     @contextmanager
     def reading(self, number: int) -> Iterator[Readable]:
         """Open a shard. Errors about its content are raised with its name."""
-        file, opened = self.files[number], self.open(number)
+        file, reader = self.files[number], self.open(number)
         try:
-            yield opened
+            yield reader
         except BrimError:
             raise
         except BROKEN as error:
             raise broken(file, error) from error
         finally:
             if file.remote is None:
-                opened.close()
+                reader.close()
 
     @contextmanager
     def parquet(self, number: int) -> Iterator[Any]:
         """Open a shard with pyarrow."""
         options: dict[str, Any] = {"pre_buffer": False, "buffer_size": 1 << 20}
-        with self.reading(number) as opened, pq.ParquetFile(FileView(opened), **options) as parquet:
+        with self.reading(number) as reader, pq.ParquetFile(FileView(reader), **options) as parquet:
             yield parquet.reader
 
     def shard(self, number: int) -> DatasetShard:
-        if number not in self._known:
+        if number not in self._shards_by_number:
             file = self.files[number]
-            with self.reading(number) as opened:
-                shard = DatasetShard(file, opened)
+            with self.reading(number) as reader:
+                shard = DatasetShard(file, reader)
                 if file.listing is not None and file.listing.rows != shard.rows:
                     raise ValueError("it does not have the rows that its manifest lists")
-            self._known[number] = shard
-        return self._known[number]
+            self._shards_by_number[number] = shard
+        return self._shards_by_number[number]
 
     def shards(self, numbers: Iterable[int] | None = None) -> list[DatasetShard]:
         """Return some shards, or all. The footers of those that are remote are fetched together."""
         numbers = list(range(len(self.files)) if numbers is None else numbers)
-        remote = [n for n in numbers if n not in self._opened and self.files[n].remote is not None]
-        self._opened |= dict(zip(remote, open_together([self.files[n] for n in remote]), strict=True))
+        remote = [n for n in numbers if n not in self._readers and self.files[n].remote is not None]
+        self._readers |= dict(zip(remote, open_together([self.files[n] for n in remote]), strict=True))
         return [self.shard(number) for number in numbers]
 
     def fetch(self, numbers: Iterable[int], ranges_of: Callable[[int], Sequence[tuple[int, int]]]) -> None:
         """Fetch ranges of those shards that are remote, together."""
-        opened = ((number, self._opened.get(number)) for number in numbers)
-        fetch_together([(shard, ranges_of(number)) for number, shard in opened if isinstance(shard, RemoteShard)])
+        readers = ((number, self._readers.get(number)) for number in numbers)
+        fetch_together([(shard, ranges_of(number)) for number, shard in readers if isinstance(shard, RemoteShard)])
 
     def _fits(self, listing: ShardListing) -> bool:
         """Return whether the columns that a manifest lists are those of the shards."""
-        known = {field.name: field.type for field in self.first.schema}
+        types = {field.name: field.type for field in self.first.schema}
         partial = (*self.first.content, *self.first.nested)
-        return all(field.name in partial or known.get(field.name) == field.type for field in listing.small.schema)
+        return all(field.name in partial or types.get(field.name) == field.type for field in listing.small.schema)
 
     def close(self) -> None:
-        for opened in self._opened.values():
-            opened.close()
-        self._opened.clear()
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
     def _common_schema(self) -> pa.Schema:
         """Return the schema that holds the rows of all shards, whose columns may be in another order.
@@ -131,7 +131,7 @@ class ParquetShards:
         """
         first, nullable = self.first, set()
         types = {field.name: field.type for field in first.schema}
-        for shard in self._known.values():
+        for shard in self._shards_by_number.values():
             names = {*first.schema.names} ^ {*shard.schema.names}
             differs = sorted(names)
             fixed = {*first.content, *first.nested, *first.deep, *shard.content, *shard.nested, *shard.deep}
@@ -160,13 +160,13 @@ class ParquetShards:
     @property
     def splits(self) -> tuple[Split, ...]:
         """The splits, in the order of the shards. Shards of one split follow each other."""
-        found: list[Split] = []
+        splits: list[Split] = []
         for file, start, stop in zip(self.files, self.edges[:-1].tolist(), self.edges[1:].tolist(), strict=True):
-            if found and found[-1].name == file.split:
-                found[-1] = Split(file.split, found[-1].start, stop)
+            if splits and splits[-1].name == file.split:
+                splits[-1] = Split(file.split, splits[-1].start, stop)
             else:
-                found.append(Split(file.split, start, stop))
-        return tuple(found)
+                splits.append(Split(file.split, start, stop))
+        return tuple(splits)
 
     @cached_property
     def declared_features(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class ParquetShards:
 
 
 def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds numbers or texts of both; None if there is none."""
+    """Return the type that holds numbers or texts of both; None without one."""
     kinds = first, second
     if all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds):
         both = [pa.schema([("", kind)]) for kind in kinds]

@@ -80,18 +80,18 @@ class ParquetOrigin:
         return self._small.read(self._small.names if names is None else names, rows)
 
     def locate(self, rows: Ints | None = None, names: Sequence[str] | None = None) -> FileTable:
-        """Return the file table of some rows, in their order, and of some columns. Values are located, not read."""
-        asked = set(self.schema.names if names is None else names)
-        names = [name for name in self.schema.names if name in asked]
-        wanted = np.arange(len(self), dtype=np.int64) if rows is None else np.unique(rows)
-        order = None if rows is None else np.searchsorted(wanted, rows)
-        first, stores, held = self.shards.first, ValueStores(), list[object]()
-        found = {name: self.content[name] for name in names if name in self.content}
+        """Return the file table of some rows, in the given order, and of some columns. Values are located, not read."""
+        requested = set(self.schema.names if names is None else names)
+        names = [name for name in self.schema.names if name in requested]
+        numbers = np.arange(len(self), dtype=np.int64) if rows is None else np.unique(rows)
+        order = None if rows is None else np.searchsorted(numbers, rows)
+        first, stores, spools = self.shards.first, ValueStores(), list[object]()
+        content = {name: self.content[name] for name in names if name in self.content}
         nested = {name: first.nested[name] for name in names if name in first.nested}
         deep = [name for name in names if name in first.deep]
-        small = self.small([n for n in names if n not in deep and not (n in found and found[n].bare)], rows)
-        located = self._located(found, nested, small, wanted, rows is None, stores) if found or nested else {}
-        decoded = self._decoded(deep, wanted) if deep else None
+        small = self.small([n for n in names if n not in deep and not (n in content and content[n].bare)], rows)
+        located = self._located(content, nested, small, numbers, rows is None, stores) if content or nested else {}
+        decoded = self._decoded(deep, numbers) if deep else None
         columns: dict[str, Any] = {}
         for name in names:
             if name in located:
@@ -104,55 +104,60 @@ class ParquetOrigin:
         fields = [pa.field(name, columns[name].type, nullable=self.schema.field(name).nullable) for name in names]
         features = self.features
         edges = self.shards.edges
+        file_columns = {}
+        for name, column in content.items():
+            media = None if self.features is None or column.bare else kind_of_feature(self.features[name])
+            kind = "binary" if column.bare else "file" if media is None else media[0]
+            file_columns[name] = FileColumn(kind, column.is_list, stored=column.kind)
         return FileTable(
             rows=pa.table(columns, schema=pa.schema(fields)),
-            columns={name: self._file_column(name) for name in found},
-            files=stores.finish(held),
+            columns=file_columns,
+            files=stores.finish(spools),
             features=None if features is None else {name: features[name] for name in names},
             splits=self.splits if rows is None else (Split(self.splits[0].name, 0, len(rows)),),
             far=tuple(file.path for file in self.shards.files if file.remote is not None),
             about=self.about,
             verbatim=True,
-            held=tuple(held),
+            held=tuple(spools),
             nested={name: self.schema.field(name).type for name in nested},
-            shards_read=int(np.count_nonzero(np.diff(np.searchsorted(wanted, edges)))),
+            shards_read=int(np.count_nonzero(np.diff(np.searchsorted(numbers, edges)))),
         )
 
     def _located(
-        self, found: Mapping[str, ContentColumn], nested: Mapping[str, Any], small: pa.Table, wanted: Ints, every: bool,
-        stores: ValueStores,
+        self, content: Mapping[str, ContentColumn], nested: Mapping[str, Any], small: pa.Table, row_numbers: Ints,
+        every: bool, stores: ValueStores,
     ) -> dict[str, pa.ChunkedArray]:  # fmt: skip
         """Return the columns of bytes as numbers of values, of sorted rows or of all."""
         by_shard: list[tuple[int, Any]] = [(number, None) for number in range(len(self.shards.files))]
-        by_shard = by_shard if every else self.shards.rows_by_shard(wanted)
+        by_shard = by_shard if every else self.shards.rows_by_shard(row_numbers)
         values = []
         for (number, rows), shard in zip(by_shard, self.shards.shards(n for n, _ in by_shard), strict=True):
             opening = functools.partial(self.shards.open, number)
-            chunks = ChunkLocator(opening, self._note, shard, stores, (*found, *nested))
+            chunks = ChunkLocator(opening, self._note, shard, stores, (*content, *nested))
             values.append((number, ShardValues(chunks, stores, rows)))
         fetch_chosen([of_shard for _, of_shard in values], stores)
-        cells: dict[str, list[pa.Array]] = {name: [] for name in found}
-        leaves: dict[str, list[list[pa.Array]]] = {name: [[] for _ in own] for name, own in nested.items()}
+        cells: dict[str, list[pa.Array]] = {name: [] for name in content}
+        arrays_by_leaf: dict[str, list[list[pa.Array]]] = {name: [[] for _ in own] for name, own in nested.items()}
         for number, of_shard in values:
             start, stop = self.shards.edges[number : number + 2].tolist()
-            for name, column in found.items():
+            for name, column in content.items():
                 paths = None if column.bare else small.column(name).slice(start, stop - start)
                 cells[name].append(of_shard.column(column, paths))
             shard = self.shards.shard(number)
             for name in nested:
-                for parts, leaf in zip(leaves[name], shard.nested[name], strict=True):
+                for parts, leaf in zip(arrays_by_leaf[name], shard.nested[name], strict=True):
                     parts.append(of_shard.nested(leaf, shard.schema.field(name)))
             of_shard.close()
         columns = {
             name: pa.chunked_array(cells[name], numbers_type(column.kind) if column.is_list else pa.int64())
-            for name, column in found.items()
+            for name, column in content.items()
         }
         for name in nested:
             kind = numbered_type(self.schema.field(name).type)
-            parts = [one_array(pa.chunked_array(own)) for own in leaves[name] if own]
+            parts = [one_array(pa.chunked_array(own)) for own in arrays_by_leaf[name] if own]
             if parts and name in small.column_names:
-                rest = small.column(name)
-                parts.append(one_array(rest if every else rest.take(pa.array(wanted))))
+                other_values = small.column(name)
+                parts.append(one_array(other_values if every else other_values.take(pa.array(row_numbers))))
             try:
                 columns[name] = pa.chunked_array([merge_leaves(kind, parts) if parts else pa.array([], kind)])
             except BROKEN as error:
@@ -166,32 +171,26 @@ class ParquetOrigin:
         def batches() -> Iterator[pa.RecordBatch]:
             for number, own in self.shards.rows_by_shard(rows):
                 shard = self.shards.shard(number)
-                leaves = shard.all_leaves(names)
+                leaf_numbers = shard.all_leaves(names)
                 with self.shards.parquet(number) as reader:
                     for group in range(len(shard.groups)):
                         first, last = shard.edges[group : group + 2]
                         inside = own[np.searchsorted(own, first) : np.searchsorted(own, last)] - first
                         if not len(inside):
                             continue
-                        done = 0
-                        for batch in reader.iter_batches(DECODED_ROWS, [group], leaves, use_threads=False):
-                            stop = done + len(batch)
-                            chosen = inside[np.searchsorted(inside, done) : np.searchsorted(inside, stop)] - done
-                            done = stop
-                            if len(chosen):
-                                table = plain_table(pa.Table.from_batches([batch])).take(pa.array(chosen))
+                        position = 0
+                        for batch in reader.iter_batches(DECODED_ROWS, [group], leaf_numbers, use_threads=False):
+                            stop = position + len(batch)
+                            first, last = np.searchsorted(inside, [position, stop])
+                            numbers = inside[first:last] - position
+                            position = stop
+                            if len(numbers):
+                                table = plain_table(pa.Table.from_batches([batch])).take(pa.array(numbers))
                                 yield from table.select(list(names)).cast(schema).to_batches()
-                        if done != last - first:
+                        if position != last - first:
                             raise ValueError("its columns do not have the number of rows that it declares")
 
         self._note(f"bytes inside of {', '.join(map(repr, names))} are decoded to disk")
         spool = TableSpool()
         spool.write(schema, batches())
         return spool.tables()[0]
-
-    def _file_column(self, name: str) -> FileColumn:
-        column = self.content[name]
-        if column.bare:
-            return FileColumn("binary", column.is_list, stored=column.kind)
-        known = None if self.features is None else kind_of_feature(self.features[name])
-        return FileColumn("file" if known is None else known[0], column.is_list, stored=column.kind)

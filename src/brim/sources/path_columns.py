@@ -99,9 +99,9 @@ def in_one_tree(
     paths = dict.fromkeys(path for own in cells.values() for path in own.distinct if path)
     addresses = [path for path in paths if is_object_address(path)]
     if home is None and len(addresses) < len(paths):
-        other = next(path for path in paths if not is_object_address(path))
+        local = next(path for path in paths if not is_object_address(path))
         raise SourceError(
-            f"The table names objects, such as {addresses[0]!r}, and files of this machine, such as {other!r}.",
+            f"The table names objects, such as {addresses[0]!r}, and files of this machine, such as {local!r}.",
             hint="Copy them to one location, or make two tables.",
         )
     bucket, keys = home, dict[str, str]()
@@ -148,7 +148,7 @@ def number_files(
     """Replace paths by numbers of files. Each distinct path is looked at once."""
     walk = Walk.through(tree, keys=True)
     cells = {name: _Paths(rows.column(name)) for name in columns}
-    found: dict[str, Stat] = {}
+    stats: dict[str, Stat] = {}
     for path in dict.fromkeys(path for own in cells.values() for path in own.distinct):
         if "://" in path or "\0" in path:
             shown = path.replace("\0", "\\0")
@@ -158,20 +158,20 @@ def number_files(
         if isinstance(stat, Folder):
             walk.refused.append(Refused("folder", path))
         elif stat is not None:
-            found[path] = stat
+            stats[path] = stat
         elif path in walk.loops:
             walk.refused.append(Refused("missing", path))
-    places = {path: tree.canonical_path(path) for path in found}
-    root = tree.root if tree.bucket is not None else published_root(tree.root, list(places.values()), fixed_root)
+    canonical = {path: tree.canonical_path(path) for path in stats}
+    root = tree.root if tree.bucket is not None else published_root(tree.root, list(canonical.values()), fixed_root)
     builder = FileSetBuilder(root, tree.bucket)
     numbers: dict[str, int] = {}  # two spellings of a path are one file
-    for path, place in places.items():
-        if place not in numbers:
-            numbers[place] = builder.add(
-                place if tree.bucket is not None else os.path.relpath(place, root), found[path]
+    for path, target in canonical.items():
+        if target not in numbers:
+            numbers[target] = builder.add(
+                target if tree.bucket is not None else os.path.relpath(target, root), stats[path]
             )
     for name, own in cells.items():
-        array = own.map(lambda path: numbers[places[path]] if path in places else None, pa.int64())
+        array = own.map(lambda path: numbers[canonical[path]] if path in canonical else None, pa.int64())
         field = pa.field(name, array.type, nullable=rows.schema.field(name).nullable or array.null_count > 0)
         rows = rows.set_column(rows.column_names.index(name), field, array)
     return rows, builder.finish(), tuple(walk.refused)
@@ -208,12 +208,12 @@ def _check_home_folders(root: str, paths: list[str]) -> None:
     homes = os.path.dirname(own) + "/"
     for path in paths:
         match = _HOME.match(path)
-        found = match[0] if match else own if path.startswith(own + "/") else ""
-        if not found and above == homes != "/":
-            found = homes + path[len(homes) :].partition("/")[0]
-        if found.startswith(above):
+        home = match[0] if match else own if path.startswith(own + "/") else ""
+        if not home and above == homes != "/":
+            home = homes + path[len(homes) :].partition("/")[0]
+        if home.startswith(above):
             raise SourceError(
-                f"Relative to {root!r}, the paths of the table's files would name the home folder {found!r}, and be "
+                f"Relative to {root!r}, the paths of the table's files would name the home folder {home!r}, and be "
                 "published.",
                 hint="Put the files below one folder (links are enough) and name it with --root=DIR.",
             )

@@ -87,11 +87,12 @@ def read_table(path: str, tree: Tree | None = None, memory: str | int | float | 
             import pyarrow.parquet as pq
 
             with source.for_arrow() as file:
-                opened = pq.ParquetFile(file)
-                check_table_fits(shown, memory, len(opened.schema_arrow), opened.metadata.num_rows)
-                table = read_parquet(opened)
+                parquet = pq.ParquetFile(file)
+                check_table_fits(shown, memory, len(parquet.schema_arrow), parquet.metadata.num_rows)
+                table = read_parquet(parquet)
         else:
-            check_table_fits(shown, memory, _count_json_columns(source))
+            with source.open() as file:  # about the number of keys of the first row
+                check_table_fits(shown, memory, file.readline(_MOST_HEADER_BYTES).count(b'":'))
             table = _read_jsonl(source)
         check_table_fits(shown, memory, table.num_columns, table.num_rows)
         return checked(table, shown)
@@ -172,12 +173,6 @@ def _count_csv_columns(source: _TableFile, delimiter: str) -> int:
         return len(next(csv_module.reader([header], delimiter=delimiter), ()))
     except csv_module.Error:  # the reader of the table raises a better error
         return header.count(delimiter) + 1
-
-
-def _count_json_columns(source: _TableFile) -> int:
-    """Return about how many keys the first row has."""
-    with source.open() as file:
-        return file.readline(_MOST_HEADER_BYTES).count(b'":')
 
 
 def _check_quotes(source: _TableFile, delimiter: str) -> None:

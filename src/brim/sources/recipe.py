@@ -184,14 +184,14 @@ class Recipe:
 
     def aligned_columns(self) -> dict[str, str]:
         """Return the columns that have an element for each element of another column."""
-        found = {column.name: column.aligned_with for column in self.file_columns if column.aligned_with}
+        pairs = {column.name: column.aligned_with for column in self.file_columns if column.aligned_with}
         for column in self.columns:
             if isinstance(column, EntityColumn) and column.is_list:
-                found[column.name] = column.of
+                pairs[column.name] = column.of
             elif isinstance(column, BidsColumn) and column.is_list:
                 extras = [*column.extras, *(["entities"] if column.entities else []), *(["scans"] * bool(column.scans))]
-                found |= {f"{column.name}_{extra}": column.name for extra in extras}
-        return found
+                pairs |= {f"{column.name}_{extra}": column.name for extra in extras}
+        return pairs
 
 
 def builtin_recipes() -> list[Recipe]:
@@ -230,36 +230,36 @@ def recipe_file_text(path: str) -> str:
         raise InputError(message, hint="Save it as UTF-8.") from error
 
 
-def parse_recipe(text: str, where: str = "the recipe") -> Recipe:
-    """Parse and check a recipe. Errors call it `where`."""
+def parse_recipe(text: str, label: str = "the recipe") -> Recipe:
+    """Parse and check a recipe. Errors call it `label`."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"The recipe {where!r} is not valid TOML: {error}.") from error
+        raise InputError(f"The recipe {label!r} is not valid TOML: {error}.") from error
     several_roots = isinstance(values.get("root", ""), list)
     if several_roots:
         values = {("roots" if key == "root" else key): value for key, value in values.items()}
-    recipe = read_fields(Recipe, values, where, ("bids", "metadata", "toml") + (() if several_roots else ("roots",)))
+    recipe = read_fields(Recipe, values, label, ("bids", "metadata", "toml") + (() if several_roots else ("roots",)))
     for glob in recipe.rows:
-        _check_pattern(glob, (), f"{where}: rows")
+        _check_pattern(glob, (), f"{label}: rows")
         if not 0 < sum(map(has_glob, glob.split("/"))) == len(recipe.key):
             parts = sum(map(has_glob, glob.split("/")))
             raise InputError(
-                f"{where}: rows {glob!r} has {parts} part(s) with a *, but key names {len(recipe.key)}.",
+                f"{label}: rows {glob!r} has {parts} part(s) with a *, but key names {len(recipe.key)}.",
                 hint='Each such part becomes a column: rows = "sub-*/ses-*", key = ["subject_id", "session_id"].',
             )
     roots = tuple("" if root == "." and several_roots else root for root in recipe.roots)
     for root in (recipe.root, *roots):
         if root:
-            _check_pattern(root, (), f"{where}: root")
+            _check_pattern(root, (), f"{label}: root")
         if has_glob(root):
-            raise InputError(f"{where}: root must name one folder, not {root!r}.")
+            raise InputError(f"{label}: root must name one folder, not {root!r}.")
     if all(isinstance(column, EntityColumn) or column.type == "text" for column in recipe.file_columns):
         raise InputError(
-            f"{where}: no column of files is defined.", hint="Add [[columns]] with name, pattern and type."
+            f"{label}: no column of files is defined.", hint="Add [[columns]] with name, pattern and type."
         )
-    columns = tuple(_checked_column(c, recipe, f"{where}, columns[{i}]") for i, c in enumerate(recipe.columns))
-    tables = tuple(_checked_table(table, recipe.key, f"{where}, tables[{i}]") for i, table in enumerate(recipe.tables))
+    columns = tuple(_checked_column(c, recipe, f"{label}, columns[{i}]") for i, c in enumerate(recipe.columns))
+    tables = tuple(_checked_table(table, recipe.key, f"{label}, tables[{i}]") for i, table in enumerate(recipe.tables))
     title = recipe.title or recipe.name
     recipe = replace(recipe, title=title, roots=roots, columns=columns, tables=tables, toml=text)
     names = [*recipe.key]
@@ -268,12 +268,12 @@ def parse_recipe(text: str, where: str = "the recipe") -> Recipe:
         names += [column.split_name(value) for value in column.values] if is_split else [column.name]  # type: ignore[union-attr]
     names += [column.name for column in recipe.value_columns()]
     if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
-        raise InputError(f"{where}: two columns are named {twice!r}.", hint="Rename one of them.")
-    _check_expect(recipe, names[len(recipe.key) :], f"{where}, expect")
+        raise InputError(f"{label}: two columns are named {twice!r}.", hint="Rename one of them.")
+    _check_expect(recipe, names[len(recipe.key) :], f"{label}, expect")
     return recipe
 
 
-def read_fields(kind: type[T], values: Any, where: str, hidden: Sequence[str] = (), **given: Any) -> T:
+def read_fields(kind: type[T], values: Any, label: str, hidden: Sequence[str] = (), **given: Any) -> T:
     """Make a dataclass of a TOML table: keys are the names of its fields, types their annotations.
 
     Args:
@@ -286,23 +286,23 @@ def read_fields(kind: type[T], values: Any, where: str, hidden: Sequence[str] = 
     Raises:
         InputError: A key is unknown or missing, or a value has another type.
     """
-    known = {f.metadata.get("key", f.name): f for f in fields(kind) if f.name not in (*hidden, *given)}  # type: ignore[arg-type]
-    allowed = f"Allowed: {', '.join(known)}."
+    fields_by_key = {f.metadata.get("key", f.name): f for f in fields(kind) if f.name not in (*hidden, *given)}  # type: ignore[arg-type]
+    allowed = f"Allowed: {', '.join(fields_by_key)}."
     if not isinstance(values, dict):
-        raise InputError(f"{where} must be a table of keys, not {values!r}.", hint=allowed)
+        raise InputError(f"{label} must be a table of keys, not {values!r}.", hint=allowed)
     types = get_type_hints(kind)
     for key, value in values.items():
-        entry = known.get(key) or known.get(_OTHER_KEYS.get(key, ""))
+        entry = fields_by_key.get(key) or fields_by_key.get(_OTHER_KEYS.get(key, ""))
         if entry is None:
-            near = difflib.get_close_matches(key, known, 1)
-            suggestion = f"Did you mean {near[0]!r}? " if near else ""
-            raise InputError(f"{where}: unknown key {key!r}.", hint=f"{suggestion}{allowed}")
+            similar = difflib.get_close_matches(key, fields_by_key, 1)
+            suggestion = f"Did you mean {similar[0]!r}? " if similar else ""
+            raise InputError(f"{label}: unknown key {key!r}.", hint=f"{suggestion}{allowed}")
         if entry.name in given:
-            raise InputError(f"{where}: {key} and another name of it cannot both be given.")
-        given[entry.name] = _read_value(types[entry.name], value, where, key, entry.metadata.get("choices", ()))
-    for key, entry in known.items():
+            raise InputError(f"{label}: {key} and another name of it cannot both be given.")
+        given[entry.name] = _read_value(types[entry.name], value, label, key, entry.metadata.get("choices", ()))
+    for key, entry in fields_by_key.items():
         if entry.name not in given and entry.default is MISSING and entry.default_factory is MISSING:
-            raise InputError(f"{where}: {key} is missing.", hint="`brim recipes arc` shows a complete recipe.")
+            raise InputError(f"{label}: {key} is missing.", hint="`brim recipes arc` shows a complete recipe.")
     return kind(**given)
 
 
@@ -316,19 +316,19 @@ _EXPECTED = {
 }
 
 
-def _read_value(kind: Any, value: Any, where: str, key: str, choices: Sequence[str]) -> Any:
+def _read_value(kind: Any, value: Any, label: str, key: str, choices: Sequence[str]) -> Any:
     inner = get_args(kind)
     if is_dataclass(kind):
-        return read_fields(kind, value, f"{where}, {key}")  # type: ignore[arg-type]
+        return read_fields(kind, value, f"{label}, {key}")  # type: ignore[arg-type]
     if kind == Mapping[str, Span] and isinstance(value, dict):
-        return {name: _read_value(Span | None, span, f"{where}.{key}", name, ()) for name, span in value.items()}
+        return {name: _read_value(Span | None, span, f"{label}.{key}", name, ()) for name, span in value.items()}
     if inner[:1] == (TableColumn,) and isinstance(value, dict) and value:
-        return tuple(read_fields(TableColumn, entry, f"{where}, {key}.{n}", source=n) for n, entry in value.items())
+        return tuple(read_fields(TableColumn, entry, f"{label}, {key}.{n}", source=n) for n, entry in value.items())
     if inner[1:] == (...,) and inner[0] is not str and isinstance(value, list):
         kinds = get_args(inner[0]) or inner[:1]  # of columns: those with an entity are the second kind
         return tuple(
-            read_fields(kinds[len(kinds) > 1 and isinstance(entry, dict) and "entity" in entry], entry, place)
-            for entry, place in zip(value, (f"{where}, {key}[{i}]" for i in range(len(value))), strict=True)
+            read_fields(kinds[len(kinds) > 1 and isinstance(entry, dict) and "entity" in entry], entry, entry_location)
+            for entry, entry_location in zip(value, (f"{label}, {key}[{i}]" for i in range(len(value))), strict=True)
         )
     if kind == tuple[str, ...]:
         value = [value] if isinstance(value, str) else value
@@ -344,7 +344,7 @@ def _read_value(kind: Any, value: Any, where: str, key: str, choices: Sequence[s
     elif (type(value) is kind or (kind is float and type(value) is int)) and value in (choices or [value]):
         return value
     expected = f"one of {', '.join(choices)}" if choices and type(value) is str else _EXPECTED.get(kind)
-    raise InputError(f"{where}: {key} must be {expected or f'written as [[{key}]]'}, not {value!r}.")
+    raise InputError(f"{label}: {key} must be {expected or f'written as [[{key}]]'}, not {value!r}.")
 
 
 def has_glob(part: str) -> bool:
@@ -357,42 +357,42 @@ def path_regex(pattern: str) -> re.Pattern[str]:
     return re.compile(text.replace(r"\*", "[^/]*").replace(r"\?", "[^/]") + r"\Z")
 
 
-def _check_pattern(pattern: str, placeholders: Sequence[str], where: str) -> None:
+def _check_pattern(pattern: str, placeholders: Sequence[str], label: str) -> None:
     """Raise InputError unless a pattern is a relative path with * and ? and these placeholders."""
     parts = pattern.split("/")
     if not pattern or pattern.startswith("/") or "\\" in pattern or any(part in ("", ".", "..") for part in parts):
-        raise InputError(f"{where} must be a relative path with / between its parts, not {pattern!r}.")
+        raise InputError(f"{label} must be a relative path with / between its parts, not {pattern!r}.")
     if "**" in pattern or "[" in pattern:
         raise InputError(
-            f"{where} {pattern!r}: only the wildcards * and ? are allowed, each within one part of the path."
+            f"{label} {pattern!r}: only the wildcards * and ? are allowed, each within one part of the path."
         )
     unknown = [name for name in _PLACEHOLDER.findall(pattern) if name not in placeholders]
     if unknown or re.search("[{}]", _PLACEHOLDER.sub("", pattern)):
         allowed = ", ".join(f"{{{name}}}" for name in placeholders) or "none here"
-        found = f"{{{unknown[0]}}}" if unknown else "a brace"
-        raise InputError(f"{where} {pattern!r}: {found} is not a placeholder.", hint=f"Placeholders: {allowed}.")
+        bad = f"{{{unknown[0]}}}" if unknown else "a brace"
+        raise InputError(f"{label} {pattern!r}: {bad} is not a placeholder.", hint=f"Placeholders: {allowed}.")
 
 
-def _checked_column(column: Any, recipe: Recipe, where: str) -> RecipeColumn | EntityColumn:
+def _checked_column(column: Any, recipe: Recipe, label: str) -> RecipeColumn | EntityColumn:
     """Return a column after a check of its patterns and of the column that it refers to."""
     if isinstance(column, EntityColumn):
         if not re.fullmatch(r"[A-Za-z0-9]+", column.entity):
             rule = "must be the name of an entity, such as acq for acq-spc3"
-            raise InputError(f"{where}: entity {rule}, not {column.entity!r}.")
+            raise InputError(f"{label}: entity {rule}, not {column.entity!r}.")
         key, name = "of", column.of
     else:
         placeholders = (*recipe.key, "entities") if column.aligned_with else recipe.key
-        _check_pattern(column.pattern, placeholders, f"{where}: pattern")
+        _check_pattern(column.pattern, placeholders, f"{label}: pattern")
         for pattern in column.fallback:
-            _check_pattern(pattern, placeholders, f"{where}: fallback")
+            _check_pattern(pattern, placeholders, f"{label}: fallback")
         if column.missing != "error" and not column.aligned_with:
-            raise InputError(f"{where}: missing can only be used with aligned_with.")
+            raise InputError(f"{label}: missing can only be used with aligned_with.")
         if column.values and not column.split:
-            raise InputError(f"{where}: values can only be used with split.")
+            raise InputError(f"{label}: values can only be used with split.")
         if not column.final_newline and column.type != "text":
-            raise InputError(f'{where}: final_newline can only be used with type = "text".')
+            raise InputError(f'{label}: final_newline can only be used with type = "text".')
         if column.split and column.aligned_with:
-            raise InputError(f"{where}: a column cannot have both split and aligned_with.")
+            raise InputError(f"{label}: a column cannot have both split and aligned_with.")
         key, name = "aligned_with", column.aligned_with
     if not name:
         return column  # type: ignore[no-any-return]
@@ -400,41 +400,41 @@ def _checked_column(column: Any, recipe: Recipe, where: str) -> RecipeColumn | E
     partner = next((c for c in own if c.name == name), None)
     if partner is None:
         raise InputError(
-            f"{where}: {key} names {name!r}, which is not a column of files.",
+            f"{label}: {key} names {name!r}, which is not a column of files.",
             hint=f"Columns of files are: {', '.join(c.name for c in own) or 'none'}.",
         )
     if column.is_list and not partner.is_list:
-        raise InputError(f"{where}: {column.name!r} is a list, and {name!r}, which it must match, is not.")
+        raise InputError(f"{label}: {column.name!r} is a list, and {name!r}, which it must match, is not.")
     return column if isinstance(column, EntityColumn) else replace(column, is_list=partner.is_list)
 
 
-def _checked_table(table: RecipeTable, key: tuple[str, ...], where: str) -> RecipeTable:
-    _check_pattern(table.pattern, key, f"{where}: pattern")
+def _checked_table(table: RecipeTable, key: tuple[str, ...], label: str) -> RecipeTable:
+    _check_pattern(table.pattern, key, f"{label}: pattern")
     if not table.pattern.lower().endswith(TABLE_EXTENSIONS):
-        raise InputError(f"{where}: pattern must end in {', '.join(TABLE_EXTENSIONS)}, not {table.pattern!r}.")
+        raise InputError(f"{label}: pattern must end in {', '.join(TABLE_EXTENSIONS)}, not {table.pattern!r}.")
     if unknown := [name for name in table.key if name not in key]:
-        raise InputError(f"{where}: key: unknown key {unknown[0]!r}.", hint=f"Allowed: {', '.join(key)}.")
+        raise InputError(f"{label}: key: unknown key {unknown[0]!r}.", hint=f"Allowed: {', '.join(key)}.")
     if not table.key and not _PLACEHOLDER.search(table.pattern):
         raise InputError(
-            f"{where}: {table.pattern!r} is one table for all rows, so key must name the column to join by.",
+            f"{label}: {table.pattern!r} is one table for all rows, so key must name the column to join by.",
             hint=f'Add key = {{{key[0]} = "NAME_OF_ITS_COLUMN"}}, or a placeholder like {{{key[0]}}} to the pattern.',
         )
     columns = tuple(replace(column, name=column.name or column.source) for column in table.columns)
     return replace(table, columns=columns, null=tuple(text.casefold() for text in table.null))
 
 
-def _check_expect(recipe: Recipe, names: list[str], where: str) -> None:
+def _check_expect(recipe: Recipe, names: list[str], label: str) -> None:
     for path in recipe.expect.required:
-        _check_pattern(path, (), f"{where}: required")
+        _check_pattern(path, (), f"{label}: required")
     split = [column for column in recipe.file_columns if column.split]
     allowed = [*names, *(column.name for column in split)]
     found_later = tuple(f"{column.name}_" for column in split if not column.values)
     for key, counts in (("counts", recipe.expect.counts), ("files", recipe.expect.files)):
         unknown = [name for name in counts if name not in allowed and not name.startswith(found_later or "\0")]
         if unknown:
-            raise InputError(f"{where}.{key}: unknown key {unknown[0]!r}.", hint=f"Allowed: {', '.join(allowed)}.")
+            raise InputError(f"{label}.{key}: unknown key {unknown[0]!r}.", hint=f"Allowed: {', '.join(allowed)}.")
     if not 0 <= recipe.expect.tolerance < 1:
-        raise InputError(f"{where}: tolerance must be a number from 0 to below 1, not {recipe.expect.tolerance!r}.")
+        raise InputError(f"{label}: tolerance must be a number from 0 to below 1, not {recipe.expect.tolerance!r}.")
 
 
 @dataclass
@@ -453,9 +453,9 @@ def expectation_findings(
 ) -> list[Finding]:
     """Compare every number that a recipe expects; none if only a part was read, by the options in `partly`."""
     expect = recipe.expect
-    share = expect.tolerance if tolerance is None else tolerance
-    if not 0 <= share <= 1:
-        raise InputError(f"--tolerance takes a share from 0 to 1, not {share}.")
+    margin = expect.tolerance if tolerance is None else tolerance
+    if not 0 <= margin <= 1:
+        raise InputError(f"--tolerance takes a share from 0 to 1, not {margin}.")
     numbers: list[tuple[str, Span | None, int]] = [
         ("rows", expect.rows, counted.rows),
         (f"distinct {recipe.key[0]}", expect.subjects, counted.subjects),
@@ -470,9 +470,12 @@ def expectation_findings(
         if partly:
             detail = f"not compared: the source was read with {', '.join(partly)}"
             return [Finding("numbers", True, detail, skipped=True)]
-        low, high = math.ceil(round(span[0] * (1 - share), 6)), math.floor(round(span[1] * (1 + share), 6))
+        low, high = (
+            math.ceil(round(span[0] * (1 - margin), 6)),
+            math.floor(round(span[1] * (1 + margin), 6)),
+        )
         expected = f"{span[0]:,}" if span[0] == span[1] else f"{span[0]:,} to {span[1]:,}"
-        accepted = f", {low:,} to {high:,} with a tolerance of {share:g}" if share else ""
+        accepted = f", {low:,} to {high:,} with a tolerance of {margin:g}" if margin else ""
         snapshot = f" in {expect.snapshot}" if expect.snapshot else ""
         findings.append(Finding(name, low <= count <= high, f"{count:,}; expected {expected}{accepted}{snapshot}"))
     return findings

@@ -121,7 +121,7 @@ class FolderRows:
         rows = pa.table({name: array for name, array in self.columns.items() if name not in self.options.drop})
         columns = {name: column for name, column in self.file_columns.items() if name in rows.column_names}
         features, unknown = describe(rows.schema, columns, {})
-        aligned = {name: other for name, other in self.recipe.aligned_columns().items() if name in self.columns}
+        aligned = {name: base for name, base in self.recipe.aligned_columns().items() if name in self.columns}
         return FileTable(
             rows=rows,
             columns=columns,
@@ -157,11 +157,11 @@ class FolderRows:
 
     def add_file(self, path: str) -> int | None:
         """Add a file, and return its number; None after a note why it cannot be read."""
-        found = self.walk.find(path, path)
-        if isinstance(found, Folder):
+        entry = self.walk.find(path, path)
+        if isinstance(entry, Folder):
             self.walk.refused.append(Refused("folder", path))
-        elif found is not None:
-            return self.files.add(path, found)
+        elif entry is not None:
+            return self.files.add(path, entry)
         elif path in self.walk.loops:
             self.walk.refused.append(Refused("missing", path))
         return None
@@ -174,8 +174,8 @@ class FolderRows:
     def report_crowded(self, name: str, key: Key, cell: Sequence[str | None]) -> None:
         """Report the files of a row in a column that holds only one."""
         paths = [path for path in cell if path is not None]
-        what = f"{name} of {self.recipe.row_name(key)} has {len(paths)}: {', '.join(paths)}"
-        self.faults += [RowFault(ONE_FILE, path, what) for path in paths]
+        problem = f"{name} of {self.recipe.row_name(key)} has {len(paths)}: {', '.join(paths)}"
+        self.faults += [RowFault(ONE_FILE, path, problem) for path in paths]
 
 
 def _broken_rows(faults: Sequence[RowFault]) -> SourceError:
@@ -183,8 +183,8 @@ def _broken_rows(faults: Sequence[RowFault]) -> SourceError:
     for check, (title, hint) in _FAULTS.items():
         lines = list(dict.fromkeys(fault.what for fault in faults if fault.check == check))
         if lines:
-            more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-            text += [title, *(f"  {line}" for line in [*lines[:_SHOWN], *more])]
+            suffix = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+            text += [title, *(f"  {line}" for line in [*lines[:_SHOWN], *suffix])]
             hints.append(hint)
     hint = "; ".join(hints)
     return SourceError(
@@ -218,7 +218,7 @@ class PatternRows(FolderRows):
         super().__init__(tree, recipe, options)
         self._prefix = f"{recipe.root}/" if recipe.root else ""
         self._names: dict[str, list[str]] = {}  # of each folder that was listed
-        self._found: dict[str, list[Cell]] = {}  # by column of the recipe
+        self._matches: dict[str, list[Cell]] = {}  # by column of the recipe
         self._cells: dict[str, tuple[RecipeColumn, list[Cell]]] = {}  # by column of the rows
         self._table_paths: set[str] = set()
         self._text_bytes = 0
@@ -236,10 +236,10 @@ class PatternRows(FolderRows):
         """Return the keys of all folders that match, in natural order."""
         keys: set[tuple[str, ...]] = set()
         for glob in self.recipe.rows:
-            at = [i for i, part in enumerate(glob.split("/")) if has_glob(part)]
+            positions = [i for i, part in enumerate(glob.split("/")) if has_glob(part)]
             folders = [path for path in self._paths(glob) if self.tree.is_folder(path)]
             split = [path.removeprefix(self._prefix).split("/") for path in folders]
-            keys |= {tuple(parts[i] for i in at) for parts in split}
+            keys |= {tuple(parts[i] for i in positions) for parts in split}
         if not keys:
             shown = repr(os.path.join(self.tree.shown, self.recipe.root).rstrip("/") or self.tree.root)
             globs = " or ".join(self.recipe.rows)
@@ -251,28 +251,28 @@ class PatternRows(FolderRows):
         return sorted(keys, key=lambda key: [natural(str(part)) for part in key])
 
     def find_rows(self) -> None:
-        selected = self.options.selects()
+        is_selected = self.options.selects()
         own = [column for column in self.recipe.file_columns if not column.aligned_with]
-        self._found = {column.name: [] for column in own}
+        self._matches = {column.name: [] for column in own}
         for key in self._all_keys():
             if len(self.keys) == self.options.limit:
                 break
-            found = [self._first_match(column, key) for column in own]
-            chosen = [[path for path in paths if selected(path)] for paths in found]
-            if any(found) and not any(chosen):
+            matches = [self._first_match(column, key) for column in own]
+            selected_paths = [[path for path in paths if is_selected(path)] for paths in matches]
+            if any(matches) and not any(selected_paths):
                 continue
             self.keys.append(key)
-            for column, paths in zip(own, chosen, strict=True):
-                self._found[column.name].append(list(paths))
+            for column, paths in zip(own, selected_paths, strict=True):
+                self._matches[column.name].append(list(paths))
                 if len(paths) > 1 and not column.is_list and not column.split:
                     self.report_crowded(column.name, key, paths)
         if not self.keys:
             raise SourceError("No row of the folder is left after --include and --exclude.")
         for column in self.recipe.file_columns:
             if column.aligned_with:
-                self._found[column.name] = self._partners(column)
+                self._matches[column.name] = self._partners(column)
         for column in self.recipe.file_columns:
-            found_cells = self._found[column.name]
+            found_cells = self._matches[column.name]
             for name, cells in self._split(column) if column.split else [(column.name, found_cells)]:
                 if name in self._cells or name in self.recipe.key:
                     raise InputError(f"The recipe makes two columns named {name!r}.", hint="Rename one of them.")
@@ -283,11 +283,17 @@ class PatternRows(FolderRows):
         if not self._partly:
             self._report_strays()
 
+    def _check_one_value(self, column: EntityColumn) -> None:
+        for files in self._matches[column.of]:
+            values = {path: _mapped_entity(column, path) for path in files if path}
+            if len(set(values.values())) > 1:
+                problem = f"{column.name!r} holds one value, but the names of the row's files have several: "
+                problem += ", ".join(f"{path} ({value})" for path, value in values.items())
+                self.faults += [RowFault(VALUES, path, problem) for path in values]
+
     def _first_match(self, column: RecipeColumn, key: Key) -> list[str]:
-        for pattern in (column.pattern, *column.fallback):
-            if paths := self._paths(pattern, key):
-                return paths
-        return []
+        matches = (self._paths(pattern, key) for pattern in (column.pattern, *column.fallback))
+        return next(filter(None, matches), [])
 
     def _paths(self, pattern: str, key: Key = (), entities: str = "") -> list[str]:
         """Return what matches a pattern, relative to the folder, in natural order."""
@@ -296,15 +302,15 @@ class PatternRows(FolderRows):
         parts = pattern.split("/")
         for depth, part in enumerate(parts, 1):
             name, is_last = part.format_map(values), depth == len(parts)
-            found = []
+            paths = []
             for prefix in prefixes:
                 if has_glob(part):
                     matches = _part_regex(name).match
                     names = [n for n in self._list(prefix) if matches(n) and self._is_utf8(prefix + n)]
                 else:
                     names = [name] if not is_last or self.tree.exists(prefix + name) else []
-                found += [prefix + n if is_last else f"{prefix}{n}/" for n in names]
-            prefixes = found
+                paths += [prefix + n if is_last else f"{prefix}{n}/" for n in names]
+            prefixes = paths
         return sorted(prefixes, key=natural) if len(prefixes) > 1 else prefixes
 
     def _list(self, prefix: str) -> list[str]:
@@ -330,8 +336,8 @@ class PatternRows(FolderRows):
     def _partners(self, column: RecipeColumn) -> list[Cell]:
         """Return for each file of the other column its partner."""
         cells: list[Cell] = []
-        for key, files in zip(self.keys, self._found[column.aligned_with], strict=True):
-            found: dict[str, list[str]] = {}  # of a row, by pattern: listed once for all its files
+        for key, files in zip(self.keys, self._matches[column.aligned_with], strict=True):
+            names_by_pattern: dict[str, list[str]] = {}  # of a row, by pattern: listed once for all its files
             cell: Cell = []
             for path in filter(None, files):
                 stem, partners = _stem(path), list[str]()
@@ -340,58 +346,51 @@ class PatternRows(FolderRows):
                     if "{entities}" in pattern:
                         partners = self._paths(pattern, key, entities)
                     else:
-                        if pattern not in found:
-                            found[pattern] = self._paths(pattern, key)
-                        partners = [other for other in found[pattern] if _stem(other) == stem]
+                        if pattern not in names_by_pattern:
+                            names_by_pattern[pattern] = self._paths(pattern, key)
+                        partners = [candidate for candidate in names_by_pattern[pattern] if _stem(candidate) == stem]
                     if partners:
                         break
                 if len(partners) > 1:
-                    what = f"{path} has several partners for {column.name!r}: {', '.join(partners)}"
-                    self.faults.append(RowFault(PARTNERS, path, what))
+                    problem = f"{path} has several partners for {column.name!r}: {', '.join(partners)}"
+                    self.faults.append(RowFault(PARTNERS, path, problem))
                 if not partners and column.missing == "error":
                     values = dict(zip(self.recipe.key, key, strict=True)) | {"entities": entities}
                     folder, slash, name = column.pattern.format_map(values).rpartition("/")
                     if has_glob(name) and "." in name:
                         name = f"{stem}.{name.partition('.')[2]}"
-                    what = f"{path} has no partner for {column.name!r}: there is no {folder}{slash}{name}"
-                    self.faults.append(RowFault(PARTNERS, path, what))
+                    problem = f"{path} has no partner for {column.name!r}: there is no {folder}{slash}{name}"
+                    self.faults.append(RowFault(PARTNERS, path, problem))
                 cell.append(partners[0] if partners else None)
             cells.append(cell)
         return cells
 
     def _split(self, column: RecipeColumn) -> list[tuple[str, list[Cell]]]:
         """Make a column for each value of an entity. A value that the recipe does not know is a fault."""
-        found = self._found[column.name]
+        matches = self._matches[column.name]
         values = list(column.values)
         if not values:
-            present = {_entity(path, column.split) for cell in found for path in cell if path}
+            present = {_entity(path, column.split) for cell in matches for path in cell if path}
             values = sorted((value for value in present if value is not None), key=natural)
-        columns: dict[str, list[Cell]] = {value: [[] for _ in found] for value in values}
-        for row, (key, files) in enumerate(zip(self.keys, found, strict=True)):
+        columns: dict[str, list[Cell]] = {value: [[] for _ in matches] for value in values}
+        for row, (key, files) in enumerate(zip(self.keys, matches, strict=True)):
             for path in filter(None, files):
                 value = _entity(path, column.split)
                 if value is not None and value in columns:
                     columns[value][row].append(path)
                     continue
-                has = f"{column.split}-{value}" if value else f"no {column.split}- in its name"
-                what = f"{path} has {has}, and {column.name!r} knows {', '.join(columns) or 'none'}"
-                self.faults.append(RowFault(VALUES, path, what))
+                entity = f"{column.split}-{value}" if value else f"no {column.split}- in its name"
+                problem = f"{path} has {entity}, and {column.name!r} knows {', '.join(columns) or 'none'}"
+                self.faults.append(RowFault(VALUES, path, problem))
             for value, cells in columns.items():
                 if len(cells[row]) > 1 and not column.is_list:
                     self.report_crowded(column.split_name(value), key, cells[row])
         return [(column.split_name(value), cells) for value, cells in columns.items()]
 
-    def _check_one_value(self, column: EntityColumn) -> None:
-        for files in self._found[column.of]:
-            values = [f"{path} ({_mapped_entity(column, path)})" for path in files if path]
-            if len({_mapped_entity(column, path) for path in files if path}) > 1:
-                what = f"{column.name!r} holds one value, but the names of the row's files have several: "
-                self.faults += [RowFault(VALUES, path, what + ", ".join(values)) for path in files if path]
-
     def _report_strays(self) -> None:
         """Warn about files that a pattern matches with any key, and that no row has."""
         for column in self.recipe.file_columns:
-            claimed = {path for cell in self._found[column.name] for path in cell}
+            claimed = {path for cell in self._matches[column.name] for path in cell}
             stray = [path for path in self._paths(re.sub(r"\{\w+\}", "*", column.pattern)) if path not in claimed]
             if stray:
                 shown = ", ".join(stray[:_SHOWN]) + (" …" if len(stray) > _SHOWN else "")
@@ -404,7 +403,7 @@ class PatternRows(FolderRows):
         for column in self.recipe.columns:
             if isinstance(column, EntityColumn):
                 value = functools.partial(_mapped_entity, column)
-                self.add(column.name, self._found[column.of], value, pa.string(), column.is_list)
+                self.add(column.name, self._matches[column.of], value, pa.string(), column.is_list)
                 continue
             for name, (origin, cells) in self._cells.items():
                 if origin is column and origin.type == "text":
@@ -432,19 +431,19 @@ class PatternRows(FolderRows):
 
     def _is_readable(self, path: str, may_be_empty: bool = True) -> bool:
         """Return whether a small file can be read now. If not, the reason is noted in `walk`."""
-        found = self.walk.find(path, path)
+        entry = self.walk.find(path, path)
         reason: Any = None
-        if found is None:
+        if entry is None:
             reason = "missing" if path in self.walk.loops else None
-        elif isinstance(found, Folder):
+        elif isinstance(entry, Folder):
             reason = "folder"
-        elif isinstance(found, AbsentStat):
+        elif isinstance(entry, AbsentStat):
             reason = "annex"
         elif not self.tree.may_read(path):
             reason = "unreadable"
-        elif found.st_size == 0 and not may_be_empty:
+        elif entry.st_size == 0 and not may_be_empty:
             reason = "empty"
-        elif found.st_size > MAX_POINTER_BYTES or (reason := pointer_kind(self.tree.head(path))) is None:
+        elif entry.st_size > MAX_POINTER_BYTES or (reason := pointer_kind(self.tree.head(path))) is None:
             return True
         self.walk.refused += [] if reason is None else [Refused(reason, path)]
         return False
@@ -468,7 +467,7 @@ class PatternRows(FolderRows):
         """Files whose content is elsewhere (git-annex) count too."""
         counts = {name: len(array) - array.null_count for name, array in self.columns.items()}
         files: dict[str, int] = {}
-        for name, cells in {**self._found, **{name: cells for name, (_, cells) in self._cells.items()}}.items():
+        for name, cells in {**self._matches, **{name: cells for name, (_, cells) in self._cells.items()}}.items():
             counts[name] = sum(any(path is not None for path in cell) for cell in cells)
             files[name] = sum(path is not None for cell in cells for path in cell)
         for column in self.recipe.columns:
@@ -476,16 +475,16 @@ class PatternRows(FolderRows):
                 counts[column.name] = counts[column.of]
         subjects, sessions = (len({key[:depth] for key in self.keys}) for depth in (1, 2))
         counted = Counted(len(self.keys), subjects, sessions, counts, files)
-        found = expectation_findings(self.recipe, counted, self.options.tolerance, self._partly)
-        return [*required_findings(self.recipe, self.tree), *found]
+        findings = expectation_findings(self.recipe, counted, self.options.tolerance, self._partly)
+        return [*required_findings(self.recipe, self.tree), *findings]
 
     def unmatched_files(self) -> Unmatched:
-        taken = {path for cells in self._found.values() for cell in cells for path in cell if path}
-        taken |= self._table_paths | {f"{self._prefix}{path}" for path in self.recipe.expect.required}
-        selected = self.options.selects()
-        left = (path for path in every_file(self.tree) if path not in taken and selected(path))
+        used_paths = {path for cells in self._matches.values() for cell in cells for path in cell if path}
+        used_paths |= self._table_paths | {f"{self._prefix}{path}" for path in self.recipe.expect.required}
+        is_selected = self.options.selects()
+        unused_paths = (path for path in every_file(self.tree) if path not in used_paths and is_selected(path))
         hint = "Add a column for them to the recipe, or leave them out with --exclude."
-        return collect_unmatched(left, self.recipe.unmatched == "error", hint)
+        return collect_unmatched(unused_paths, self.recipe.unmatched == "error", hint)
 
 
 @functools.lru_cache(maxsize=4096)

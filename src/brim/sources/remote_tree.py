@@ -101,7 +101,7 @@ class ObjectTree(Tree):
         self._next = 0  # where the next look probably finds its path
         self._expected: set[str] = set()
         self._stream: RangeStream | None = None
-        self._received: dict[str, bytes] = {}
+        self._contents: dict[str, bytes] = {}
         self._received_bytes = 0
         self._last = ("", b"")
 
@@ -190,7 +190,7 @@ class ObjectTree(Tree):
 
     def head(self, path: str) -> bytes:
         info = self.stat(path)
-        if info.st_size <= MAX_POINTER_BYTES or path in self._expected or path in self._received:
+        if info.st_size <= MAX_POINTER_BYTES or path in self._expected or path in self._contents:
             return self._read(path)[:HEAD_BYTES]
         return self._fetch(path, HEAD_BYTES)
 
@@ -201,7 +201,7 @@ class ObjectTree(Tree):
         if self._last[0] == path:
             return self._last[1]
         size = self.size(path)
-        data = self._received.pop(path, None)
+        data = self._contents.pop(path, None)
         if data is not None:
             self._received_bytes -= len(data)
         else:
@@ -222,7 +222,7 @@ class ObjectTree(Tree):
         files = [
             self._file(path, info)
             for path, info in infos.items()
-            if info.st_size <= _SMALL_BYTES and path not in self._received
+            if info.st_size <= _SMALL_BYTES and path not in self._contents
         ]
         if self._stream is not None:
             self._stream.close()
@@ -236,10 +236,10 @@ class ObjectTree(Tree):
             self._expected.discard(byte_range.name)
             if byte_range.name == path:
                 return bytes(view)
-            self._received[byte_range.name] = bytes(view)
+            self._contents[byte_range.name] = bytes(view)
             self._received_bytes += len(view)
             while self._received_bytes > _BUFFER_BYTES:
-                self._received_bytes -= len(self._received.pop(next(iter(self._received))))
+                self._received_bytes -= len(self._contents.pop(next(iter(self._contents))))
         raise AssertionError("an expected file is received")
 
     def below(self, folder: str) -> ObjectTree:

@@ -73,9 +73,8 @@ def fetched_ranges(chunk: ChunkShape, rows: Ints | None) -> list[Range]:
 
 def in_pieces(ranges: Sequence[Range]) -> list[Range]:
     """Cut ranges into requests, of which one is held at a time."""
-    return [
-        (at, min(at + _REQUEST_BYTES, stop)) for start, stop in ranges for at in range(start, stop, _REQUEST_BYTES)
-    ]  # fmt: skip
+    step = _REQUEST_BYTES
+    return [(first, min(first + step, stop)) for start, stop in ranges for first in range(start, stop, step)]
 
 
 class FarCopy:
@@ -83,8 +82,8 @@ class FarCopy:
 
     def __init__(self, remote: RemoteShard, base: int, ranges: Sequence[Range]) -> None:
         self.remote, self.base = remote, base
-        received = [(start, start + len(data)) for start, data in remote.kept()]
-        self._present = join_ranges([*ranges, *received], gap=0, most_bytes=None)
+        copied = [(start, start + len(data)) for start, data in remote.kept_blocks()]
+        self._present = join_ranges([*ranges, *copied], gap=0, most_bytes=None)
         self._starts = np.array([start for start, _ in self._present], np.int64)
         self._stops = np.array([stop for _, stop in self._present], np.int64)
 

@@ -26,7 +26,7 @@ from brim.formats.nested_values import map_leaves
 from brim.formats.parquet_levels import is_list_type
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, Split, comparable, one_array, other_type, stacked
+from brim.sources.file_table import FileTable, Split, comparable, one_array, stacked, type_conflict_error
 from brim.sources.source_options import check_split
 from brim.sources.value_spool import with_content
 from brim.sources.where import labels_of, names_in, need_duckdb, sql_mask, where_mask
@@ -108,17 +108,17 @@ def _renumbered_rows(table: FileTable, used: Ints | int) -> pa.Table:
             mask = cells.is_null() if cells.null_count else None
             return type(cells).from_arrays(cells.offsets, renumber(cells.values), mask=mask)
         numbers = cells.fill_null(0).to_numpy(zero_copy_only=False)
-        moved = numbers + used if isinstance(used, int) else np.searchsorted(used, numbers)
-        return pa.array(moved, pa.int64(), mask=cells.is_null().to_numpy(zero_copy_only=False))
+        shifted = numbers + used if isinstance(used, int) else np.searchsorted(used, numbers)
+        return pa.array(shifted, pa.int64(), mask=cells.is_null().to_numpy(zero_copy_only=False))
 
     rows = table.rows
     for name in (*table.columns, *table.nested):
-        at, cells = rows.column_names.index(name), one_array(rows.column(name))
+        index, cells = rows.column_names.index(name), one_array(rows.column(name))
         if name in table.nested:
             cells = map_leaves(cells, table.nested[name], cells.type, lambda leaf, _: renumber(leaf))
         else:
             cells = renumber(cells)
-        rows = rows.set_column(at, rows.schema.field(name), cells)
+        rows = rows.set_column(index, rows.schema.field(name), cells)
     return rows
 
 
@@ -128,12 +128,12 @@ class JoinedOrigin:
     def __init__(self, parts: Sequence[Selection]) -> None:
         first = parts[0]
         names = first.column_names
-        others = [
+        other_origins = [
             part.columns(names) if part.column_names != names and sorted(part.column_names) == sorted(names) else part
             for part in parts[1:]
         ]
-        self.parts = parts = [first, *others]
-        for part in others:
+        self.parts = parts = [first, *other_origins]
+        for part in other_origins:
             if part.column_names != names:
                 raise InputError(
                     f"{part.name} has different columns than {first.name}: "
@@ -143,7 +143,7 @@ class JoinedOrigin:
             mine, theirs = first.features, part.features
             for name in names:
                 if mine is not None and theirs is not None and mine[name] != theirs[name]:
-                    raise other_type(name, first.name, part.name)
+                    raise type_conflict_error(name, first.name, part.name)
         self._names = [part.name for part in parts]
         self.name = " + ".join(self._names)
         self.columns, self.file_columns = names, first.file_columns
@@ -157,13 +157,13 @@ class JoinedOrigin:
         for name in dict.fromkeys(name for part in parts for name, _ in part.rows_of):
             start = total
             for number, part in enumerate(parts):
-                begin = 0
+                first_row = 0
                 for own, rows in part.rows_of:
                     if own == name:
                         part_of.append(np.full(len(rows), number))
-                        row_of.append(np.arange(begin, begin + len(rows)))
+                        row_of.append(np.arange(first_row, first_row + len(rows)))
                         total += len(rows)
-                    begin += len(rows)
+                    first_row += len(rows)
             splits.append(Split(name, start, total))
         self.splits = tuple(splits)
         self.part_of, self.row_of = np.concatenate(part_of), np.concatenate(row_of)
@@ -189,7 +189,7 @@ class JoinedOrigin:
             order[own] = before + np.arange(len(own))
             before += len(own)
         for number, table in enumerate(tables):
-            mixed = [name for name in table.nested if any(name not in other.nested for other in tables)]
+            mixed = [name for name in table.nested if any(name not in second_table.nested for second_table in tables)]
             table = with_content(table, mixed) if mixed else table
             tables[number] = table.replace(rows=_renumbered_rows(table, files))
             files += len(table.files)
@@ -266,7 +266,7 @@ class Selection:
         return self._with("shuffle", seed=_seed(seed))
 
     def sample(self, amount: int | str, seed: int = 0) -> Selection:
-        """Choose a number of rows, or a percentage like "10%", in their order; always the same rows."""
+        """Choose a number of rows, or a percentage like "10%", in order; always the same rows."""
         return self._with("sample", amount=str(amount), seed=_seed(seed))
 
     def limit(self, rows: int) -> Selection:
@@ -288,10 +288,10 @@ class Selection:
 
     def take(self, rows: Any) -> Selection:
         """Choose rows by their numbers in the present order."""
-        wanted = np.asarray(rows)
-        if wanted.ndim != 1 or (len(wanted) and not np.issubdtype(wanted.dtype, np.integer)):
+        row_numbers = np.asarray(rows)
+        if row_numbers.ndim != 1 or (len(row_numbers) and not np.issubdtype(row_numbers.dtype, np.integer)):
             raise InputError("rows= must be row numbers, counted from 0.")
-        return self._with("take", rows=wanted.astype(np.int64))
+        return self._with("take", rows=row_numbers.astype(np.int64))
 
     def concat(self, *others: Selection | FileTable) -> Selection:
         """Put the rows of others with the same columns after these."""
@@ -300,30 +300,42 @@ class Selection:
 
     def apply(self, steps: Sequence[Any]) -> Selection:
         """Add steps, as `steps` has them or as they come back from JSON."""
-        known = {"where", "sql", "columns", "drop", "sort", "shuffle", "sample", "limit", "unique", "split", "take"}
-        if wrong := [name for name, _ in steps if name not in known]:
+        names = {
+            "where",
+            "sql",
+            "columns",
+            "drop",
+            "sort",
+            "shuffle",
+            "sample",
+            "limit",
+            "unique",
+            "split",
+            "take",
+        }
+        if wrong := [name for name, _ in steps if name not in names]:
             raise InputError(f"The rows were selected by {wrong[0]!r}, which cannot be repeated from one source.")
         return replace(self, steps=(*self.steps, *((name, dict(arguments)) for name, arguments in steps)))
 
     @cached_property
-    def _chosen(self) -> _ChosenRows:
-        chosen = _ChosenRows(self.origin)
+    def _selected_rows(self) -> _SelectedRows:
+        selected_rows = _SelectedRows(self.origin)
         for name, arguments in self.steps:
-            getattr(chosen, name)(**arguments)
-        return chosen
+            getattr(selected_rows, name)(**arguments)
+        return selected_rows
 
     @property
     def column_names(self) -> list[str]:
-        return list(self._chosen.names)
+        return list(self._selected_rows.names)
 
     @property
     def file_columns(self) -> list[str]:
-        return [name for name in self._chosen.names if name in self.origin.file_columns]
+        return [name for name in self._selected_rows.names if name in self.origin.file_columns]
 
     @property
     def features(self) -> Mapping[str, Any] | None:
         features = self.origin.features
-        return None if features is None else {name: features[name] for name in self._chosen.names}
+        return None if features is None else {name: features[name] for name in self._selected_rows.names}
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -336,18 +348,18 @@ class Selection:
     @property
     def rows_of(self) -> list[tuple[str, Ints]]:
         """The rows of each split, by their numbers in the source."""
-        return self._chosen.parts
+        return self._selected_rows.parts
 
     def small(self, names: Sequence[str] | None = None) -> pa.Table:
         """Read small columns of the chosen rows."""
-        return self._chosen.small([name for name in self._chosen.names if names is None or name in names])
+        return self._selected_rows.small([name for name in self._selected_rows.names if names is None or name in names])
 
     def __len__(self) -> int:
-        return sum(len(rows) for _, rows in self._chosen.parts)
+        return sum(len(rows) for _, rows in self._selected_rows.parts)
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """What was chosen from what, as labels and texts."""
+        """The query, as labels and texts."""
         return [
             ("from", self.name or self.origin.name),
             *((name, _describe(name, arguments)) for name, arguments in self.steps),
@@ -361,14 +373,14 @@ class Selection:
 
     def table(self) -> FileTable:
         """Return the file table of the chosen rows. Values are located, not read."""
-        chosen = self._chosen
-        names = chosen.names
-        if chosen.is_unchanged:
+        selected = self._selected_rows
+        names = selected.names
+        if selected.is_unchanged:
             table = self.origin.locate(None, names)
         else:
-            table = self.origin.locate(chosen.rows, names)
-            edges = np.cumsum([0, *(len(rows) for _, rows in chosen.parts)]).tolist()
-            splits = [Split(n, a, b) for (n, _), (a, b) in zip(chosen.parts, itertools.pairwise(edges), strict=True)]
+            table = self.origin.locate(selected.rows, names)
+            edges = np.cumsum([0, *(len(rows) for _, rows in selected.parts)]).tolist()
+            splits = [Split(n, a, b) for (n, _), (a, b) in zip(selected.parts, itertools.pairwise(edges), strict=True)]
             empty = [s.name for s in splits if s.stop == s.start] if len(table) else []
             table = table.replace(
                 splits=tuple(s for s in splits if s.stop > s.start) or tuple(splits[:1]),
@@ -393,7 +405,7 @@ class Selection:
 
 def _describe(step: str, arguments: Mapping[str, Any]) -> str:
     if step == "split":
-        shares = ", ".join(f"{name} {share:g}" for name, share in arguments["parts"].items())
+        shares = ", ".join(f"{name} {fraction:g}" for name, fraction in arguments["parts"].items())
         group = arguments.get("group_by")
         return f"{shares}{f', by {group}' if group else ''}, seed {arguments['seed']}"
     if step == "take":
@@ -406,7 +418,7 @@ def _as_list(names: str | Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-class _ChosenRows:
+class _SelectedRows:
     """The rows and columns that remain after some steps, which are methods of these names."""
 
     def __init__(self, origin: Origin) -> None:
@@ -512,10 +524,10 @@ class _ChosenRows:
         self._keep(np.arange(len(self.rows)) < rows)
 
     def take(self, rows: Any) -> None:
-        wanted, own = np.asarray(rows, np.int64), self.rows
-        if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(own)):
+        row_numbers, own = np.asarray(rows, np.int64), self.rows
+        if len(row_numbers) and (row_numbers.min() < 0 or row_numbers.max() >= len(own)):
             raise InputError(f"A row number is too large: there are {len(own):,} rows.")
-        self._set([(self.parts[0][0] if self.parts else "train", own[wanted])])
+        self._set([(self.parts[0][0] if self.parts else "train", own[row_numbers])])
 
     def unique(self, column: str) -> None:
         files = [name for name in self.names if name in self._origin.file_columns]
@@ -543,7 +555,7 @@ class _ChosenRows:
         numbers = cells.fill_null(-1).to_numpy(zero_copy_only=False)
         sizes = np.where(numbers < 0, -1, np.append(table.files.sizes, 0)[numbers])
         _, same, counts = np.unique(sizes, return_inverse=True, return_counts=True)
-        found: dict[Any, int] = {}
+        code_of: dict[Any, int] = {}
         codes = np.empty(len(numbers), np.int64)
         for row, (number, size) in enumerate(zip(numbers.tolist(), sizes.tolist(), strict=True)):
             key: Any = size
@@ -552,11 +564,11 @@ class _ChosenRows:
                 value.value(number)
                 with value.finish() as splice:
                     key = splice.sha256()
-            codes[row] = found.setdefault((size, key), len(found))
+            codes[row] = code_of.setdefault((size, key), len(code_of))
         return codes
 
     def split(self, parts: Mapping[str, float], seed: int = 0, group_by: str | None = None) -> None:
-        shares = {str(name): float(share) for name, share in parts.items()}
+        shares = {str(name): float(fraction) for name, fraction in parts.items()}
         for name in shares:
             check_split(name)
         if not shares or not min(shares.values()) > 0 or not abs(sum(shares.values()) - 1) <= 1e-6:
@@ -600,8 +612,8 @@ def _value_codes(column: pa.ChunkedArray) -> Ints:
     try:
         encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     except (pa.ArrowException, AttributeError):
-        known: dict[str, int] = {}
-        return np.array([known.setdefault(repr(value), len(known)) for value in column.to_pylist()], np.int64)
+        codes: dict[str, int] = {}
+        return np.array([codes.setdefault(repr(value), len(codes)) for value in column.to_pylist()], np.int64)
     chunks = encoded.chunks if isinstance(encoded, pa.ChunkedArray) else [encoded]
     return np.concatenate([np.zeros(0, np.int64), *(c.indices.to_numpy(zero_copy_only=False) for c in chunks)])
 

@@ -37,22 +37,25 @@ class SmallColumns:
 
     def read(self, names: Iterable[str], rows: Ints | None = None) -> pa.Table:
         """Return columns of all rows. If only `rows` are needed, other rows may be null."""
-        asked = set(names)
-        names = [name for name in self.names if name in asked]
+        requested = set(names)
+        names = [name for name in self.names if name in requested]
         for name in names:
             if name in self._shards.partitions and name not in self._read:
-                self._read[name] = self._partition(self._shards.partitions[name])
+                field = self._shards.partitions[name]  # its values are in the names of folders
+                files = zip(self._shards.files, np.diff(self._shards.edges).tolist(), strict=True)
+                arrays = [partition_array(file.shown, field, rows) for file, rows in files]
+                self._read[name] = pa.chunked_array(arrays, field.type)
         missing = [name for name in names if name not in self._read]
-        found: Mapping[str, pa.ChunkedArray] = {}
+        columns: Mapping[str, pa.ChunkedArray] = {}
         if missing and rows is not None and self._shards.has_remote_groups:
-            found = self._read_groups(missing, rows)
-        if missing and not found:
+            columns = self._read_groups(missing, rows)
+        if missing and not columns:
             table = self._read_all(missing)
             self._read |= {name: table.column(name) for name in missing}
         if not names:
             total = len(self._shards)
             return (pa.table({"": pa.nulls(total)}) if total else pa.table({})).select([])
-        return pa.table({name: found[name] if name in found else self._read[name] for name in names})
+        return pa.table({name: columns[name] if name in columns else self._read[name] for name in names})
 
     def possible_rows(self, condition: str) -> Bools | None:
         """Return which rows a condition can choose, by the statistics of remote row groups; None for all rows."""
@@ -62,18 +65,12 @@ class SmallColumns:
         counts: list[int] = []
         for number, shard in enumerate(self._shards.shards()):
             values = self._shards.partition_values(number)
-            known = {name: (value, value) for name, value in values.items() if value is not None}
-            with self._shards.reading(number) as opened:
-                bounds += [{**group, **known} for group in shard.bounds(opened)]
+            exact = {name: (value, value) for name, value in values.items() if value is not None}
+            with self._shards.reading(number) as reader:
+                bounds += [{**group, **exact} for group in shard.bounds(reader)]
             counts += np.diff(shard.edges).tolist()
         mask = np.repeat(may_choose(condition, self._shards.schema, bounds), counts)
         return None if mask.all() else mask
-
-    def _partition(self, field: pa.Field) -> pa.ChunkedArray:
-        """Return a column whose values are in the names of folders."""
-        counts = np.diff(self._shards.edges).tolist()
-        files = zip(self._shards.files, counts, strict=True)
-        return pa.chunked_array([partition_array(file.shown, field, rows) for file, rows in files], field.type)
 
     def _read_groups(self, names: list[str], rows: Ints) -> dict[str, pa.ChunkedArray]:
         """Return columns with the values of those row groups that have some rows; nothing if that is too much."""
@@ -81,44 +78,45 @@ class SmallColumns:
         groups = [(number, group) for number, shard in enumerate(all_shards) for group in range(len(shard.groups))]
         ends = [self._shards.edges[number] + shard.edges[1:] for number, shard in enumerate(all_shards)]
         used = np.unique(np.searchsorted(np.concatenate(ends), rows, side="right")).tolist()
-        wanted: dict[int, list[int]] = {}
+        by_shard: dict[int, list[int]] = {}
         for number, group in (groups[index] for index in used):
             if any((name, number, group) not in self._groups for name in names):
-                wanted.setdefault(number, []).append(group)
-        leaves = {number: all_shards[number].small_leaves(names) for number in {0, *wanted}}
-        if sum(all_shards[n].plain_bytes(leaves[n], of) for n, of in wanted.items()) > HELD_BYTES:
+                by_shard.setdefault(number, []).append(group)
+        leaf_ids = {number: all_shards[number].small_leaves(names) for number in {0, *by_shard}}
+        if sum(all_shards[n].plain_bytes(leaf_ids[n], own_groups) for n, own_groups in by_shard.items()) > HELD_BYTES:
             return {}
         self._shards.fetch(
-            wanted, lambda n: all_shards[n].ranges_of(all_shards[n].near(leaves[n], wanted[n]), wanted[n])
+            by_shard,
+            lambda n: all_shards[n].ranges_of(all_shards[n].near(leaf_ids[n], by_shard[n]), by_shard[n]),
         )
-        (nothing,) = self._tables(0, leaves[0], [])
-        for number, own in wanted.items():
-            for group, table in zip(own, self._tables(number, leaves[number], own), strict=True):
+        (empty_table,) = self._tables(0, leaf_ids[0], [])
+        for number, own in by_shard.items():
+            for group, table in zip(own, self._tables(number, leaf_ids[number], own), strict=True):
                 self._groups |= {(name, number, group): table.column(name) for name in names}
-        found = {}
+        tables = {}
         for name in names:
-            kind, chunks = nothing.schema.field(name).type, list[pa.Array]()
+            kind, chunks = empty_table.schema.field(name).type, list[pa.Array]()
             for number, group in groups:
                 column = self._groups.get((name, number, group))
                 nulls = int(all_shards[number].groups[group][3][1]) if column is None else 0
                 chunks += [pa.nulls(nulls, kind)] if column is None else column.chunks
-            found[name] = pa.chunked_array(chunks, kind)
-        return found
+            tables[name] = pa.chunked_array(chunks, kind)
+        return tables
 
     def _read_all(self, names: list[str]) -> pa.Table:
         listings = [file.listing.small for file in self._shards.files if file.listing is not None]
         if self._shards.is_listed and all(name in listings[0].column_names for name in names):
             return pa.concat_tables([table.select(names) for table in listings])
         shards = self._shards.shards()
-        leaves = [shard.small_leaves(names) for shard in shards]
-        is_large = sum(shard.plain_bytes(own) for shard, own in zip(shards, leaves, strict=True)) > HELD_BYTES
+        leaf_ids = [shard.small_leaves(names) for shard in shards]
+        is_large = sum(shard.plain_bytes(own) for shard, own in zip(shards, leaf_ids, strict=True)) > HELD_BYTES
 
         def ranges_of(number: int) -> Sequence[tuple[int, int]]:
-            shard, own = shards[number], leaves[number]
+            shard, own = shards[number], leaf_ids[number]
             return shard.ranges_of(own if is_large else shard.near(own, range(len(shard.groups))))
 
         self._shards.fetch(range(len(shards)), ranges_of)
-        tables = (t.select(names) for n, own in enumerate(leaves) for t in self._tables(n, own, in_batches=is_large))
+        tables = (t.select(names) for n, own in enumerate(leaf_ids) for t in self._tables(n, own, in_batches=is_large))
         if not is_large:
             return pa.concat_tables(list(tables))
         self._note("large columns of text are kept on disk while rows are chosen")
@@ -128,34 +126,34 @@ class SmallColumns:
         return spool.tables()[0]
 
     def _tables(
-        self, number: int, leaves: list[int], groups: list[int] | None = None, in_batches: bool = False
+        self, number: int, leaf_ids: list[int], groups: list[int] | None = None, in_batches: bool = False
     ) -> Iterator[pa.Table]:
         """Yield some leaves of a shard: all rows at once, or in batches, or each row group alone (of none: no rows)."""
         shard = self._shards.shard(number)
         with self._shards.parquet(number) as reader:
             if in_batches:
                 every = list(range(len(shard.groups)))
-                for batch in reader.iter_batches(_BATCH_ROWS, every, leaves, use_threads=False):
+                for batch in reader.iter_batches(_BATCH_ROWS, every, leaf_ids, use_threads=False):
                     yield self._widened(plain_table(pa.Table.from_batches([batch])), number)
                 return
             for some in [None] if groups is None else [[group] for group in groups] or [[]]:
                 if some is None:
-                    rows, table = shard.rows, reader.read_all(column_indices=leaves, use_threads=False)
+                    rows, table = shard.rows, reader.read_all(column_indices=leaf_ids, use_threads=False)
                 else:
                     rows = sum(int(shard.groups[group][3][1]) for group in some)
-                    table = reader.read_row_groups(some, column_indices=leaves, use_threads=False)
+                    table = reader.read_row_groups(some, column_indices=leaf_ids, use_threads=False)
                 if table.num_rows != rows:
                     raise ValueError("its columns do not have the number of rows that it declares")
                 yield self._widened(plain_table(table), number)
 
     def _widened(self, table: pa.Table, number: int) -> pa.Table:
         """Return columns in the types that hold the values of all shards."""
-        for at, field in enumerate(table.schema):
+        for index, field in enumerate(table.schema):
             wide = self._shards.schema.field(field.name)
             if field.name in self._shards.partial or field.type == wide.type:
                 continue
             try:
-                table = table.set_column(at, field.name, table.column(at).cast(wide.type))
+                table = table.set_column(index, field.name, table.column(index).cast(wide.type))
             except pa.ArrowInvalid as error:
                 name = self._shards.files[number].shown
                 raise SourceError(

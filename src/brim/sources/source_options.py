@@ -1,4 +1,4 @@
-"""How a source is to be read: which files, which rows, which columns, which splits."""
+"""How a source is read: which files, which rows, which columns, which splits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SourceOptions(FileSourceOptions):
 
     recipe_text: str | None = None  # the name of a built-in recipe, or the TOML of another
     bids: BidsOptions = field(default_factory=BidsOptions)
-    lenient: bool = False  # for a check: note what does not fit instead of raising
+    lenient: bool = False  # for a check: report faults instead of raising
     tolerance: float | None = None  # how far counts may be from what a recipe expects
     access: Access = field(default_factory=Access)  # to an object store
     dataset: bool = False  # read it as a dataset that contains its files, whatever else it may be
@@ -39,22 +39,22 @@ class SourceOptions(FileSourceOptions):
             if glob.startswith("/"):
                 raise InputError(f"{glob!r} starts with /.", hint="Globs are matched against relative paths.")
 
-    def file_columns(self, known: Collection[str] = ()) -> dict[str, str | None]:
+    def file_columns(self, existing: Collection[str] = ()) -> dict[str, str | None]:
         """Return the file columns that --files names, and the type given with each."""
-        return {column: kind for column, _, kind in self._parse_files(known)}
+        return {column: kind for column, _, kind in self._parse_files(existing)}
 
-    def renamed_columns(self, known: Collection[str] = ()) -> dict[str, str]:
+    def renamed_columns(self, existing: Collection[str] = ()) -> dict[str, str]:
         """Return the new names that --files NAME=COLUMN gives to columns."""
-        return {column: name for column, name, _ in self._parse_files(known) if name}
+        return {column: name for column, name, _ in self._parse_files(existing) if name}
 
-    def _parse_files(self, known: Collection[str]) -> Iterator[tuple[str, str | None, str | None]]:
-        """Yield column, new name and type of each --files. A column in `known` may have ':' or '=' in its name."""
+    def _parse_files(self, existing: Collection[str]) -> Iterator[tuple[str, str | None, str | None]]:
+        """Yield column, new name and type of each --files. A column in `existing` may have ':' or '=' in its name."""
         for text in self.files:
             column, colon, typed = text.rpartition(":")
-            kind = parse_kind(typed) if colon and column and text not in known else None
+            kind = parse_kind(typed) if colon and column and text not in existing else None
             column = text if kind is None else column
             name, _, source = column.partition("=")
-            is_renamed = name and source and column not in known
+            is_renamed = name and source and column not in existing
             yield (source, name, kind) if is_renamed else (column, None, kind)
 
     def selects(self) -> Callable[[str], bool]:

@@ -25,7 +25,7 @@ _CSV_CHUNK_BYTES = 8 << 20
 _JSON_CHUNK_BYTES = 4 << 20
 _LONGER = 8  # a line longer than a chunk makes chunks this many times longer
 _BATCH_ROWS, _BATCH_BYTES = 65_536, 4 << 20
-Opened = Callable[[], IO[bytes]]  # opens the text of a table at its start
+OpenFile = Callable[[], IO[bytes]]  # opens the text of a table at its start
 
 # pyarrow tries the types of a CSV column in this order, until all values convert.
 _CSV_TYPES = (
@@ -44,7 +44,7 @@ class _LineTooLong(Exception):
 
 def _blocks(file: IO[bytes], scanner: RowScanner, chunk_bytes: int) -> Iterator[bytes]:
     """Yield blocks of complete rows. An empty block marks the end of a chunk."""
-    held, position, has_row_end, too_long = [b""], 0, True, False
+    pending, position, has_row_end, too_long = [b""], 0, True, False
     while data := file.read(_BLOCK_BYTES):
         if too_long:
             raise _LineTooLong
@@ -53,17 +53,17 @@ def _blocks(file: IO[bytes], scanner: RowScanner, chunk_bytes: int) -> Iterator[
         end = int(ends[-1]) if len(ends) else 0
         if position % chunk_bytes == 0 and data.endswith(b"\r") and not scanner.in_quotes:
             end = len(data)  # for pyarrow the row ends here, and the next line feed is an empty line
-        held.append(data[:end])
+        pending.append(data[:end])
         if end:
             has_row_end = True
-            yield from _unless_blank(b"".join(held))
-            held = []
-        held.append(data[end:])
+            yield from _unless_blank(b"".join(pending))
+            pending = []
+        pending.append(data[end:])
         if position % chunk_bytes == 0:
             too_long = not has_row_end and scanner.kind == "jsonl"
             has_row_end = False
             yield b""
-    yield from _unless_blank(b"".join(held))
+    yield from _unless_blank(b"".join(pending))
     yield b""
 
 
@@ -73,27 +73,27 @@ def _unless_blank(block: bytes) -> Iterator[bytes]:
 
 
 def _chunks(blocks: Iterator[bytes], parse: Callable[[bytes], pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Yield a record batch for each chunk; one without rows if there is no row.
+    """Yield a record batch for each chunk; at least one, which may have no rows.
 
     After a block that does not fit the earlier types, the others are only parsed, and _TypesChanged is raised.
     """
-    held: list[pa.Table] = []
+    pending: list[pa.Table] = []
     schema: pa.Schema | None = None
     fits, has_rows = True, False
     for block in blocks:
         try:
             if block:
                 table = parse(block)
-                held += [table] if table.num_rows else []
+                pending += [table] if table.num_rows else []
                 schema = table.schema
         except _TypesChanged:
             fits = False
         if not fits:
-            held = []
-        elif held and not block:
+            pending = []
+        elif pending and not block:
             has_rows = True
-            yield from pa.concat_tables(held).combine_chunks().to_batches()
-            held = []
+            yield from pa.concat_tables(pending).combine_chunks().to_batches()
+            pending = []
     if not fits:
         raise _TypesChanged
     if schema is None:
@@ -102,12 +102,12 @@ def _chunks(blocks: Iterator[bytes], parse: Callable[[bytes], pa.Table]) -> Iter
         yield pa.RecordBatch.from_pylist([], schema=schema)
 
 
-def read_csv(opened: Opened, delimiter: str, check_names: Callable[[list[str]], None]) -> pa.Table:
+def read_csv(open_file: OpenFile, delimiter: str, check_names: Callable[[list[str]], None]) -> pa.Table:
     """Read a CSV file, with types inferred from its values. Columns that would lose digits as numbers stay text."""
     reader = _CsvReader(delimiter, check_names)
     while True:
         try:
-            with opened() as file:
+            with open_file() as file:
                 reader.rows = 0
                 blocks = _blocks(file, RowScanner("csv", delimiter), _CSV_CHUNK_BYTES)
                 return collect_batches(_chunks(blocks, reader.parse))
@@ -151,8 +151,8 @@ class _CsvReader:
         for name in self._with_nulls:
             column = table.column(name)
             null = pc.is_in(column, pa.array(self._csv.ConvertOptions().null_values))
-            at = table.column_names.index(name)
-            table = table.set_column(at, name, pc.if_else(null, pa.scalar(None, pa.string()), column))
+            index = table.column_names.index(name)
+            table = table.set_column(index, name, pc.if_else(null, pa.scalar(None, pa.string()), column))
         return table
 
     def _convert(self, text: bytes) -> pa.Table:
@@ -161,10 +161,12 @@ class _CsvReader:
             try:
                 return self._read(text, self._csv.ConvertOptions(column_types=self._types))
             except pa.ArrowInvalid as error:
-                found = re.match(r"In CSV column #(\d+): ", str(error))
-                if found is None:
-                    raise self._with_row_of_table(error) from None
-                name = self._names[int(found[1])]
+                match = re.match(r"In CSV column #(\d+): ", str(error))
+                if match is None:
+                    # With the number of the row in the table instead of that in the block.
+                    fault = re.sub(r"Row #(\d+)", lambda row: f"Row #{int(row[1]) + self.rows}", str(error))
+                    raise pa.ArrowInvalid(fault) from None
+                name = self._names[int(match[1])]
                 self._types[name] = _CSV_TYPES[_CSV_TYPES.index(self._types[name]) + 1]
 
     def _read(self, text: bytes, converting: Any) -> pa.Table:
@@ -184,17 +186,13 @@ class _CsvReader:
             name for name in numbers if pc.any(pc.match_substring_regex(texts.column(name), CHANGES_AS_NUMBER)).as_py()
         ]
 
-    def _with_row_of_table(self, error: pa.ArrowInvalid) -> pa.ArrowInvalid:
-        """Return an error with the number of the row in the table instead of that in the block."""
-        return pa.ArrowInvalid(re.sub(r"Row #(\d+)", lambda row: f"Row #{int(row[1]) + self.rows}", str(error)))
 
-
-def read_jsonl(opened: Opened) -> tuple[pa.Table, bool]:
+def read_jsonl(open_file: OpenFile) -> tuple[pa.Table, bool]:
     """Read JSON lines, with types inferred from their values; and return whether a value may have changed."""
     reader, chunk_bytes = _JsonReader(), _JSON_CHUNK_BYTES
     while True:
         try:
-            with opened() as file:
+            with open_file() as file:
                 reader.rows, reader.may_differ = 0, False
                 blocks = _blocks(file, RowScanner("jsonl"), chunk_bytes)
                 return collect_batches(_chunks(blocks, reader.parse)), reader.may_differ
@@ -223,7 +221,11 @@ class _JsonReader:
                 raise
             table = self._read(text, None)
         if self._schema is None or not table.schema.equals(self._schema):
-            self._schema = table.schema if self._schema is None else _merged(self._schema, table.schema)
+            if self._schema is None:
+                self._schema = table.schema
+            else:  # types that hold the values of both, by pyarrow's rules for JSON; fields keep their first order
+                first, second = (pa.struct(list(schema)) for schema in (self._schema, table.schema))
+                self._schema = pa.schema(list(_merged_type(first, second, "")))
             if not table.schema.equals(self._schema):
                 table = self._read(text, self._schema)
         has_rows_before = self.rows > 0
@@ -239,23 +241,18 @@ class _JsonReader:
         return self._json.read_json(pa.BufferReader(text), reading, parsing)
 
 
-def _merged(first: pa.Schema, second: pa.Schema) -> pa.Schema:
-    """Return the types that hold the values of both, by pyarrow's rules for JSON. Fields keep their first order."""
-    return pa.schema(list(_merged_type(pa.struct(list(first)), pa.struct(list(second)), "")))
-
-
 def _merged_type(first: pa.DataType, second: pa.DataType, column: str) -> pa.DataType:
     if first.equals(second) or pa.types.is_null(second):
         return first
     if pa.types.is_null(first):
         return second
     if pa.types.is_struct(first) and pa.types.is_struct(second):
-        others = {field.name: field.type for field in second}
+        added = {field.name: field.type for field in second}
         fields = [
-            field.with_type(_merged_type(field.type, others.pop(field.name, field.type), f"{column}.{field.name}"))
+            field.with_type(_merged_type(field.type, added.pop(field.name, field.type), f"{column}.{field.name}"))
             for field in first
         ]
-        return pa.struct(fields + [pa.field(name, kind) for name, kind in others.items()])
+        return pa.struct(fields + [pa.field(name, kind) for name, kind in added.items()])
     if pa.types.is_list(first) and pa.types.is_list(second):
         return pa.list_(_merged_type(first.value_type, second.value_type, f"{column}[]"))
     for wider, kinds in (
@@ -269,40 +266,31 @@ def _merged_type(first: pa.DataType, second: pa.DataType, column: str) -> pa.Dat
 
 
 def read_parquet(file: Any) -> pa.Table:
-    """Read an opened Parquet file column by column. Each is one chunk, as if the file were read at once."""
+    """Read an opened Parquet file column by column. Each column is one chunk."""
     plain = [field for field in file.schema_arrow if GrowingArray.takes(field.type)]
-    leaves = [_leaves(field.type) for field in file.schema_arrow]
-    if sum(leaves) != len(file.schema) or _parquet_bytes(file, plain) <= SMALL_TABLE_BYTES:
+    leaf_counts = [_count_leaves(field.type) for field in file.schema_arrow]
+    # The values in memory; encoded values may be smaller.
+    encoded = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
+    size = int(max(encoded, file.metadata.num_rows * 8 * max(len(plain), 1)))
+    if sum(leaf_counts) != len(file.schema) or size <= SMALL_TABLE_BYTES:
         return file.read()
-    spool, held, first = TableSpool(), {}, 0
+    spool, spooled, first = TableSpool(), {}, 0
     for number, field in enumerate(file.schema_arrow):
-        own = list(range(first, first + leaves[number]))
-        first += leaves[number]
+        own = list(range(first, first + leaf_counts[number]))
+        first += leaf_counts[number]
         groups = list(range(file.num_row_groups))
         if field in plain:
-            rows = max(
-                1, min(_BATCH_ROWS, _BATCH_BYTES // max(_column_bytes(file, own) // max(file.metadata.num_rows, 1), 1))
-            )
+            row_groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+            size = sum(int(group.column(leaf).total_uncompressed_size) for group in row_groups for leaf in own)
+            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(size // max(file.metadata.num_rows, 1), 1)))
             batches = file.reader.iter_batches(rows, row_groups=groups, column_indices=own, use_threads=False)
             spool.write(pa.schema([field]), contiguous(field, (batch.column(0) for batch in batches)))
         else:
-            held[number] = file.reader.read_row_groups(groups, column_indices=own, use_threads=False).column(0)
+            spooled[number] = file.reader.read_row_groups(groups, column_indices=own, use_threads=False).column(0)
     mapped = iter(spool.tables())
-    columns = [held[number] if number in held else next(mapped).column(0) for number in range(len(leaves))]
+    columns = [spooled[number] if number in spooled else next(mapped).column(0) for number in range(len(leaf_counts))]
     return pa.Table.from_arrays(columns, schema=file.schema_arrow)
 
 
-def _leaves(kind: pa.DataType) -> int:
-    return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields)) or 1
-
-
-def _column_bytes(file: Any, leaves: list[int]) -> int:
-    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
-    return sum(int(group.column(leaf).total_uncompressed_size) for group in groups for leaf in leaves)
-
-
-def _parquet_bytes(file: Any, fields: list[pa.Field]) -> int:
-    """Return about how much memory the values of a file take: encoded values may be smaller."""
-    rows = file.metadata.num_rows
-    encoded = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
-    return int(max(encoded, rows * 8 * max(len(fields), 1)))
+def _count_leaves(kind: pa.DataType) -> int:
+    return sum(_count_leaves(kind.field(number).type) for number in range(kind.num_fields)) or 1

@@ -20,7 +20,7 @@ _MANY_COLUMNS, _MANY_ROWS = 1_000, 500_000
 def check_table_fits(name: str, memory: str | int | float | None, columns: int, rows: int = 0) -> None:
     """Raise MemoryLimitError if a table of this shape cannot be built within the limit of a job.
 
-    The error names memory that is enough for the whole job, and not only for what is known of the table so far.
+    The error names memory that is enough for the whole job, and not only for the part of the table that was read.
     """
     if columns < _MANY_COLUMNS and rows < _MANY_ROWS:
         return

@@ -54,7 +54,7 @@ def table_source(source: Any, options: SourceOptions, features: Any = None) -> F
         _need_column(rows, name, "--drop")
     rows = rows.drop_columns(list(options.drop)) if options.drop else rows
     renamed = options.renamed_columns(rows.column_names)
-    named = {renamed.get(name, name): kind for name, kind in options.file_columns(rows.column_names).items()}
+    file_columns = {renamed.get(name, name): kind for name, kind in options.file_columns(rows.column_names).items()}
     for old, new in renamed.items():
         _need_column(rows, old, "--files")
         if new in rows.column_names:
@@ -63,16 +63,16 @@ def table_source(source: Any, options: SourceOptions, features: Any = None) -> F
                 hint=f"Choose another name, or leave the other column out with --drop={new}.",
             )
     rows = rows.rename_columns([renamed.get(name, name) for name in rows.column_names]) if renamed else rows
-    given = dict(as_feature_dict(features)) if features is not None else {}
-    columns = _named_columns(rows, named, given) or _guess_columns(rows, base)
-    for name, feature in given.items():
+    given_features = dict(as_feature_dict(features)) if features is not None else {}
+    columns = _named_columns(rows, file_columns, given_features) or _guess_columns(rows, base)
+    for name, feature in given_features.items():
         if name not in columns:
             cast = cast_to_feature(rows.column(name), feature, name)
             rows = rows.set_column(rows.column_names.index(name), name, cast)
     if options.label_from:
-        rows, given[options.label_from] = encode_labels(rows, options.label_from, [*columns, options.split_by])
+        rows, given_features[options.label_from] = encode_labels(rows, options.label_from, [*columns, options.split_by])
     rows, tree = in_one_tree(rows, columns, base, options.root is not None, options.access)
-    table = make_file_table(rows, columns, tree, options, given)
+    table = make_file_table(rows, columns, tree, options, given_features)
     return table.replace(can_drop=True, unmatched=None if options.limit else _unnamed_files(table, source, options))
 
 
@@ -85,11 +85,11 @@ def _read(source: Any, options: SourceOptions) -> tuple[pa.Table, Base]:
         path = os.path.abspath(text)
         return read_table(path, memory=options.memory), Base(folder_location(os.path.dirname(path)))
     address = parse_location(text, options.access)
-    found = stat_file(address)
-    if found is None:
+    stat = stat_file(address)
+    if stat is None:
         raise SourceError(f"{address} does not exist.", hint="Check the bucket and the prefix.", path=str(address))
     name, folder = address.prefix.rpartition("/")[2], address.parent
-    return read_table(name, ObjectTree.of(folder, [(name, found)]), options.memory), Base(folder)
+    return read_table(name, ObjectTree.of(folder, [(name, stat)]), options.memory), Base(folder)
 
 
 def _unnamed_files(table: FileTable, source: Any, options: SourceOptions) -> Unmatched | None:
@@ -97,18 +97,18 @@ def _unnamed_files(table: FileTable, source: Any, options: SourceOptions) -> Unm
     files = table.files
     if files.bucket is not None:
         return None  # only the objects that are named were listed
-    named = set(files.paths.to_pylist()) | {refused.path for refused in table.refused}
+    named_paths = set(files.paths.to_pylist()) | {refused.path for refused in table.refused}
     own = os.path.abspath(os.fspath(source)) if isinstance(source, str | os.PathLike) else ""
-    selected = options.selects()
+    is_selected = options.selects()
 
     def unnamed() -> Iterator[str]:
-        for folder in sorted({path.rpartition("/")[0] for path in named}):
+        for folder in sorted({path.rpartition("/")[0] for path in named_paths}):
             with contextlib.suppress(OSError), os.scandir(os.path.join(files.root, folder)) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     path = f"{folder}/{entry.name}" if folder else entry.name
-                    if path in named or passed_over(entry.name) or entry.path == own or entry.is_dir():
+                    if path in named_paths or passed_over(entry.name) or entry.path == own or entry.is_dir():
                         continue
-                    if selected(path):
+                    if is_selected(path):
                         yield path
 
     return collect_unmatched(unnamed(), hint="Name them in the table, or leave them out with --exclude.")
@@ -119,7 +119,7 @@ def make_file_table(
     columns: Mapping[str, FileColumn],
     tree: Tree,
     options: SourceOptions,
-    given: Mapping[str, Any],
+    given_features: Mapping[str, Any],
     warnings: tuple[str, ...] = (),
 ) -> FileTable:
     """Make the file table of rows whose file columns have paths relative to the top of `tree`."""
@@ -132,7 +132,7 @@ def make_file_table(
     if options.limit is not None:
         rows, splits = limit_rows(rows, splits, options.limit)
     rows, files, refused = number_files(rows, columns, tree, fixed_root=options.root is not None)
-    features, unknown = describe(rows.schema, columns, given)
+    features, unknown = describe(rows.schema, columns, given_features)
     return FileTable(
         rows=rows,
         columns=dict(columns),
@@ -147,13 +147,13 @@ def make_file_table(
 
 
 def describe(
-    schema: pa.Schema, columns: Mapping[str, FileColumn], given: Mapping[str, Any]
+    schema: pa.Schema, columns: Mapping[str, FileColumn], given_features: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """Return the features of all columns; or None and a warning if `datasets` has no feature for a type."""
     features: dict[str, Any] = {}
     for field in schema:
-        if field.name in given:
-            features[field.name] = given[field.name]
+        if field.name in given_features:
+            features[field.name] = given_features[field.name]
         elif field.name in columns:
             column = columns[field.name]
             inner = feature_of(column.kind)
@@ -183,9 +183,9 @@ def encode_labels(rows: pa.Table, name: str, other_uses: Collection[str | None])
     _need_column(rows, name, "--label-from")
     column = rows.column(name)
     if name in other_uses or not has_text(column.type):
-        what = "files or splits" if name in other_uses else str(column.type)
+        subject = "files or splits" if name in other_uses else str(column.type)
         raise SourceError(
-            f"--label-from names the column {name!r}, which holds {what}, not texts.",
+            f"--label-from names the column {name!r}, which holds {subject}, not texts.",
             hint="Name a column with one class name per row.",
         )
     texts = column.cast(pa.large_string())
@@ -208,13 +208,15 @@ def _need_column(rows: pa.Table, name: str, option: str) -> None:
         )
 
 
-def _named_columns(rows: pa.Table, named: Mapping[str, str | None], given: Mapping[str, Any]) -> dict[str, FileColumn]:
+def _named_columns(
+    rows: pa.Table, kinds: Mapping[str, str | None], features: Mapping[str, Any]
+) -> dict[str, FileColumn]:
     """Return the file columns that --files or features= name."""
-    for name in given:
+    for name in features:
         _need_column(rows, name, "features=")
-    media = {name: found for name, feature in given.items() if (found := kind_of_feature(feature)) is not None}
+    media = {name: entry for name, feature in features.items() if (entry := kind_of_feature(feature)) is not None}
     columns: dict[str, FileColumn] = {}
-    for name, kind in {**named, **{name: found[0] for name, found in media.items()}}.items():
+    for name, kind in {**kinds, **{name: entry[0] for name, entry in media.items()}}.items():
         _need_column(rows, name, "--files")
         column_type = rows.schema.field(name).type
         is_list = has_text_lists(column_type)

@@ -94,19 +94,19 @@ def mapped_columns(table: pa.Table) -> frozenset[str]:
 
 def collect_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     """Make a table of at least one batch: in memory if it is small, otherwise in a spool."""
-    held: list[pa.RecordBatch] = []
-    size, rest = 0, iter(batches)
-    for batch in rest:
-        held.append(batch)
+    pending: list[pa.RecordBatch] = []
+    size, remaining = 0, iter(batches)
+    for batch in remaining:
+        pending.append(batch)
         size += arrow_bytes(batch)
         if size > SMALL_TABLE_BYTES:
             schema = batch.schema
             del batch
             spool = TableSpool()
             # Each batch is released as soon as it is written.
-            spool.write(schema, itertools.chain((held.pop(0) for _ in range(len(held))), rest))
+            spool.write(schema, itertools.chain((pending.pop(0) for _ in range(len(pending))), remaining))
             return spool.tables()[0]
-    return pa.Table.from_batches(held)
+    return pa.Table.from_batches(pending)
 
 
 def spooled(table: pa.Table, make: Callable[[pa.Table], pa.Table]) -> pa.Table:
@@ -123,7 +123,7 @@ def spooled(table: pa.Table, make: Callable[[pa.Table], pa.Table]) -> pa.Table:
 
 
 class GrowingArray:
-    """An array that is made of parts and is contiguous in the end. Its buffers are in temporary files meanwhile."""
+    """Builds a contiguous array from parts, with its buffers in temporary files."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind, self.length, self._nulls = kind, 0, 0
@@ -140,7 +140,8 @@ class GrowingArray:
         """Return whether arrays of a type can be put together: not dictionaries, views, unions and extensions."""
         if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind) or pa.types.is_union(kind):
             return False
-        if kind.num_fields and (_offset_type(kind) is not None or _is_fixed(kind)):
+        is_fixed = pa.types.is_struct(kind) or pa.types.is_fixed_size_list(kind)
+        if kind.num_fields and (_offset_type(kind) is not None or is_fixed):
             return all(GrowingArray.takes(kind.field(number).type) for number in range(kind.num_fields))
         return _offset_type(kind) is not None or _width(kind) > 0 or bool(pa.types.is_boolean(kind))
 
@@ -184,10 +185,6 @@ class GrowingArray:
             buffers.append(self._values.finish())
         children = [child.finish() for child in self._children]
         return pa.Array.from_buffers(self.kind, self.length, buffers, self._nulls, children=children or None)
-
-
-def _is_fixed(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _offset_type(kind: pa.DataType) -> Any:
@@ -249,16 +246,16 @@ class _Bits:
     """Bits, eight to a byte. Parts may end inside a byte."""
 
     def __init__(self) -> None:
-        self._buffer, self._rest = _GrowingBuffer(), np.zeros(0, bool)
+        self._buffer, self._remainder = _GrowingBuffer(), np.zeros(0, bool)
 
     def write(self, bits: Bools) -> None:
-        bits = np.concatenate([self._rest, bits])
+        bits = np.concatenate([self._remainder, bits])
         complete = len(bits) & ~7
         self._buffer.write(np.packbits(bits[:complete], bitorder="little"))
-        self._rest = bits[complete:]
+        self._remainder = bits[complete:]
 
     def finish(self) -> Any:
-        self._buffer.write(np.packbits(self._rest, bitorder="little"))
+        self._buffer.write(np.packbits(self._remainder, bitorder="little"))
         return self._buffer.finish()
 
 

@@ -1,4 +1,4 @@
-"""Locate the chosen values of a dataset's shards: in the shards, in a spool, or in a copy of what was fetched.
+"""Locate the chosen values of a dataset's shards: in the shards, in a spool, or in a copy of fetched ranges.
 
 `ChunkLocator` answers where the values of a column chunk are: by the listing in a manifest, else by the pages of the
 chunk, else by decoding it to a spool. `ShardValues` makes columns of numbers of values from that, for some rows.
@@ -46,12 +46,12 @@ class ValueStores:
         self.in_spool, self.in_copy = self.ranges.promised(), self.ranges.promised()
         self.newest_ns = 0
 
-    def finish(self, held: list[object]) -> FileSet:
-        """Return the values; `held` gets the spools that must exist as long as they do."""
+    def finish(self, spools: list[object]) -> FileSet:
+        """Return the values; `spools` gets the spools that must exist as long as they do."""
         for spool, promise in ((self.spool, self.in_spool), (self.copy, self.in_copy)):
             if spool.size:
                 self.ranges.keep(promise, spool.path, spool.stat(self.newest_ns))
-                held.append(spool)
+                spools.append(spool)
             else:
                 spool.close()
         return self.ranges.finish()
@@ -66,7 +66,7 @@ class ChunkLocator:
     ) -> None:  # fmt: skip
         self._open, self._note, self._stores = open_shard, note, stores
         self.shard, self.names = shard, set(names)
-        self.opened = open_shard()
+        self.source = open_shard()
         self.copy: FarCopy | None = None  # of the fetched parts, if the shard is remote
         self._started: dict[tuple[int, int], Future[FoundValues]] = {}
         self._listed: dict[int, ListedValues | None] = {}  # by the number of the leaf
@@ -82,13 +82,13 @@ class ChunkLocator:
     @property
     def unlisted_leaves(self) -> list[Leaf]:
         """The leaves whose values no manifest lists."""
-        leaves = self.shard.content_leaves(self.names)
-        return [leaf for leaf in leaves if self._listed.get(leaf.number) is None]
+        leaf_numbers = self.shard.content_leaves(self.names)
+        return [leaf for leaf in leaf_numbers if self._listed.get(leaf.number) is None]
 
     def shape(self, group: int, leaf: int) -> ChunkShape:
         meta = self.shard.meta(group, leaf)
         start = min(int(meta[n][1]) for n in (9, 11) if n in meta and meta[n][1])
-        pages = self.shard.pages(self.opened, group, leaf)
+        pages = self.shard.pages(self.source, group, leaf)
         rows, slots = int(self.shard.groups[group][3][1]), int(meta[5][1])
         return ChunkShape(start, start + int(meta[7][1]), rows, slots, int(meta[4][1]) == 0, pages)
 
@@ -98,15 +98,15 @@ class ChunkLocator:
 
     def locate(self, group: int, leaf: Leaf, rows: Ints | None, levels: tuple[int, ...] | None = None) -> FoundValues:
         """Return the values of a chunk, or at least those of some rows. `levels` are the expected ones."""
-        found = self._in_manifest(group, leaf)
-        if found is not None:
-            return found
+        located = self._in_manifest(group, leaf)
+        if located is not None:
+            return located
         spool, size = self._stores.spool, self._stores.spool.size
         try:
             if levels not in (None, leaf.levels):
                 raise NotLocated("its lists")
             started = self._started.get((group, leaf.number))
-            found = self._in_pages(group, leaf, rows) if started is None else started.result()
+            located = self._in_pages(group, leaf, rows) if started is None else started.result()
         except NotLocated as error:
             self._note(f"values of {leaf.path[0]!r} are decoded to disk: {error} needs it")
             source = self._open()
@@ -117,22 +117,22 @@ class ChunkLocator:
                     source.close()
         if spool.size > size:
             self._note(f"compressed values of {leaf.path[0]!r} are decoded to disk")
-        return found
+        return located
 
     def _in_manifest(self, group: int, leaf: Leaf) -> FoundValues | None:
         """Locate values by their sizes in a manifest and the page index, without reading pages."""
         listed, meta = self._listed.get(leaf.number), self.shard.meta(group, leaf.number)
         if listed is None or meta[4][1] != 0 or 11 in meta:
             return None
-        pages = self.shard.pages(self.opened, group, leaf.number)
+        pages = self.shard.pages(self.source, group, leaf.number)
         first, last = self.shard.edges[group : group + 2].tolist()
         return None if pages is None else locate_listed(listed, leaf.max_definition, pages, first, last)
 
     def _in_pages(self, group: int, leaf: Leaf, rows: Ints | None) -> FoundValues:
         meta, total = self.shard.meta(group, leaf.number), int(self.shard.groups[group][3][1])
-        pages = None if rows is None else self.shard.pages(self.opened, group, leaf.number)
+        pages = None if rows is None else self.shard.pages(self.source, group, leaf.number)
         if self.copy is None:
-            reader = ChunkReader(self.opened, meta, leaf, total, self._stores.spool)
+            reader = ChunkReader(self.source, meta, leaf, total, self._stores.spool)
         else:
             chunk = FarChunk(self.copy, self._stores.copy)
             reader = ChunkReader(chunk, meta, leaf, total, self._stores.spool, chunk.has)
@@ -140,8 +140,8 @@ class ChunkLocator:
             return reader.find(rows=rows)
         firsts = np.array([page.first for page in pages], np.int64)
         with_rows = np.unique(np.searchsorted(firsts, rows, side="right") - 1)
-        chosen = [pages[number] for number in with_rows.tolist() if number >= 0]
-        return reader.find(chosen, min((page.offset for page in pages), default=0), rows)
+        row_pages = [pages[number] for number in with_rows.tolist() if number >= 0]
+        return reader.find(row_pages, min((page.offset for page in pages), default=0), rows)
 
 
 class ShardValues:
@@ -167,9 +167,9 @@ class ShardValues:
     def needed_ranges(self) -> list[tuple[int, int]]:
         """Return the pages with chosen values of a remote shard: the lengths of the values are in them."""
         chunks = self.chunks
-        leaves = chunks.unlisted_leaves
-        shapes = ((chunks.shape(g, leaf.number), rows) for g, rows, _ in self.groups() for leaf in leaves)
-        return [found for shape, rows in shapes for found in fetched_ranges(shape, rows)]
+        leaf_numbers = chunks.unlisted_leaves
+        shapes = ((chunks.shape(g, leaf.number), rows) for g, rows, _ in self.groups() for leaf in leaf_numbers)
+        return [byte_range for shape, rows in shapes for byte_range in fetched_ranges(shape, rows)]
 
     def column(self, column: ContentColumn, paths: pa.ChunkedArray | None) -> pa.Array:
         """Return the numbers of a column's values. `paths` are those of all its rows, if it has files."""
@@ -225,25 +225,31 @@ class ShardValues:
     def _slots(self, leaf: Leaf, max_definition: int, levels: tuple[int, ...] | None = None) -> Iterator[_Slots]:
         """Yield the slots of the chosen rows of each row group."""
         for group, rows, count in self.groups():
-            found = self.chunks.locate(group, leaf, rows, levels)
-            value_of = np.cumsum(found.definition == max_definition) - 1
-            kept: Any = slice(None) if rows is None else np.isin(found.rows, rows)
-            slots = _Slots(found, found.rows[kept], found.repetition[kept], found.definition[kept], value_of[kept])
+            cells = self.chunks.locate(group, leaf, rows, levels)
+            value_of = np.cumsum(cells.definition == max_definition) - 1
+            mask: Any = slice(None) if rows is None else np.isin(cells.rows, rows)
+            slots = _Slots(
+                cells,
+                cells.rows[mask],
+                cells.repetition[mask],
+                cells.definition[mask],
+                value_of[mask],
+            )
             if np.count_nonzero(np.diff(slots.rows, prepend=-1)) != count:
                 raise ValueError("a column has other rows than its row group")
             yield slots
 
-    def _add(self, found: FoundValues, values: Ints, has_bytes: Bools, names: Any) -> Ints:
+    def _add(self, located: FoundValues, values: Ints, has_bytes: Bools, names: Any) -> Ints:
         """Add files to the set of values, and return their numbers.
 
-        `has_bytes` has an entry for each file, and `values` the number in `found` of each that has bytes.
+        `has_bytes` has an entry for each file, and `values` the number in `located` of each that has bytes.
         """
         total, stores, copy = len(has_bytes), self._stores, self.chunks.copy
         holders = np.full(total, NO_CONTENT, np.int64)
         starts, sizes = np.zeros(total, np.int64), np.zeros(total, np.int64)
-        starts[has_bytes], sizes[has_bytes] = found.starts[values], found.sizes[values]
-        pieces, starts = found.pieces.take(starts) if (starts < 0).any() else (None, starts)
-        in_spool, files = found.spooled[values], np.flatnonzero(has_bytes)
+        starts[has_bytes], sizes[has_bytes] = located.starts[values], located.sizes[values]
+        segments, starts = located.pieces.take(starts) if (starts < 0).any() else (None, starts)
+        in_spool, files = located.spooled[values], np.flatnonzero(has_bytes)
         holders[files[in_spool]] = stores.in_spool
         own = files[~in_spool]
         if copy is not None and len(own):
@@ -252,14 +258,14 @@ class ShardValues:
             copied, own = own[is_copied], own[~is_copied]
             holders[copied] = stores.in_copy
             starts[copied] = np.where(starts[copied] < 0, starts[copied], starts[copied] + copy.base)
-            pieces = None if pieces is None else replace(pieces, starts=pieces.starts + copy.base)
+            segments = None if segments is None else replace(segments, starts=segments.starts + copy.base)
         if len(own):
             if self._own_holder is None:
                 file = self._shard.file
                 self._own_holder = stores.ranges.container(file.path, file.stat, file.remote)
             holders[own] = self._own_holder
         paths = pa.nulls(total, pa.large_string()) if names is None else names
-        return stores.ranges.add(paths, holders, starts, sizes, pieces)
+        return stores.ranges.add(paths, holders, starts, sizes, segments)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -272,7 +278,7 @@ class ShardValues:
 
     def close(self) -> None:
         if self._shard.file.remote is None:
-            self.chunks.opened.close()
+            self.chunks.source.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,29 +302,29 @@ def fetch_chosen(shards: Sequence[ShardValues], stores: ValueStores) -> None:
 
     If a manifest lists the values of a shard, or a shard needs too much, nothing is fetched here.
     """
-    remotes = [(s, s.chunks.opened) for s in shards if isinstance(s.chunks.opened, RemoteShard)]
+    remotes = [(s, s.chunks.source) for s in shards if isinstance(s.chunks.source, RemoteShard)]
     indexed = [
-        (opened, s.chunks.shard.index_ranges(s.chunks.shard.content_leaves(s.chunks.names))) for s, opened in remotes
+        (source, s.chunks.shard.index_ranges(s.chunks.shard.content_leaves(s.chunks.names))) for s, source in remotes
     ]
     fetch_together(indexed)
-    left = COPIED_BYTES
-    wanted: list[tuple[RemoteShard, list[tuple[int, int]]]] = []
+    remaining = COPIED_BYTES
+    requests: list[tuple[RemoteShard, list[tuple[int, int]]]] = []
     bases: dict[RemoteShard, int] = {}
     for values, remote in remotes:
         if not values.chunks.unlisted_leaves:
             continue
         needed = values.needed_ranges()
         size = sum(stop - start for start, stop in needed)
-        left -= size
-        if left < 0 or size > FETCHED_BYTES:
+        remaining -= size
+        if remaining < 0 or size > FETCHED_BYTES:
             continue  # it is read where it is
         copy = values.chunks.copy = FarCopy(remote, stores.copy.size, needed)
         stores.copy.extend(stores.copy.size + remote.size)
-        for start, data in remote.kept():
+        for start, data in remote.kept_blocks():
             stores.copy.write_at(copy.base + start, data)
         bases[remote] = copy.base
-        wanted.append((remote, in_pieces(needed)))
-    for remote, start, data in fetch_ranges(wanted):
+        requests.append((remote, in_pieces(needed)))
+    for remote, start, data in fetch_ranges(requests):
         stores.copy.write_at(bases[remote] + start, data)
     with ThreadPoolExecutor(_THREADS, "brim-look") as pool:
         for values, remote in remotes:

@@ -131,7 +131,7 @@ def with_content(table: FileTable, names: Collection[str]) -> FileTable:
     spool.write(schema, batches())
     (filled,), rows = spool.tables(), table.rows
     for name, kind in kinds.items():
-        at = rows.column_names.index(name)
-        rows = rows.set_column(at, rows.schema.field(name).with_type(kind), filled.column(name))
+        index = rows.column_names.index(name)
+        rows = rows.set_column(index, rows.schema.field(name).with_type(kind), filled.column(name))
     nested = {name: kind for name, kind in table.nested.items() if name not in kinds}
     return table.replace(rows=rows, nested=nested)

@@ -75,15 +75,15 @@ def webdataset_table(files: Sequence[DatasetFile], about: Mapping[str, Any]) -> 
         cells = arrays[name].flatten() if pa.types.is_list(arrays[name].type) else arrays[name]
         kinds = {kind_of(str(paths[number.as_py()])) for number in cells.drop_null()[:_SAMPLED_FILES]}
         columns[name] = FileColumn(kinds.pop() if len(kinds) == 1 else "file", name in list_columns)
-    known: dict[str, Any] = {}
-    features: dict[str, Any] | None = known
+    types: dict[str, Any] = {}
+    features: dict[str, Any] | None = types
     try:
         for name, array in arrays.items():
             if name not in columns:
-                known[name] = feature_of_type(array.type)
+                types[name] = feature_of_type(array.type)
             else:
                 feature = feature_of(columns[name].kind)
-                known[name] = {"feature": feature, "_type": "List"} if columns[name].is_list else feature
+                types[name] = {"feature": feature, "_type": "List"} if columns[name].is_list else feature
     except NoFeature:
         features = None
     warnings = [f"{len(without_key):,} member(s) of the tars without a key and an extension are left out, such as"]
@@ -104,14 +104,14 @@ Member = tuple[str, str, int, int, bool]  # column, path, offset, size, whether 
 
 def _rows(file: DatasetFile, without_key: list[str]) -> Iterator[tuple[dict[str, Any], list[Member]]]:
     """Yield each row of a tar, and its files. Members that belong to no row are added to `without_key`."""
-    opened: Readable = LocalFile(file.path) if file.remote is None else RemoteShard(file)
+    reader: Readable = LocalFile(file.path) if file.remote is None else RemoteShard(file)
     try:
-        with tarfile.open(fileobj=io.BufferedReader(FileView(opened), 1 << 16), mode="r:") as archive:
-            yield from _groups(archive, opened.size, without_key)
+        with tarfile.open(fileobj=io.BufferedReader(FileView(reader), 1 << 16), mode="r:") as archive:
+            yield from _groups(archive, reader.size, without_key)
     except (tarfile.TarError, ValueError, KeyError, EOFError, RecursionError, OSError) as error:
         raise VerificationError(f"{file.shown} is not a tar that brim can read: {error}.") from error
     finally:
-        opened.close()
+        reader.close()
 
 
 def _groups(
@@ -121,7 +121,7 @@ def _groups(
     row: dict[str, Any] = {}
     members: list[Member] = []
     expected: list[tuple[str, str, bool]] | None = None  # column, path and whether of a list, of members that follow
-    seen: set[str] = set()
+    finished: set[str] = set()
     for member in _file_members(archive, archive_size):
         folder, _, name = member.name.rpartition("/")
         stem, _, extension = name.partition(".")
@@ -133,18 +133,18 @@ def _groups(
         if own != key:
             if key is not None:
                 yield row, members
-            key, row, members, expected, seen = own, {}, [], None, set()
+            key, row, members, expected, finished = own, {}, [], None, set()
         if expected is not None:
             if not expected:
                 raise ValueError(f"the member {member.name} belongs to no row")
             column, path, is_list = expected.pop(0)
             members.append((column, path, member.offset_data, member.size, is_list))
             continue
-        if extension in seen:
+        if extension in finished:
             raise ValueError(f"the member {member.name} comes twice")
         if extension == "json":
             content = json.loads(_content(archive, member))
-            if isinstance(content, dict) and _FILES in content and not seen:
+            if isinstance(content, dict) and _FILES in content and not finished:
                 row, expected = content, []
                 for column in row.pop(_FILES):
                     cell = row[column]
@@ -162,7 +162,7 @@ def _groups(
                 row[extension] = int(text) if extension in _NUMBER and _WHOLE.fullmatch(text) else text
             else:
                 members.append((extension, name, member.offset_data, member.size, False))
-        seen.add(extension)
+        finished.add(extension)
     if key is not None:
         yield row, members
 

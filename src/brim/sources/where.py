@@ -98,7 +98,7 @@ def may_choose(text: str, schema: pa.Schema, bounds: Sequence[Mapping[str, tuple
         condition = _Condition(text, schema)
     except InputError:
         return [True] * len(bounds)
-    # A comparison with null is null, whatever is around it, and one with NaN is false. So only a test for null or a
+    # A comparison with null is null in any context, and one with NaN is false. So only a test for null or a
     # negation can choose a row by a value outside of the bounds.
     not_bounded = {field.name for field in schema if condition.has_negation and pa.types.is_floating(field.type)}
     files, filesystem = ds.ParquetFileFormat(), LocalFileSystem()
@@ -117,17 +117,17 @@ def may_choose(text: str, schema: pa.Schema, bounds: Sequence[Mapping[str, tuple
         fragments.append(files.make_fragment(str(number), filesystem, partition_expression=guarantee))
     dataset = ds.FileSystemDataset(fragments, condition.schema, files, filesystem)
     result = condition.result if isinstance(condition.result, pc.Expression) else pc.scalar(condition.result)
-    chosen = {fragment.path for fragment in dataset.get_fragments(result)}
-    return [str(number) in chosen for number in range(len(bounds))]
+    paths = {fragment.path for fragment in dataset.get_fragments(result)}
+    return [str(number) in paths for number in range(len(bounds))]
 
 
 def labels_of(features: Any) -> dict[str, list[str]]:
     """Return the class names of the columns that are class labels."""
-    found = {}
+    labels = {}
     for name, feature in features.items() if isinstance(features, Mapping) else ():
         if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel":
-            found[name] = list(feature.get("names") or ())
-    return found
+            labels[name] = list(feature.get("names") or ())
+    return labels
 
 
 def names_in(text: str, known: list[str]) -> list[str]:
@@ -136,8 +136,8 @@ def names_in(text: str, known: list[str]) -> list[str]:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return known
-    named = {name for node in ast.walk(tree) if (name := _column_name(node)) is not None}
-    return [name for name in known if name in named]
+    used = {name for node in ast.walk(tree) if (name := _column_name(node)) is not None}
+    return [name for name in known if name in used]
 
 
 def _column_name(node: ast.AST) -> str | None:
@@ -239,13 +239,13 @@ class _Condition:
             return value.type
         return _scanner(self.schema.empty_table(), value).projected_schema.field(0).type
 
-    def _error(self, what: str, position: int | ast.AST, hint: str = "") -> InputError:
+    def _error(self, fault: str, position: int | ast.AST, hint: str = "") -> InputError:
         """Return an error with the text and a caret below the position."""
         if not isinstance(position, int):  # ast counts bytes
             position = len(self._text.encode()[: getattr(position, "col_offset", 0)].decode(errors="replace"))
         start = max(position - 60, 0)
-        line = self._text[start : position + 60].replace("\n", " ")
-        return InputError(f"--where {what}:\n  {line}\n  {' ' * (position - start)}^", hint=hint, position=position)
+        excerpt = self._text[start : position + 60].replace("\n", " ")
+        return InputError(f"--where {fault}:\n  {excerpt}\n  {' ' * (position - start)}^", hint=hint, position=position)
 
     def _cannot_compute(self, error: BaseException, node: ast.AST) -> InputError:
         if isinstance(error, OverflowError):
@@ -278,9 +278,9 @@ class _Condition:
         if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
             return _call(_ARITHMETIC[type(node.op)], *self._numbers(node.left, node.right))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):  # by zero it is null, as in SQL
-            one, other = (number.cast(pa.float64()) for number in self._numbers(node.left, node.right))
-            is_zero = _call(pc.equal, other, pa.scalar(0.0))
-            return _call(pc.divide, one, _call(pc.if_else, is_zero, pa.scalar(None, pa.float64()), other))
+            first, second = (number.cast(pa.float64()) for number in self._numbers(node.left, node.right))
+            is_zero = _call(pc.equal, second, pa.scalar(0.0))
+            return _call(pc.divide, first, _call(pc.if_else, is_zero, pa.scalar(None, pa.float64()), second))
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             return reduce(partial(_call, pc.and_kleene), map(self._comparison, sides, node.ops, sides[1:]))
@@ -304,8 +304,8 @@ class _Condition:
     def _compile_condition(self, node: ast.expr) -> Value:
         value = self._compile(node)
         if not pa.types.is_boolean(self._type(value)):
-            what = "has `and`, `or` or `not` with a value that is not true or false"
-            raise self._error(what, node, "Write a comparison there.")
+            problem = "has `and`, `or` or `not` with a value that is not true or false"
+            raise self._error(problem, node, "Write a comparison there.")
         return value
 
     def _numbers(self, *nodes: ast.expr) -> list[Value]:
@@ -325,9 +325,9 @@ class _Condition:
             return _comparable(pc.field(name), self.schema.field(name).type)[0]
         if name in self._known:
             raise self._error(f"names the column {name!r}, which has bytes and cannot be used to select rows", node)
-        same = [known for known in self._known if known.casefold() == name.casefold()]
-        near = same or difflib.get_close_matches(name, self._known, 1)
-        suggestion = f"Did you mean {near[0]}? " if near else f'A text is in quotes, "{name}". '
+        same = [candidate for candidate in self._known if candidate.casefold() == name.casefold()]
+        similar = same or difflib.get_close_matches(name, self._known, 1)
+        suggestion = f"Did you mean {similar[0]}? " if similar else f'A text is in quotes, "{name}". '
         hint = f"{suggestion}Columns: {', '.join(self._known[:30])}."
         raise self._error(f"names the column {name!r}, which does not exist", node, hint)
 
@@ -359,17 +359,17 @@ class _Condition:
             return null if isinstance(sign, ast.Is | ast.Eq) else _call(pc.invert, null)
         if isinstance(sign, ast.In | ast.NotIn):
             if isinstance(right, ast.List | ast.Tuple | ast.Set):
-                found = self._is_one_of(left, right)
+                membership = self._is_one_of(left, right)
             else:
-                found = self._has_value(right, left)
-            return found if isinstance(sign, ast.In) else _call(pc.invert, found)
-        one, other, kind = self._compile(left), self._compile(right), type(sign)
-        if not isinstance(other, pa.Scalar) and isinstance(one, pa.Scalar):
-            left, right, one, other, kind = right, left, other, one, _MIRRORED[kind]
-        if isinstance(other, pa.Scalar):
-            column_type = self._type(one)
-            return _compare(one, column_type, kind, self._fitted(other, column_type, left, right))
-        return _call(_COMPARE[kind], one, other)
+                membership = self._has_value(right, left)
+            return membership if isinstance(sign, ast.In) else _call(pc.invert, membership)
+        first, second, kind = self._compile(left), self._compile(right), type(sign)
+        if not isinstance(second, pa.Scalar) and isinstance(first, pa.Scalar):
+            left, right, first, second, kind = right, left, second, first, _MIRRORED[kind]
+        if isinstance(second, pa.Scalar):
+            column_type = self._type(first)
+            return _compare(first, column_type, kind, self._fitted(second, column_type, left, right))
+        return _call(_COMPARE[kind], first, second)
 
     def _fitted(self, value: pa.Scalar, column_type: pa.DataType, column: ast.AST, node: ast.AST) -> pa.Scalar:
         """Return a constant in a type to compare with a column: a text as a date, or as the number of its class."""
@@ -389,10 +389,10 @@ class _Condition:
             try:
                 return _parse_time(text, column_type)
             except (pa.ArrowException, ValueError):
-                what, example = ("time", "10:30:00") if pa.types.is_time(column_type) else ("date", "2024-01-31")
+                unit, example = ("time", "10:30:00") if pa.types.is_time(column_type) else ("date", "2024-01-31")
                 zone = "" if getattr(column_type, "tz", None) else ", without a zone"
                 hint = f'Write it as "{example}"{zone}.'
-                raise self._error(f"compares a {what} with a text that is not one", node, hint) from None
+                raise self._error(f"compares a {unit} with a text that is not one", node, hint) from None
         return value
 
     def _is_one_of(self, left: ast.expr, node: ast.List | ast.Tuple | ast.Set) -> Value:
@@ -484,15 +484,15 @@ def _compare(column: Value, column_type: pa.DataType, kind: type[ast.cmpop], val
         is_above = number > high
         is_true = kind is ast.NotEq if tests_equality or math.isnan(number) else is_above == (kind in (ast.Lt, ast.LtE))
         return _same_for_all(column, is_true)
-    near = math.floor(number) if kind in (ast.Gt, ast.LtE) else math.ceil(number)
-    whole = pa.scalar(near, pa.uint64() if is_unsigned else pa.int64())
+    rounded = math.floor(number) if kind in (ast.Gt, ast.LtE) else math.ceil(number)
+    whole = pa.scalar(rounded, pa.uint64() if is_unsigned else pa.int64())
     return _call(_COMPARE[kind], column, whole.cast(column_type))
 
 
 def _comparable(column: pc.Expression, kind: pa.DataType) -> tuple[pc.Expression, pa.DataType]:
     """Return a column in a type that Arrow compares, and the type."""
-    other = pa.float32() if pa.types.is_float16(kind) else kind.value_type if pa.types.is_dictionary(kind) else kind
-    return (column, kind) if other == kind else (column.cast(other), other)
+    target = pa.float32() if pa.types.is_float16(kind) else kind.value_type if pa.types.is_dictionary(kind) else kind
+    return (column, kind) if target == kind else (column.cast(target), target)
 
 
 def _same_for_all(column: Value, value: bool) -> Value:
@@ -526,15 +526,15 @@ def _parse_time(text: str, kind: pa.DataType) -> pa.Scalar:
 
 def _syntax_hint(text: str) -> str:
     """Return what to write instead of SQL's keywords, or of a column whose name is a keyword of Python."""
-    words = re.findall(r"[^\W\d]\w*|[<>!=]=?", re.sub(r"""(['"]).*?\1""", "", text))
-    for word in words:
-        if word in ("AND", "OR", "NOT", "IN", "IS"):
-            return f"Write {word.lower()} in lower case."
-        if word.lower() in ("like", "ilike", "between"):
-            return f"--where has no {word}. Use --sql instead, or .contains() and .startswith()."
-        if word in _NOT_OPERATORS:
-            return f'{word} is a word of Python. Write column("{word}") for the column.'
-    return "Equality is written ==." if "=" in words else ""
+    tokens = re.findall(r"[^\W\d]\w*|[<>!=]=?", re.sub(r"""(['"]).*?\1""", "", text))
+    for token in tokens:
+        if token in ("AND", "OR", "NOT", "IN", "IS"):
+            return f"Write {token.lower()} in lower case."
+        if token.lower() in ("like", "ilike", "between"):
+            return f"--where has no {token}. Use --sql instead, or .contains() and .startswith()."
+        if token in _NOT_OPERATORS:
+            return f'{token} is a word of Python. Write column("{token}") for the column.'
+    return "Equality is written ==." if "=" in tokens else ""
 
 
 def need_duckdb() -> Any:
@@ -591,11 +591,11 @@ def sql_mask(text: str, table: pa.Table) -> Bools:
             connection.execute(
                 "SELECT setseed(0)"
             ).fetchall()  # random() chooses the same rows when the command is run again
-            chosen = connection.sql(f'SELECT "{number_name}" FROM rows WHERE ({text}\n)').to_arrow_table().column(0)
+            result = connection.sql(f'SELECT "{number_name}" FROM rows WHERE ({text}\n)').to_arrow_table().column(0)
         except duckdb.Error as error:
             raise _sql_wrong(error) from None
     mask = np.zeros(table.num_rows, bool)
-    mask[np.asarray(chosen.to_numpy())] = True
+    mask[np.asarray(result.to_numpy())] = True
     return mask
 
 

@@ -208,8 +208,8 @@ def reading(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def failures(root: Path, again: str = _RESUME_HINT) -> Iterator[None]:
-    """Translate OSErrors about a destination. `again` is the hint for a later attempt."""
+def failures(root: Path, hint: str = _RESUME_HINT) -> Iterator[None]:
+    """Translate OSErrors about a destination. `hint` is the hint for a later attempt."""
     try:
         yield
     except OSError as error:
@@ -218,12 +218,12 @@ def failures(root: Path, again: str = _RESUME_HINT) -> Iterator[None]:
         file = f" ({os.fspath(error.filename)!r})" if isinstance(error.filename, str | os.PathLike) else ""
         if error.errno in _FULL:
             free = free_bytes(root) if root.exists() else None
-            left = f" ({format_size(free)} left)" if free is not None else ""
+            free_text = f" ({format_size(free)} left)" if free is not None else ""
             raise DestinationUnavailableError(
-                f"The disk of the destination is full{left}: {str(root)!r}; finished work is kept.",
-                hint=f"Free disk space, then {again}.",
+                f"The disk of the destination is full{free_text}: {str(root)!r}; finished work is kept.",
+                hint=f"Free disk space, then {hint}.",
             ) from error
-        refuse_more_files(error, again)
+        refuse_more_files(error, hint)
         if error.errno in _UNUSABLE:
             raise DestinationError(
                 f"The destination {str(root)!r} cannot be used: {error.strerror}{file}.",
@@ -231,7 +231,7 @@ def failures(root: Path, again: str = _RESUME_HINT) -> Iterator[None]:
             ) from error
         raise DestinationUnavailableError(
             f"The destination {str(root)!r} failed: {error.strerror or error}{file}.",
-            hint=f"{again[0].upper()}{again[1:]}.",
+            hint=f"{hint[0].upper()}{hint[1:]}.",
         ) from error
 
 

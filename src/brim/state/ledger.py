@@ -118,8 +118,12 @@ class PackedReceipts(MutableMapping[str, Receipt]):
             return packed
         rows, size, staged_at, shared, sha256, key, dates_end, source_length = _PACKED.unpack_from(packed)
         split, job = self._pairs[shared]
-        rest, source_end = packed[_PACKED.size :], dates_end + source_length
-        dates, source, etag = rest[:dates_end].hex(), rest[dates_end:source_end].hex(), rest[source_end:].decode()
+        data, source_end = packed[_PACKED.size :], dates_end + source_length
+        dates, source, etag = (
+            data[:dates_end].hex(),
+            data[dates_end:source_end].hex(),
+            data[source_end:].decode(),
+        )
         return Receipt(name, split, rows, size, sha256.hex(), key.hex(), dates, job, staged_at, etag, source=source)
 
     def __setitem__(self, name: str, receipt: Receipt) -> None:
@@ -339,9 +343,9 @@ class Ledger:
         elif kind == "done for now":
             self.finished_unsynced = True
 
-    def begin(self, job: JobRecord, planned: Iterable[str] = ()) -> None:
+    def begin(self, job: JobRecord, names: Iterable[str] = ()) -> None:
         """Record a job, together with the names of the shards that it plans."""
-        patterns = sorted({*map(shard_pattern, planned)})
+        patterns = sorted({*map(shard_pattern, names)})
         note = [{"type": "note", "name": _PLANNED_NOTE, "value": patterns}] if patterns else []
         with self._lock:
             self._write({"type": "job", **asdict(job)}, *note)
@@ -448,8 +452,8 @@ def _check_job(job: JobRecord) -> None:
         _check_job(JobRecord(part["fingerprint"], part["facts"], part["versions"], tuple(part["left_out"])))
 
 
-def _is_dict(value: Any, of: type) -> bool:
-    return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, of) for k, v in value.items())
+def _is_dict(value: Any, kind: type) -> bool:
+    return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, kind) for k, v in value.items())
 
 
 def finished_ledger(job: JobRecord, receipts: Iterable[Receipt], further: Iterable[dict[str, Any]] = ()) -> bytes:

@@ -21,7 +21,7 @@ def lock_file(
     *,
     busy: str,
     elsewhere: str,
-    what: str = "the destination",
+    subject: str = "the destination",
     hint: str = "Wait for it to end, or stop it.",
     shared: bool = False,
 ) -> None:
@@ -32,7 +32,7 @@ def lock_file(
         raise DestinationError(busy, hint=hint) from error
     except OSError as error:
         raise DestinationError(
-            f"The file system of {what} cannot lock files: {reason(error)}.", hint=elsewhere
+            f"The file system of {subject} cannot lock files: {reason(error)}.", hint=elsewhere
         ) from error
 
 
@@ -53,7 +53,7 @@ def locked(
             descriptor,
             shared=shared,
             busy=busy,
-            what=f"the ledger, {str(folder)!r},",
+            subject=f"the ledger, {str(folder)!r},",
             elsewhere="Keep the ledger on another disk with --state-dir=DIR.",
         )
         yield

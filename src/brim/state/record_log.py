@@ -36,11 +36,11 @@ class RecordLog:
         with open(self.path, "rb") as file:
             return broken_line(file)
 
-    def lock(self, what: str, busy: str) -> None:
+    def lock(self, subject: str, busy: str) -> None:
         """Lock the log for this writer until it is closed. `busy` is the error if another process has the lock."""
         lock_file(
             self._open(),
-            what=what,
+            subject=subject,
             busy=busy,
             hint="Wait for it to end, or close it.",
             elsewhere="Write to another disk.",

@@ -194,7 +194,12 @@ class Retry:
         patience_s: float = math.inf,
         wait: Callable[[BaseException, float], None] = lambda error, wait_s: pause(wait_s),
     ) -> None:
-        self._waits, self._is_transient, self._patience_s, self._wait = iter(waits_s), is_transient, patience_s, wait
+        self._delays, self._is_transient, self._patience_s, self._wait = (
+            iter(waits_s),
+            is_transient,
+            patience_s,
+            wait,
+        )
         self.begin()
 
     def begin(self) -> None:
@@ -203,7 +208,7 @@ class Retry:
 
     def next_s(self) -> float | None:
         """Return how long to wait before the next try; None after the last."""
-        return next(self._waits, None) if time.monotonic() < self._until else None
+        return next(self._delays, None) if time.monotonic() < self._until else None
 
     def after(self, error: BaseException) -> float | None:
         """Return how long to wait before the next try after this error; None after the last."""

@@ -97,7 +97,7 @@ class RunStop(Stop):
 
 
 @contextmanager
-def stoppable(*files: Path, asked: Stop | None = None) -> Iterator[RunStop]:
+def stoppable(*files: Path, requested: Stop | None = None) -> Iterator[RunStop]:
     """Turn signals, stop files and the caller's stop into one stop. A second Ctrl-C ends the process at once.
 
     A stop file that exists already is refused, or removed if it is stale. One that appears is removed at the end, as is
@@ -106,7 +106,7 @@ def stoppable(*files: Path, asked: Stop | None = None) -> Iterator[RunStop]:
     _settle_files(files)
     _THREAD.polled_files = frozenset()
     own = [file for file in files if note_run(file)]
-    stop = RunStop(files, asked)
+    stop = RunStop(files, requested)
     try:
         with _all_signals(stop) if _handles_all_signals else _keyboard_interrupt(stop):
             yield stop
@@ -116,7 +116,7 @@ def stoppable(*files: Path, asked: Stop | None = None) -> Iterator[RunStop]:
 
 
 @contextmanager
-def stopping_at_once(*files: Path, asked: Stop | None = None) -> Iterator[None]:
+def stopping_at_once(*files: Path, requested: Stop | None = None) -> Iterator[None]:
     """As `stoppable`, before anything has begun that must end cleanly: StoppedError is raised wherever the thread is.
 
     In a user's program it is raised where this thread waits for a server.
@@ -127,7 +127,7 @@ def stopping_at_once(*files: Path, asked: Stop | None = None) -> Iterator[None]:
     _THREAD.polled_files = frozenset()
     _settle_files(files)
     own = [file for file in files if note_run(file)]
-    stop = RunStop(files, asked)
+    stop = RunStop(files, requested)
     _THREAD.is_stopping_at_once, _THREAD.polled_files = True, frozenset(files)
     run_follows = False
     try:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from brim.errors import DestinationUnavailableError
 from brim.state.retry import Retry, check_stop, stop_delayed
-from brim.storage.explain_error import explained
+from brim.storage.explain_error import explain_errors
 from brim.storage.storage import FileInfo, PutResult, Storage, is_transient, part_bytes, patience_s
 from brim.storage.storage_error import StorageError
 from brim.storage.upload_content import UploadContent, UploadWatcher
@@ -33,7 +33,7 @@ class BucketStorage(Storage):
             check_stop()
             watcher.sent(0 if is_retry else size)
 
-        with explained(self.location):
+        with explain_errors(self.location):
             try:
                 while True:
                     retry.begin()
@@ -82,6 +82,6 @@ class BucketStorage(Storage):
 
     def check_access(self) -> None:
         name = f"{TRIALS}{time.time_ns():x}"
-        with explained(self.location):
+        with explain_errors(self.location):
             self.put_bytes(name, b"brim")
             self.delete([name])

@@ -64,7 +64,7 @@ _RESUMABLE = ("upload_gone", "changed", "no_connection", "transient")
 
 
 @contextmanager
-def explained(location: Location, action: Action = "write") -> Iterator[None]:
+def explain_errors(location: Location, action: Action = "write") -> Iterator[None]:
     """Raise a StorageError of the block as brim's error."""
     try:
         yield

@@ -11,7 +11,7 @@ from brim.errors import DestinationError
 from brim.records import dataclass
 from brim.state.ledger import Piece
 from brim.storage.hub_private import hub_token
-from brim.storage.hub_session import UnexpectedAnswerError, ask_again, ask_hub, explained, status_of
+from brim.storage.hub_session import UnexpectedAnswerError, ask_again, ask_hub, explain_hub_errors, status_of
 from brim.storage.location import MAIN, Location
 from brim.storage.storage import FileInfo
 
@@ -29,10 +29,10 @@ class Snapshot:
     commit: str
     tree: dict[str, FileInfo]
 
-    def holds(self, piece: Piece) -> bool:
+    def contains(self, shard: Piece) -> bool:
         """Return whether a shard exists under its name."""
-        info = self.tree.get(piece.name)
-        return info is not None and (info.st_size, info.sha256) == (piece.size, piece.sha256)
+        info = self.tree.get(shard.name)
+        return info is not None and (info.st_size, info.sha256) == (shard.size, shard.sha256)
 
     def holds_text(self, name: str, data: bytes) -> bool:
         """Return whether a small file has this content."""
@@ -205,5 +205,5 @@ def own_name(token: str | None) -> str:
     """Return the name of the token's account."""
     from huggingface_hub import HfApi
 
-    with explained("your account", begun=False):
+    with explain_hub_errors("your account", started=False):
         return str(ask_again(lambda: HfApi(token=token).whoami())["name"])

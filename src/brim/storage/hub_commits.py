@@ -28,9 +28,9 @@ class UploadsMissing(Exception):
         self.names = names
 
 
-def pointers(snapshot: Snapshot, pieces: Iterable[Piece]) -> list[Any]:
+def pointers(snapshot: Snapshot, shards: Iterable[Piece]) -> list[Any]:
     """Return the operations that add shards which a revision does not have."""
-    return [hub_private.addition(piece) for piece in pieces if not snapshot.holds(piece)]
+    return [hub_private.addition(shard) for shard in shards if not snapshot.contains(shard)]
 
 
 def texts(snapshot: Snapshot, contents: dict[str, bytes]) -> list[Any]:
@@ -79,7 +79,7 @@ class HubCommits:
     def _raise_missing(self, operations: Sequence[Any]) -> None:
         """Raise UploadsMissing if the Hub no longer has an object that a commit names."""
         uploaded = [op for op in operations if hub_private.is_sent(op)]
-        pieces = [Piece(op.path_in_repo, op.upload_info.size, op.upload_info.sha256.hex()) for op in uploaded]
-        requested = self._lfs.request(pieces)
+        shards = [Piece(op.path_in_repo, op.upload_info.size, op.upload_info.sha256.hex()) for op in uploaded]
+        requested = self._lfs.request(shards)
         if requested:
-            raise UploadsMissing([piece.name for piece in pieces if piece.sha256 in requested])
+            raise UploadsMissing([shard.name for shard in shards if shard.sha256 in requested])

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from brim.state.ledger import Piece
 
 
-def upload_info(piece: Piece) -> Any:
+def upload_info(shard: Piece) -> Any:
     """Return an object as LFS requests describe it."""
     from huggingface_hub.lfs import UploadInfo
 
-    return UploadInfo(size=piece.size, sample=b"", sha256=bytes.fromhex(piece.sha256))
+    return UploadInfo(size=shard.size, sample=b"", sha256=bytes.fromhex(shard.sha256))
 
 
-def addition(piece: Piece, content: io.BufferedIOBase | None = None) -> Any:
+def addition(shard: Piece, content: io.BufferedIOBase | None = None) -> Any:
     """Return a shard by its hash, to be sent from `content` or sent before."""
     from huggingface_hub import CommitOperationAdd
 
-    operation = CommitOperationAdd(path_in_repo=piece.name, path_or_fileobj=b"")
-    operation.upload_info = upload_info(piece)
+    operation = CommitOperationAdd(path_in_repo=shard.name, path_or_fileobj=b"")
+    operation.upload_info = upload_info(shard)
     operation._upload_mode = "lfs"
     operation._should_ignore = False
     if content is None:

@@ -106,8 +106,8 @@ def _change_library(stall_s: float) -> None:
 
     def limit_time(request: Any) -> None:
         # In each request, because the library makes many of them without any limit, whatever its client has.
-        asked = request.extensions.get("timeout") or {}
-        request.extensions["timeout"] = {name: asked.get(name) or limit_s for name, limit_s in limits.items()}
+        timeout = request.extensions.get("timeout") or {}
+        request.extensions["timeout"] = {name: timeout.get(name) or limit_s for name, limit_s in limits.items()}
 
     def make_client() -> Any:
         client = factory()
@@ -185,8 +185,8 @@ def answer_of(error: BaseException) -> HubAnswer | None:
         text = str(response.text)
     except Exception:  # noqa: BLE001  a stream that was never read: its status is all that is known
         text = ""
-    if not code and (found := _CODE.search(text)):
-        code = found[1]
+    if not code and (match := _CODE.search(text)):
+        code = match[1]
     message = scrubbed(getattr(error, "server_message", None) or response.headers.get("X-Error-Message") or "")
     message = code if "<Code>" in message else message  # and not a page of XML
     from huggingface_hub import constants
@@ -266,8 +266,8 @@ def wait_after(error: BaseException, wait_s: float) -> None:
 
 
 @contextmanager
-def explained(repo: str, *, begun: bool, reading: bool = False) -> Iterator[None]:
-    """Raise the library's errors as brim's. `begun`: something may have been sent already."""
+def explain_hub_errors(repo: str, *, started: bool, reading: bool = False) -> Iterator[None]:
+    """Raise the library's errors as brim's. `started`: something may have been sent already."""
     from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
     try:
@@ -283,13 +283,13 @@ def explained(repo: str, *, begun: bool, reading: bool = False) -> Iterator[None
             raise InputError(
                 "huggingface_hub is in offline mode, so the Hub cannot be reached.", hint="Unset HF_HUB_OFFLINE."
             ) from error
-        explanation = _explain(error, repo, begun, reading)
+        explanation = _explain(error, repo, started, reading)
         if explanation is None:
             raise
         raise explanation from (None if isinstance(error, StorageError) else error)
 
 
-def _explain(error: Exception, repo: str, begun: bool, reading: bool) -> BrimError | None:
+def _explain(error: Exception, repo: str, started: bool, reading: bool) -> BrimError | None:
     from huggingface_hub import get_token
 
     text = scrubbed(str(error))
@@ -302,7 +302,7 @@ def _explain(error: Exception, repo: str, begun: bool, reading: bool) -> BrimErr
                 f"The Hub does not let {reader} read {repo} ({answer.status}).",
                 hint="Check its name, log in with `hf auth login`, and if it is gated, ask for access on its page.",
             )
-        return explained_answer(answer, repo, begun)
+        return explained_answer(answer, repo, started)
     if is_connection_error(error):
         cause = scrubbed(error.detail.partition(" ")[2]) if isinstance(error, StorageError) else text
         return DestinationUnavailableError(
@@ -318,33 +318,33 @@ def _explain(error: Exception, repo: str, begun: bool, reading: bool) -> BrimErr
     return None
 
 
-def explained_answer(answer: HubAnswer, repo: str, begun: bool = True) -> BrimError:
+def explained_answer(answer: HubAnswer, repo: str, started: bool = True) -> BrimError:
     """Return what an answer means: exit code 5 if it is transient, 2 with a hint for all others."""
     status, message = answer.status, answer.message.rstrip(".") or answer.code or "no reason given"
-    kept, hint = "; nothing that was sent is lost" if begun else "", ""
+    suffix, hint = "; nothing that was sent is lost" if started else "", ""
     if may_pass(status, answer.code):
         return DestinationUnavailableError(f"The Hub answered {status}: {message}.", hint=_CONTINUE)
     if status == 404:
         return _missing(answer, repo)
     if not answer.by_hub:
-        text = f"The Hub's storage refuses what is sent to {repo} ({status}: {message}), with new addresses too{kept}."
+        text = f"The Hub's storage refuses uploads to {repo} ({status}: {message}), with new addresses too{suffix}."
         hint = (
             "If a shard takes longer to send than its address lasts, cut smaller ones with --shard-size, or use "
             "--upload-with=xet."
         )
         hint = "Set this machine's clock." if answer.code == "RequestTimeTooSkewed" else hint
     elif status == 401:
-        text = f"The Hub does not accept the token (401){kept}."
+        text = f"The Hub does not accept the token (401){suffix}."
         hint = f"{_LOGIN} valid token."
     elif status == 402 or (status == 403 and _QUOTA.search(message)):
-        text = f"The Hub has no room for more in {repo} ({status}: {message}){kept}."
+        text = f"The Hub has no room for more in {repo} ({status}: {message}){suffix}."
         hint = "Make room there, have its owner get more, or publish to another owner."
     elif status == 403:
         reason = "" if answer.message in ("", "no reason given") else f": {message}"
-        text = f"The token has no right to write to {repo} (403{reason}){kept}."
+        text = f"The token has no right to write to {repo} (403{reason}){suffix}."
         hint = f"Use a token with write access to {repo}."
     else:
-        text = f"The Hub refuses the request for {repo} ({status}: {message}){kept}."
+        text = f"The Hub refuses the request for {repo} ({status}: {message}){suffix}."
     return DestinationError(text, hint=hint)
 
 

@@ -71,18 +71,18 @@ class LfsUpload:
     def send(self, name: str, content: HubContent, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         from huggingface_hub.lfs import lfs_upload
 
-        piece = Piece(name, content.size, sha256 or content.sha256(watcher.hashed))
+        shard = Piece(name, content.size, sha256 or content.sha256(watcher.hashed))
         body = _UploadFile(content, watcher)
         was_renewed = False
         retry = hub_tries()
         for attempt in itertools.count():
-            action = self.request([piece]).get(piece.sha256)
+            action = self.request([shard]).get(shard.sha256)
             if action is None:
-                watcher.sent(0 if attempt else piece.size)  # an attempt that failed late has counted its bytes
-                return PutResult(piece.sha256, sent=attempt > 0)
+                watcher.sent(0 if attempt else shard.size)  # an attempt that failed late has counted its bytes
+                return PutResult(shard.sha256, sent=attempt > 0)
             body.seek(0)
             try:
-                ask_hub(partial(lfs_upload, addition(piece, body), action, self._token, endpoint=self._endpoint))
+                ask_hub(partial(lfs_upload, addition(shard, body), action, self._token, endpoint=self._endpoint))
             except Exception as error:
                 answer = answer_of(error)
                 is_expired = answer is not None and answer.status == _EXPIRED and not answer.by_hub
@@ -92,18 +92,18 @@ class LfsUpload:
                     raise
                 was_renewed = was_renewed or is_expired  # the next round requests new URLs
                 continue
-            return PutResult(piece.sha256, sent=True)
+            return PutResult(shard.sha256, sent=True)
         raise AssertionError("counting does not end")
 
-    def request(self, pieces: list[Piece]) -> dict[str, dict[str, object]]:
+    def request(self, shards: list[Piece]) -> dict[str, dict[str, object]]:
         """Return how to upload these objects, by SHA-256, without those that the Hub has."""
         from huggingface_hub.lfs import post_lfs_batch_info
 
         requested: dict[str, dict[str, object]] = {}
-        for start in range(0, len(pieces), _BATCH):
+        for start in range(0, len(shards), _BATCH):
             call = partial(
                 post_lfs_batch_info,
-                [upload_info(piece) for piece in pieces[start : start + _BATCH]],
+                [upload_info(shard) for shard in shards[start : start + _BATCH]],
                 token=self._token,
                 repo_type="dataset",
                 repo_id=self._location.repo,
@@ -188,7 +188,7 @@ class XetUpload:
                 need_bytes=XET_BYTES,
                 limit_bytes=memory_bytes,
             )
-        self._line = XetUploader(lambda: _write_token(location, token, endpoint), int(lanes) if lanes >= 1 else None)
+        self._xet = XetUploader(lambda: _write_token(location, token, endpoint), int(lanes) if lanes >= 1 else None)
 
     def send(self, name: str, content: HubContent, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         def report(sent: int, hashed: int) -> None:
@@ -196,7 +196,7 @@ class XetUpload:
             watcher.sent(sent)
 
         try:
-            result = self._line.send(name, content, sha256, report)
+            result = self._xet.send(name, content, sha256, report)
         except XetError as error:
             is_permanent = error.status is not None and not may_pass(error.status)
             raise (DestinationError if is_permanent else DestinationUnavailableError)(

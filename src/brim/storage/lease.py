@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from brim.errors import DestinationError, DestinationUnavailableError, StoppedError
 from brim.state.retry import check_stop, interrupted_by, stop_delayed
-from brim.storage.explain_error import explain, explained
+from brim.storage.explain_error import explain, explain_errors
 from brim.storage.listing import read_file
 from brim.storage.location import Location
 from brim.storage.storage import FileInfo, open_storage
@@ -46,7 +46,7 @@ class Lease:
 
     def take(self, check: Callable[[], None]) -> None:
         """Hold the location, or raise the error that another run does."""
-        with explained(self._location):
+        with explain_errors(self._location):
             while self._version is None:
                 if not self._create():
                     self._take_over(check)

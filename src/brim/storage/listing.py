@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from brim.storage.explain_error import Action, explained
+from brim.storage.explain_error import Action, explain_errors
 from brim.storage.location import Location
 from brim.storage.storage import FileInfo, open_storage
 
 
 def list_files(location: Location, prefix: str = "", action: Action = "read") -> Iterator[tuple[str, FileInfo]]:
     """Yield (name below the location, info) of every file below a prefix, in the order of the store."""
-    with explained(location, action):
+    with explain_errors(location, action):
         yield from open_storage(location).list(prefix)
 
 
 def stat_files(location: Location, names: Iterable[str], action: Action = "read") -> Iterator[FileInfo | None]:
     """Yield the info of each of these files, in order; None for a missing one."""
-    with explained(location, action):
+    with explain_errors(location, action):
         yield from open_storage(location).stat(names)
 
 
@@ -28,5 +28,5 @@ def stat_file(location: Location, name: str = "", action: Action = "read") -> Fi
 
 def read_file(location: Location, name: str = "", action: Action = "read") -> bytes | None:
     """Return all of a small file; None if it is missing."""
-    with explained(location, action):
+    with explain_errors(location, action):
         return open_storage(location).read(name)

@@ -277,7 +277,7 @@ class RandomFile(_RemoteReader):
             self._ranges.remove(tail)
         self._ranges.append((start, data if tail is None else data + tail[1]))
 
-    def kept(self) -> list[tuple[int, bytes]]:
+    def kept_blocks(self) -> list[tuple[int, bytes]]:
         return self._ranges
 
     def close(self) -> None:

@@ -115,7 +115,7 @@ class XetUploader:
                 for start in range(0, content.size, SEGMENT_BYTES) if in_segments else ():
                     first, stop = max(start - _OVERLAP_BYTES, 0), min(start + SEGMENT_BYTES, content.size)
                     self._stream(name, content.chunks(first, stop), self._skipped, _after(start - first, advance))
-                done = self._stream(
+                result = self._stream(
                     name,
                     content.chunks(),
                     sha256 or self._computed,
@@ -126,7 +126,7 @@ class XetUploader:
                 raise XetError(str(error), int(status[1]) if status else None) from error
             finally:
                 give_back_heap()
-        return XetFile(str(done.hash), sha256 or str(done.sha256))
+        return XetFile(str(result.hash), sha256 or str(result.sha256))
 
     def _stream(self, name: str, chunks: Iterator[memoryview], sha256: Any, advance: Callable[[int], None]) -> Any:
         if time.time() >= self._token.expires - _RENEW_S:
@@ -148,14 +148,14 @@ class XetUploader:
                 written += len(chunk)
                 advance(len(chunk))
                 _wait_for_network(commit, written, advance)
-            done = interruptible(stream.finish)
+            result = interruptible(stream.finish)
             interruptible(commit.wait_to_finish)
         except BaseException:
             commit.abort()  # with the blocks that it is sending
             raise
         if self._sends_segments:
             give_back_heap()
-        return done.xet_info
+        return result.xet_info
 
 
 def _after(overlap: int, advance: Callable[[int, int], None]) -> Callable[[int], None]:

@@ -166,10 +166,10 @@ class PartialFile:
     def add(self, batches: Mapping[str, TensorBatch]) -> None:
         """Write batches after the existing rows. Either all of them count, or none."""
         for name, batch in batches.items():
-            done, promised = self.rows[name], None if self.request.rows is None else self.request.rows[name]
-            if promised is not None and done + batch.rows > promised:
+            written, promised = self.rows[name], None if self.request.rows is None else self.request.rows[name]
+            if promised is not None and written + batch.rows > promised:
                 raise InputError(
-                    f"{batch.rows:,} rows after {done:,} are more than the {promised:,} that were promised.",
+                    f"{batch.rows:,} rows after {written:,} are more than the {promised:,} that were promised.",
                     hint="Nothing of this batch was written. Leave rows out if it is not known.",
                 )
         if self._is_broken or (self._syncing is not None and self._syncing.done()):

@@ -141,9 +141,9 @@ class BinaryLayout:
         shard_rows = self._request.shard_rows
         while size > 0:
             shard, offset = (0, start) if shard_rows is None else divmod(start, shard_rows * tensor.row_bytes)
-            planned = self._planned_rows(shard)
-            body = self._body(number, planned)
-            step = min(size, planned[tensor.name] * tensor.row_bytes - offset)
+            planned_rows = self._planned_rows(shard)
+            body = self._body(number, planned_rows)
+            step = min(size, planned_rows[tensor.name] * tensor.row_bytes - offset)
             yield FileSpan(_part_name(shard, number), body.starts[tensor.name] + offset, step, body.size)
             start, size = start + step, size - step
 

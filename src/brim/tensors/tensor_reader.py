@@ -76,23 +76,23 @@ class ShardedTensor:
         rows, *columns = index
         if rows is None:
             raise IndexError("rows in several files get no new axis before them; index them, then add one")
-        selected = self[rows]
+        result = self[rows]
         if isinstance(rows, int | np.integer):
-            return selected[tuple(columns)] if columns else selected
+            return result[tuple(columns)] if columns else result
         has_lists = any(not isinstance(column, slice | int | np.integer) for column in columns)
         if has_lists and not isinstance(rows, slice):
             # NumPy pairs a list of rows with a list of columns, each row with its own column.
-            return selected[(np.arange(len(selected)), *columns)]
-        return selected[(slice(None), *columns)]
+            return result[(np.arange(len(result)), *columns)]
+        return result[(slice(None), *columns)]
 
     def _get_range(self, start: int, stop: int) -> Any:
-        selected = []
+        result = []
         for part, first in zip(self.parts, self._starts.tolist(), strict=True):
             if start < first + len(part) and stop > first:
-                selected.append(part[max(start - first, 0) : stop - first])
-        if len(selected) <= 1:
-            return selected[0] if selected else self.parts[0][:0]
-        return _concatenate(selected)
+                result.append(part[max(start - first, 0) : stop - first])
+        if len(result) <= 1:
+            return result[0] if result else self.parts[0][:0]
+        return _concatenate(result)
 
     def _get_rows(self, rows: np.ndarray[Any, Any]) -> Any:
         """Return rows in any order: read them file by file, then reorder them."""
@@ -107,10 +107,8 @@ class ShardedTensor:
             raise IndexError(f"a row beyond the {len(self)} there are")
         numbers = np.searchsorted(self._ends, rows, side="right")
         positions = [np.flatnonzero(numbers == number) for number in range(len(self.parts))]
-        selected = [
-            part[rows[own] - first] for part, own, first in zip(self.parts, positions, self._starts, strict=True)
-        ]
-        return _concatenate(selected)[np.argsort(np.concatenate(positions))]
+        result = [part[rows[own] - first] for part, own, first in zip(self.parts, positions, self._starts, strict=True)]
+        return _concatenate(result)[np.argsort(np.concatenate(positions))]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:

@@ -101,10 +101,10 @@ class Stream:
             is_large = len(block) >= _THREAD_BYTES
             checksum: Future[int] | None = self._checksums.submit(zlib.crc32, block, crc) if is_large else None
             try:
-                done = 0
+                written = 0
                 for span in self._find_spans(end, len(block)):
-                    self._files.write(span, block[done : done + span.size])
-                    done += span.size
+                    self._files.write(span, block[written : written + span.size])
+                    written += span.size
             finally:
                 crc = zlib.crc32(block, crc) if checksum is None else checksum.result()
             end += len(block)

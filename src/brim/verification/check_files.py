@@ -36,7 +36,7 @@ from brim.options.groups import CheckFileOptions
 from brim.plans.file_checks import REASONS, check_files, check_no_local_paths, todo
 from brim.progress import Progress
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers, nothing_chosen
+from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers, no_rows_error
 from brim.wording import Described, worded
 
 _ABSENT: tuple[Reason, ...] = ("missing", "folder", "special", "unreadable", "url", "name", "twin")
@@ -115,7 +115,7 @@ def check_table(
     """
     max_cell_bytes = None if options.oversize == "skip" else options.max_cell_bytes
     if table.recipe.get("steps") and not len(table):
-        raise nothing_chosen(table, "check")
+        raise no_rows_error(table, "check")
     at_home = _check_local_paths(table)
     looked = check_files(table, CheckFileOptions(allow_empty=options.allow_empty), max_cell_bytes)
     refused = [*looked.refused, *(Refused("annex", path) for path in looked.absent)]

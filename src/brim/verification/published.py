@@ -26,7 +26,7 @@ from brim.records import dataclass
 from brim.state.atomic_files import reading, sha256_of
 from brim.state.ledger import LEDGER, STATE, JobRecord, Ledger, Receipt
 from brim.storage.destination_address import MANIFESTS, parse_destination, state_folder
-from brim.storage.hub_session import Note, explained, hub_session
+from brim.storage.hub_session import Note, explain_hub_errors, hub_session
 from brim.storage.listing import list_files, read_file
 from brim.storage.location import Access, Location, folder_location
 from brim.storage.reading import ForwardFile, RandomFile, RemoteFile
@@ -487,7 +487,7 @@ def open_published(
         if location.is_local:
             published = _open_folder(location.path, state)
         elif location.is_repository:
-            stack.enter_context(explained(location.repo, begun=False, reading=True))
+            stack.enter_context(explain_hub_errors(location.repo, started=False, reading=True))
             stack.enter_context(hub_session(note))
             published = _open_repository(location, token)
         else:

@@ -31,7 +31,7 @@ from brim.progress import Progress
 from brim.records import dataclass
 from brim.safe_names import path_below
 from brim.sizes import format_size, plural
-from brim.sources.file_table import FileTable, Split, flat_numbers, nothing_chosen
+from brim.sources.file_table import FileTable, Split, flat_numbers, no_rows_error
 from brim.sources.open_dataset import is_dataset, open_dataset
 from brim.sources.selection import Selection
 from brim.state.atomic_files import BUFFER_BYTES, failures, write_all
@@ -381,7 +381,7 @@ def _unpack_selection(rows: Selection, target: Path, progress: Progress, unprove
     has_steps = bool(rows.steps)
     table = (rows if has_steps else rows.columns(rows.origin.file_columns)).table()
     if has_steps and not len(table):
-        raise nothing_chosen(table, "unpack")
+        raise no_rows_error(table, "unpack")
     if not table.columns:
         raise no_files
     with failures(target):

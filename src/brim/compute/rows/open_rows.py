@@ -40,7 +40,7 @@ from brim.sources.dataset_shard import plain_schema
 from brim.sources.dataset_source import batches_of
 from brim.sources.datasets_private import fingerprint_of, is_reordered, is_stream, row_order
 from brim.sources.exact_values import CHANGES_AS_NUMBER
-from brim.sources.file_table import FileTable, nothing_chosen
+from brim.sources.file_table import FileTable, no_rows_error
 from brim.sources.hive_partitions import partition_fields
 from brim.sources.read_table import as_table
 from brim.sources.selection import Selection
@@ -354,7 +354,7 @@ def _open_all(source: Any, options: RowOptions) -> RowSource:
     if isinstance(source, Selection | FileTable):
         table = source.table() if isinstance(source, Selection) else source
         if table.recipe.get("steps") and not len(table):
-            raise nothing_chosen(table, "read")
+            raise no_rows_error(table, "read")
         name = options.name or (source.name if isinstance(source, Selection) else "the table")
         selected_rows = SelectedRows(table, options.from_split, name)
         facts = {**selected_rows.facts, "options": options.facts}

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from brim.compute.steps.embed_options import EmbedStepOptions
 from brim.compute.steps.embedding_models import Model, VectorType, load_model, model_facts, need
-from brim.compute.steps.step import BadBatch, BadRow, Batch
+from brim.compute.steps.step import BadBatch, BadRow, RowBatch
 from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.memory.limit import usable_cores
 from brim.records import dataclass
@@ -286,7 +286,7 @@ class EmbedStep:
         fields = [schema.field(name) for name in self.options.keep_columns]
         return pa.schema(fields + [vector_field(names[old], output) for old, output in self._running.outputs.items()])
 
-    def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
+    def apply(self, batch: RowBatch, small: bool) -> Iterator[pa.Table]:
         """Yield the rows of a window with their vectors; without failed rows if these are skipped.
 
         Every batch is planned from all rows of the window. Its failed rows are found first, and the others are

@@ -23,7 +23,7 @@ from brim.compute.steps.map_inputs import Call, Inputs
 from brim.compute.steps.map_options import ALL_ROWS, NO_COLUMNS, MapStepOptions
 from brim.compute.steps.map_results import Results, keep_result, reconciled
 from brim.compute.steps.row_features import as_schema, features_of, metadata
-from brim.compute.steps.step import BadRow, Batch, end_forked_child
+from brim.compute.steps.step import BadRow, RowBatch, end_forked_child
 from brim.errors import BrimError
 
 _CHUNK_ROWS = 100
@@ -124,7 +124,7 @@ class MapStep:
         self.options.check(schema)
         self._open = _Open(self, schema)
 
-    def apply(self, batch: Batch, small: bool = False) -> Iterator[pa.Table]:
+    def apply(self, batch: RowBatch, small: bool = False) -> Iterator[pa.Table]:
         """Yield the output rows of a batch."""
         if self._open is None:
             raise RuntimeError("open() comes before apply()")
@@ -177,7 +177,7 @@ class _Open:
     def settle(self, schema: pa.Schema) -> None:
         self._results = Results(*self._result_arguments, schema)
 
-    def rows(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
+    def rows(self, batch: RowBatch, small: bool) -> Iterator[pa.Table]:
         table = self._inputs.arrange(batch.table)
         tables: list[pa.Table] = []
         held_bytes = 0
@@ -203,7 +203,7 @@ class _Open:
             yield self._results.unchanged(table)
         yield from self._merge_types(tables)
 
-    def batch(self, batch: Batch, in_parts: bool) -> Iterator[pa.Table]:
+    def batch(self, batch: RowBatch, in_parts: bool) -> Iterator[pa.Table]:
         table = self._inputs.arrange(batch.table)
         count = table.num_rows
         step = -(-count // _PARTS) if in_parts else count
@@ -245,7 +245,7 @@ class _Open:
             result = asyncio.run(result)
         return call, result
 
-    def masks(self, batch: Batch, small: bool) -> Iterator[tuple[pa.Table, int, list[Any]]]:
+    def masks(self, batch: RowBatch, small: bool) -> Iterator[tuple[pa.Table, int, list[Any]]]:
         """Yield rows, their offset in the batch, and the function's result for each."""
         table = self._inputs.arrange(batch.table)
         step = 1 if small else self._chunk_rows(table)
@@ -254,7 +254,7 @@ class _Open:
             first_row = None if batch.first_row is None else batch.first_row + start
             yield chunk, start, self._call_rows(chunk, first_row, start)[1]
 
-    def mask(self, batch: Batch) -> tuple[pa.Table, list[Any]]:
+    def mask(self, batch: RowBatch) -> tuple[pa.Table, list[Any]]:
         """Return all rows of a batch, and the function's result for each."""
         table = self._inputs.arrange(batch.table)
         try:
@@ -362,7 +362,7 @@ class FilterStep(MapStep):
         assert self._open is not None
         self._open.keep = bool
 
-    def apply(self, batch: Batch, small: bool = False) -> Iterator[pa.Table]:
+    def apply(self, batch: RowBatch, small: bool = False) -> Iterator[pa.Table]:
         if self._open is None:
             raise RuntimeError("open() comes before apply()")
         if batch.table.num_rows == 0:

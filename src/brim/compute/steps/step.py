@@ -12,7 +12,7 @@ from brim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RowBatch:
     """Consecutive rows. `first_row` is the index of the first one in the source, if the step needs indices.
 
     `offset` counts from the first row of the unit. `leave_out` reports a failed row and its error, if failed rows are
@@ -52,7 +52,7 @@ class Step(Protocol):
     def open(self, schema: pa.Schema) -> None:
         """Load large objects. Called once in the worker, before the first batch. `schema` is that of the source."""
 
-    def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
+    def apply(self, batch: RowBatch, small: bool) -> Iterator[pa.Table]:
         """Yield the output rows of a batch, in order.
 
         `small`: memory is short; if `splittable`, use as little as possible at a time, down to one row. The

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.compute.steps.gigatoken_encoder import FastEncoder, FastKind, ProvedEncoder, fast_name
-from brim.compute.steps.step import BadRow, Batch
+from brim.compute.steps.step import BadRow, RowBatch
 from brim.compute.steps.tokenizers import (
     Encoded,
     Encoder,
@@ -245,7 +245,7 @@ class TokenizeStep:
     def use_reference(self) -> None:
         self.fast = None
 
-    def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
+    def apply(self, batch: RowBatch, small: bool) -> Iterator[pa.Table]:
         column = batch.table.column(self.options.column)
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             column = column.cast(pa.large_string())
