@@ -137,7 +137,14 @@ def test_memory_stays_below_the_limit(tmp_path: Path, group: int) -> None:
     """300 MB of rows of 100 kB, in small row groups and in one."""
     content = np.random.default_rng(0).bytes(100_000)
     table = pa.table({"id": np.arange(3000), "content": [content[n:] + content[:n] for n in range(3000)]})
-    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=group, use_dictionary=False, compression="none")
+    pq.write_table(
+        table,
+        tmp_path / "rows.parquet",
+        row_group_size=group,
+        use_dictionary=False,
+        compression="none",
+        write_batch_size=8,
+    )
     peak, out = peak_of([sys.executable, "-c", MEASURED, str(tmp_path), "400MB", "200"])
     assert out == "3000\n"
     assert peak < 400_000_000

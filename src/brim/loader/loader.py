@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from brim.loader.torch_dataset import TorchDataset
 
 _VERSION = 1
-_LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 8 << 20, 64 << 20
+_LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 8 << 20, 48 << 20
 _MOST_PROCESS_BYTES = 400_000_000  # of a process before it reads anything: Python, pyarrow, torch
 _WINDOW_BYTES, _LEAST_WINDOW_BYTES, _WINDOWS = 32 << 20, 8 << 20, 256
 _COPIES_OF_WINDOW = 3  # the one that is read, the one that batches are taken from, and its copy without gaps
