@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from brim.compute.rows.schemas import cast
-from brim.compute.steps.tokenize_step import IDS, NOTE
+from brim.compute.steps.tokenize_step import IDS, NOTE, OVERLONG
 from brim.records import dataclass
 
 KEY, SPLIT = "_brim_key", "_brim_split"
@@ -76,7 +76,10 @@ def tokens_of(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int32
 def with_places(
     batches: Iterator[pa.RecordBatch], splits: Sequence[TokenSplit], seed: int, shuffled: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Adds the split, and the key where documents are to be shuffled; drops the note."""
+    """Adds the split, and the key where documents are to be shuffled; drops the note, and rows that it leaves out.
+
+    Those rows have their numbers, too, so the place of a row depends on the source alone.
+    """
     edges = np.cumsum([split.share for split in splits])[:-1]
     first = 0
     for batch in batches:
@@ -88,7 +91,11 @@ def with_places(
         columns[SPLIT] = pa.array(np.searchsorted(edges, drawn, side="right").astype(np.uint8))
         if shuffled:
             columns[KEY] = pa.array(hashed(numbers, seed, 2))
-        yield pa.RecordBatch.from_pydict(columns)
+        placed = pa.RecordBatch.from_pydict(columns)
+        if NOTE in batch.schema.names:
+            keeps = batch.column(NOTE).to_numpy() != OVERLONG
+            placed = placed if keeps.all() else placed.filter(pa.array(keeps))
+        yield placed
 
 
 def hashed(

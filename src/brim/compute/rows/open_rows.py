@@ -39,7 +39,7 @@ from brim.records import dataclass
 from brim.sources.dataset_shard import plain_schema
 from brim.sources.dataset_source import batches_of
 from brim.sources.datasets_private import fingerprint_of, is_reordered, is_stream, row_order
-from brim.sources.exact_values import CHANGES_AS_NUMBER
+from brim.sources.exact_values import CHANGES_AS_NUMBER, json_as_text
 from brim.sources.file_table import FileTable, nothing_chosen
 from brim.sources.hive_partitions import partition_fields
 from brim.sources.read_table import as_table
@@ -60,6 +60,11 @@ def settle(found: RowFiles, options: RowOptions) -> pa.Schema:
         return pa.schema([("text", pa.string()), ("path", pa.string())])
     schema = _of_csv(found, options) if found.kind == "csv" else _of_json(found, options)
     if not len(schema):
+        if options.json_columns:
+            raise InputError(
+                f"{found.shown(0)!r} has none of the columns {', '.join(options.json_columns)}.",
+                hint="Name the column of the messages with --column.",
+            )
         raise InputError(f"{found.shown(0)!r} has no rows, so its columns are unknown.")
     return schema
 
@@ -108,7 +113,8 @@ def _first_rows(found: RowFiles, number: int) -> bytes:
 
 def _of_json(found: RowFiles, options: RowOptions) -> pa.Schema:
     """The schema of the samples. Where unreadable rows are left out, each column has the type that most rows have."""
-    reader = TextReader(pa.schema([]), None)
+    columns: dict[str, Any] = {"json_columns": options.json_columns, "other_columns": options.other_columns}
+    reader = TextReader(pa.schema([]), None, **columns)
     samples = []
     for number, place, text in _samples(found):
         shown = found.shown(number)
@@ -118,7 +124,7 @@ def _of_json(found: RowFiles, options: RowOptions) -> pa.Schema:
                 hint="Convert it to lines: jq -c '.[]' FILE > FILE.jsonl",
             )
         if options.leave_out_unreadable:
-            reader = TextReader(pa.schema([]), None, on_unreadable=lambda row: None)
+            reader = TextReader(pa.schema([]), None, on_unreadable=lambda row: None, **columns)
         table = reader.parse("jsonl", text, None, Place(found.file(number), shown, place))
         samples.append((reader.schema, 0 if table is None else table.num_rows))
     return _voted(samples) if options.leave_out_unreadable else reader.schema
@@ -315,7 +321,7 @@ def open_rows(source: Any, options: RowOptions | None = None) -> RowSource:
 def _chosen(source: Any, options: RowOptions) -> RowSource:
     """Rows for which a condition is true. They are read here in order, so that batches are of chosen rows alone."""
     text = str(options.where)
-    whole = _opened(source, replace(options, where=None, columns=(), limit=None))
+    whole = _opened(source, replace(options, where=None, columns=(), limit=None, other_columns=None))
     labels, schema = labels_of(told_features(whole.schema)), plain_schema(whole.schema)
     where_mask(text, schema.empty_table(), labels)  # what is wrong with it is said now
 
@@ -338,6 +344,7 @@ def _chosen(source: Any, options: RowOptions) -> RowSource:
 
     facts = {**whole.facts, "options": options.facts}
     rows = _spooled(whole.name, tables, schema, facts, None, options, unreadable)
+    rows.reading.options["json_columns"] = whole.reading.options.get("json_columns", ())
     rows.notes, rows.stamp = whole.notes, whole.stamp
     return rows
 
@@ -419,6 +426,8 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
     reading: dict[str, Any] = {"root": found.files.root, "hashed": True, **found.options}
     if found.kind == "csv":
         reading["delimiter"] = found.delimiter
+    if found.kind == "jsonl" and options.json_columns:
+        reading["json_columns"] = options.json_columns
     if found.codec:
         facts["codec"] = reading["codec"] = found.codec
     if found.kind in ("parquet", "arrow"):
@@ -577,7 +586,19 @@ def _open_stream(
     `in_memory`: all rows are there, so that their content is part of what they are known by.
     """
     name = options.name or "the iterator"
-    tables = tables_of(make(), name)
+    has_dicts = False
+
+    def make_tables() -> Iterator[pa.Table]:
+        nonlocal has_dicts
+        rows = iter(make())
+        first = list(itertools.islice(rows, 1))
+        has_dicts = bool(first) and isinstance(first[0], dict)
+        rows = itertools.chain(first, rows)
+        if has_dicts and options.json_columns:
+            rows = (json_as_text(row, options.json_columns) if isinstance(row, dict) else row for row in rows)
+        yield from tables_of(rows, name)
+
+    tables = make_tables()
     first = list(_first(tables))
     if not first:
         raise InputError(f"{name} has no rows.", hint="There is nothing to do.")
@@ -591,12 +612,15 @@ def _open_stream(
             return started.pop()
         if once:
             raise InputError("This iterator was already consumed.", hint="Pass a function that returns a new iterator.")
-        return tables_of(make(), name)
+        return make_tables()
 
     facts = _stream_facts(options)
     if in_memory and options.name:
-        facts["digest"] = _digest_of_rows(tables_of(make(), name))
-    return _spooled(name, all_tables, schema, facts, total_rows, options)
+        facts["digest"] = _digest_of_rows(make_tables())
+    rows = _spooled(name, all_tables, schema, facts, total_rows, options)
+    if has_dicts and options.json_columns:
+        rows.reading.options["json_columns"] = options.json_columns
+    return rows
 
 
 def _digest_of_rows(tables: Iterable[pa.Table]) -> str:

@@ -112,7 +112,8 @@ def read_unit(
         schema = pa.schema([schema.field(name) for name in reading.columns], schema.metadata)
     reading, partitions = _without_partitions(reading, schema)
     own = pa.schema([field for field in schema if field not in partitions], schema.metadata)
-    text = TextReader(own, reading.columns, str(reading.options.get("delimiter", ",")), on_unreadable)
+    delimiter, json_columns = str(reading.options.get("delimiter", ",")), reading.options.get("json_columns", ())
+    text = TextReader(own, reading.columns, delimiter, on_unreadable, json_columns)
     ahead = _ahead(reading, unit)
     try:
         for number, span in enumerate(unit.spans):

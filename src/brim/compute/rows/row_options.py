@@ -22,6 +22,8 @@ class RowOptions(InputOptions):
     """
 
     as_text: tuple[str, ...] = ()  # columns of CSV that are text whatever they look like
+    json_columns: tuple[str, ...] = ()  # of JSONL and of dicts: read as JSON texts, whatever they hold
+    other_columns: tuple[str, ...] | None = None  # of JSONL with json_columns: the only others that are read
     least_unit_bytes: int = LEAST_UNIT_BYTES
     name: str | None = None  # of an iterator, which has none of its own
     code: str | None = None  # digest of the function that makes the iterator
@@ -37,6 +39,7 @@ class RowOptions(InputOptions):
             "columns": list(self.columns),
             "delimiter": self.delimiter,
             "as_text": list(self.as_text),
+            "json_columns": list(self.json_columns),
             "limit": self.limit,
             "split": self.from_split,
             "config": self.from_config,

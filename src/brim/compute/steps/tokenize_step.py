@@ -50,20 +50,29 @@ class Cut:
 
 
 def pieces(loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
-    """Each piece of a text in UTF-8, and whether the cut before it passed the test.
+    """Each piece of a text in UTF-8, and whether the cut before it passed the test."""
+    for _, piece, exact in placed_pieces(loaded, text, limit):
+        yield piece, exact
+
+
+def placed_pieces(
+    loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS
+) -> Iterator[tuple[int, str, bool]]:
+    """Yield the same pieces with the character of the text at which each one starts.
 
     Only a window of the text is a Python string at a time: as a whole it can take four times its bytes.
     """
-    at, exact = 0, True
+    at, character, exact = 0, 0, True
     while True:
         stop = min(at + 4 * (limit + _WINDOW + 2), len(text))  # a character has four bytes at most
         # A character that the window cuts lies behind everything that is looked at.
         window = str(text[at:stop], "utf-8", "strict" if stop == len(text) else "ignore")
         if len(window) <= limit:
-            yield window, exact
+            yield character, window, exact
             return
         cut = _best(loaded, window, limit)
-        yield window[: cut.end], exact
+        yield character, window[: cut.end], exact
+        character += cut.start
         at, exact = at + len(window[: cut.start].encode()), cut.exact
 
 
@@ -102,9 +111,10 @@ def _token_ends(loaded: LoadedTokenizer, text: str, limit: int) -> list[int]:
     return [*reversed(found[0][-_TRIES:]), *reversed(found[1][-tries:])]
 
 
+LARGEST_UINT16_VOCABULARY = 65_500  # Megatron writes ids of 16 bits below it
 IDS, NOTE = "input_ids", "_brim_note"
 # What NOTE says of a document; finishing counts it and drops the column.
-PLAIN, NULL, CUT, ROUGH = range(4)
+PLAIN, NULL, CUT, ROUGH, TRUNCATED, OVERLONG = range(6)  # OVERLONG: left out when the files are made
 Dtype = Literal["int32", "uint16", "uint32"]
 # Encoded at once: takes up to 50 MB.
 _GROUP_BYTES = 1 << 18
@@ -126,7 +136,12 @@ class TokenizeStepOptions(TextOptions):
 
 
 def settle_dtype(asked: str, output: str, vocab_size: int) -> Dtype:
-    """auto: int32 for Parquet and Arrow, because torch takes it as it is; for bin the smallest that fits."""
+    """auto: int32 for Parquet and Arrow, because torch takes it as it is; for bin the smallest that fits.
+
+    Megatron has uint16 for vocabularies below 65,500, and int32.
+    """
+    if asked == "auto" and output == "megatron":
+        return "uint16" if vocab_size < LARGEST_UINT16_VOCABULARY else "int32"
     if asked == "auto":
         return "int32" if output != "bin" else "uint16" if vocab_size <= 1 << 16 else "uint32"
     if asked == "uint16" and vocab_size > 1 << 16:
@@ -182,24 +197,19 @@ class TokenizeStep:
         """Everything about the tokenizer that can be wrong, before the job starts."""
         loaded = loaded or LoadedTokenizer(self.tokenizer.read(), self.tokenizer.name)
         settle_dtype(self.options.dtype, "", loaded.vocab_size)
-        if 0 < loaded.dropout < 1:
-            raise InputError(
-                f"The tokenizer {loaded.name} leaves out merges by chance (dropout {loaded.dropout:.2g}): a text would "
-                "have other ids each time.",
-                hint='Set "dropout" of its model to null.',
-            )
+        loaded.refuse_dropout()
         self._settle(loaded)
         return loaded
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns that workers write. A column that is missing or no text is an InputError."""
-        kind = _field(schema, self.options.column).type
+        kind = source_field(schema, self.options.column).type
         if not _is_text(kind):
             raise InputError(
                 f"The column {self.options.column!r} is not text but {kind}.", hint="Choose another with --column."
             )
         fields = [pa.field(IDS, pa.list_(_arrow(self.options.dtype))), pa.field(NOTE, pa.uint8())]
-        return pa.schema(fields + [_field(schema, name).remove_metadata() for name in self.options.keep_columns])
+        return pa.schema(fields + [source_field(schema, name).remove_metadata() for name in self.options.keep_columns])
 
     def open(self, schema: pa.Schema) -> None:
         # The engine has a worker for each core; a pool of threads in each would only be in the way.
@@ -400,7 +410,8 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(text or pa.types.is_null(kind))  # null: no text so far
 
 
-def _field(schema: pa.Schema, name: str) -> pa.Field:
+def source_field(schema: pa.Schema, name: str) -> pa.Field:
+    """Return a column of the source; InputError names similar ones if it has none of this name."""
     if name in schema.names:
         return schema.field(name)
     near = difflib.get_close_matches(name, schema.names, n=3)
