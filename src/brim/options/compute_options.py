@@ -240,7 +240,7 @@ class TextOptions(Options, panel="Tokens"):
     keep_columns: Annotated[Names, Common(_KEEP.format("ids"), "COLUMN", old="keep")] = ()
     eos: Annotated[
         str | None,
-        Common("Append this token to every document.", "TOKEN", default="none; with --pack the tokenizer's eos_token"),
+        Option("Append this token to every document.", "TOKEN", default="none; with --pack the tokenizer's eos_token"),
     ] = None
     max_length: Annotated[int | None, Option("Truncate documents to N tokens, special tokens included.", minimum=1)] = (
         None
@@ -273,14 +273,12 @@ def _check_date(value: Any) -> str:
 class ChatOptions(Options, panel=CHAT):
     """How conversations become tokens and labels."""
 
-    chat: Annotated[
-        bool, Common("Tokenize conversations with the chat template of the tokenizer, and write labels.")
-    ] = False
+    chat: Annotated[bool, Common("Tokenize conversations, with labels.")] = False
     prompt: Annotated[str | None, Option("Column of prompts (text or messages), with --completion.", "NAME")] = None
     completion: Annotated[str | None, Option("Column of completions (text or messages).", "NAME")] = None
     train_on: Annotated[
         Literal["assistant", "last", "completion", "all"] | None,
-        Common(
+        Option(
             "Tokens that get labels: all answers, the last answer, the completion, or everything.",
             default="assistant; completion with --prompt",
         ),

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from brim.compute.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
 from brim.compute.rows.cut_text import BOM, RowScanner, blocks, csv_header, next_line, shortened_row, text_units
 from brim.compute.rows.open_files import decompressed, head_of, looked_into
-from brim.compute.rows.python_rows import tables_of, vote
+from brim.compute.rows.python_rows import digest_of_tables, peek, rows_as_json, tables_of, vote
 from brim.compute.rows.read_text import Place, TextReader, parse_csv, row_blocks, well_formed_csv
 from brim.compute.rows.read_unit import read_unit
 from brim.compute.rows.row_files import WILD, RowFiles, find
@@ -39,7 +39,7 @@ from brim.records import dataclass
 from brim.sources.dataset_shard import plain_schema
 from brim.sources.dataset_source import batches_of
 from brim.sources.datasets_private import fingerprint_of, is_reordered, is_stream, row_order
-from brim.sources.exact_values import CHANGES_AS_NUMBER, json_as_text
+from brim.sources.exact_values import CHANGES_AS_NUMBER
 from brim.sources.file_table import FileTable, nothing_chosen
 from brim.sources.hive_partitions import partition_fields
 from brim.sources.read_table import as_table
@@ -590,13 +590,9 @@ def _open_stream(
 
     def make_tables() -> Iterator[pa.Table]:
         nonlocal has_dicts
-        rows = iter(make())
-        first = list(itertools.islice(rows, 1))
-        has_dicts = bool(first) and isinstance(first[0], dict)
-        rows = itertools.chain(first, rows)
-        if has_dicts and options.json_columns:
-            rows = (json_as_text(row, options.json_columns) if isinstance(row, dict) else row for row in rows)
-        yield from tables_of(rows, name)
+        first, rows = peek(make())
+        has_dicts = isinstance(first, dict)
+        yield from tables_of(rows_as_json(rows, options.json_columns) if has_dicts else rows, name)
 
     tables = make_tables()
     first = list(_first(tables))
@@ -616,21 +612,11 @@ def _open_stream(
 
     facts = _stream_facts(options)
     if in_memory and options.name:
-        facts["digest"] = _digest_of_rows(make_tables())
+        facts["digest"] = digest_of_tables(make_tables())
     rows = _spooled(name, all_tables, schema, facts, total_rows, options)
     if has_dicts and options.json_columns:
         rows.reading.options["json_columns"] = options.json_columns
     return rows
-
-
-def _digest_of_rows(tables: Iterable[pa.Table]) -> str:
-    digest = hashlib.sha256()
-    for table in tables:
-        with pa.BufferOutputStream() as sink:
-            with pa.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table, max_chunksize=10_000)
-            digest.update(memoryview(sink.getvalue()))
-    return digest.hexdigest()[:32]
 
 
 def _first(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

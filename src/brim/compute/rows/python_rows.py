@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
@@ -9,7 +11,7 @@ import pyarrow as pa
 
 from brim.compute.rows.schemas import TypesDiffer, holds_float, merged, merged_type
 from brim.errors import InputError
-from brim.sources.exact_values import InexactInteger, exact
+from brim.sources.exact_values import InexactInteger, exact, json_as_text
 
 Refuse = Callable[[int, str], None]  # the number of a row, and why it is left out
 
@@ -158,6 +160,30 @@ def _explained(error: Exception, name: str) -> _BadValue:
 
 def _line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")
+
+
+def peek(rows: Iterable[Any]) -> tuple[Any, Iterator[Any]]:
+    """Return the first row (None if there is none), and all rows."""
+    iterator = iter(rows)
+    first = list(itertools.islice(iterator, 1))
+    return (first[0] if first else None), itertools.chain(first, iterator)
+
+
+def rows_as_json(rows: Iterable[Any], columns: tuple[str, ...]) -> Iterator[Any]:
+    """Yield dicts with the values of some columns as JSON texts, so that rows may differ in what is inside of them."""
+    for row in rows:
+        yield json_as_text(row, columns) if columns and isinstance(row, dict) else row
+
+
+def digest_of_tables(tables: Iterable[pa.Table]) -> str:
+    """Return a digest of all rows."""
+    digest = hashlib.sha256()
+    for table in tables:
+        with pa.BufferOutputStream() as sink:
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table, max_chunksize=10_000)
+            digest.update(memoryview(sink.getvalue()))
+    return digest.hexdigest()[:32]
 
 
 _BLOCK_BYTES = 1 << 20

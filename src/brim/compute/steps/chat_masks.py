@@ -31,7 +31,7 @@ class RenderedText(Protocol):
     def spans(self) -> Spans: ...
 
 
-class Renderer(Protocol):
+class TemplateRenderer(Protocol):
     def has_marks(self, conversation: Conversation) -> bool: ...
 
     def render(
@@ -39,7 +39,7 @@ class Renderer(Protocol):
     ) -> RenderedText: ...
 
 
-def render_with_spans(renderer: Renderer, conversation: Conversation, train_on: TrainOn) -> tuple[str, Spans]:
+def render_with_spans(renderer: TemplateRenderer, conversation: Conversation, train_on: TrainOn) -> tuple[str, Spans]:
     """Return the text of a conversation, and the spans of it that are trained."""
     full = renderer.render(conversation)
     text, messages = full.text, conversation.messages
@@ -66,7 +66,7 @@ def render_with_spans(renderer: Renderer, conversation: Conversation, train_on: 
 
 
 def _prefix(
-    renderer: Renderer, conversation: Conversation, text: str, count: int, train_on: TrainOn, prompted: bool
+    renderer: TemplateRenderer, conversation: Conversation, text: str, count: int, train_on: TrainOn, prompted: bool
 ) -> int:
     """Return the length of the first messages as rendered, which must be how the full text starts."""
     hint = _MARKS_HINT.capitalize() if train_on != "assistant" else f"Use --train-on last, or {_MARKS_HINT}"
