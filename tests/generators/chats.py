@@ -64,9 +64,9 @@ _PARTS = (
     "'\n\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '## assistant\n' }}{% endif %}"
 )
 _WHITE = (
-    "{% for message in messages %}\n  {% if message.role == 'assistant' %}\nA: «{{ message.content }}\n»"
-    "  {% else %}\nQ: {{ message.content }}\n  {% endif %}\n{% endfor %}\n{% if add_generation_prompt %}\nA: "
-    "{%- endif %}"
+    "{% for message in messages %}\n  {% if message.role == 'assistant' %}\nA: «{{ message.content + '\n' }}»"
+    "{{ '' -}}\n  {% else %}\nQ: {{ message.content + '\n' -}}\n  {% endif %}\n{% endfor %}\n"
+    "{% if add_generation_prompt %}\nA: {{ '' -}}\n{% endif %}"
 )
 # Removes the thoughts of earlier answers, so that prefixes do not extend each other.
 THINKING = (

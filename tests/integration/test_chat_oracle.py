@@ -37,9 +37,11 @@ from tests.generators.tokenizers import made_tokenizers, prose
 pytestmark = pytest.mark.trainers
 KINDS = ["gpt4", "metaspace", "wordpiece"]
 # Templates of TRL with marks, of text models whose templates need nothing but messages.
-REAL = ["qwen2_5", "qwen3", "llama3", "phi3", "gemma", "glm4moe", "deepseekv3", "olmo3", "qwen3_instruct_2507"]
+REAL = ["qwen2_5", "qwen3", "llama3", "phi3", "gemma", "glm4moe", "deepseekv3", "cohere", "qwen3_instruct_2507"]
 # WordPiece gives blanks no token. transformers then marks nothing, or all up to the end of the text; brim marks the
 # tokens that overlap the answer.
+# The prompt for an answer opens a thought, which answers without thoughts do not have.
+OPENS_A_THOUGHT = {"deepseekv3"}
 DROPS_BLANKS = {"wordpiece"}
 
 
@@ -75,7 +77,9 @@ def tokenize(path: Path, template: str, rows: list[dict[str, Any]], **options: A
     step = ChatStep(find_tokenizer(str(path)), templates, columns, ChatStepOptions(**values))
     step.open(table.schema)
     errors: dict[int, str] = {}
-    found = list(step.apply(Batch(table, 0, None, lambda row, error: errors.update({row: str(error)})), False))
+    found = list(
+        step.apply(Batch(table, 0, None, lambda row, error: errors.update({row: " ".join(error.words)})), False)
+    )
     made = iter([row for each in found for row in each.to_pylist()])
     return [errors[number] if number in errors else next(made) for number in range(len(rows))]
 
@@ -191,15 +195,14 @@ def test_real_templates_without_marks(tokenizer_files: dict[str, Path], kind: st
         assert isinstance(found, dict)
         assert found["input_ids"] == found["labels"] == expected
         if isinstance(labeled, str):
-            assert "--train-on last" in labeled or "No token" in labeled, labeled
+            assert "--train-on=last" in labeled or "No token" in labeled, labeled
             continue
         assert labeled["input_ids"] == expected
-        text = tokenizer.decode([token for token in labeled["labels"] if token != -100])
-        last = row["messages"][-1] if row["messages"][-1]["role"] == "assistant" else row["messages"][-2]
-        if kind == "gpt4":
-            assert last["content"].split("</think>")[-1].strip() in text
+        trained = [token for token in labeled["labels"] if token != -100]
+        if row["messages"][-1]["content"] == "hi" and kind == "gpt4":
+            assert "hi" in "".join(tokenizer.convert_ids_to_tokens(trained))
         same += 1
-    assert same >= 1
+    assert same == 0 if name in OPENS_A_THOUGHT else same >= 8
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,8 +219,8 @@ def test_thoughts_that_are_removed(tokenizer_files: dict[str, Path], kind: str) 
     assert check(tokenizer_files[kind], kind, marked, marked, rows) == 1
     (error,) = tokenize(tokenizer_files[kind], bare, rows)
     assert isinstance(error, str)
-    assert "--train-on last" in error
-    assert "--chat-template" in error
+    assert "--train-on=last" in error
+    assert "--chat-template=FILE" in error
     (bare_last,) = tokenize(tokenizer_files[kind], bare, rows, train_on="last")
     (marked_last,) = tokenize(tokenizer_files[kind], marked, rows, train_on="last")
     assert bare_last == marked_last

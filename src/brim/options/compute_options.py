@@ -318,8 +318,8 @@ class ChatOptions(Options, panel=CHAT):
                 )
         if self.train_on == "completion" and self.chat and self.prompt is None:
             raise InputError(
-                "--train-on completion can only be used with --prompt and --completion.",
-                hint="Name both columns, or use --train-on last.",
+                "--train-on=completion can only be used with --prompt and --completion.",
+                hint="Name both columns, or use --train-on=last.",
             )
 
 

@@ -20,7 +20,7 @@ from brim.errors import InputError
 TrainOn = Literal["assistant", "last", "completion", "all"]
 Spans = list[tuple[int, int]]
 IGNORED_LABEL = -100  # the label of tokens that do not count, as torch's cross entropy has it
-_MARKS_HINT = "pass a template that marks answers with {% generation %}: --chat-template FILE."
+_MARKS_HINT = "pass a template that marks answers with {% generation %}: --chat-template=FILE."
 
 
 class RenderedText(Protocol):
@@ -32,6 +32,9 @@ class RenderedText(Protocol):
 
 
 class TemplateRenderer(Protocol):
+    @property
+    def eos(self) -> str: ...
+
     def has_marks(self, conversation: Conversation) -> bool: ...
 
     def render(
@@ -69,13 +72,15 @@ def _prefix(
     renderer: TemplateRenderer, conversation: Conversation, text: str, count: int, train_on: TrainOn, prompted: bool
 ) -> int:
     """Return the length of the first messages as rendered, which must be how the full text starts."""
-    hint = _MARKS_HINT.capitalize() if train_on != "assistant" else f"Use --train-on last, or {_MARKS_HINT}"
+    hint = _MARKS_HINT.capitalize() if train_on != "assistant" else f"Use --train-on=last, or {_MARKS_HINT}"
     try:
         before = renderer.render(conversation, count, generation_prompt=prompted).text
     except InputError as error:
         raise InputError(
             f"Where the answer in message {count} starts cannot be told: {error.words[0]}", hint=hint
         ) from error
+    if not text.startswith(before) and not prompted:
+        before = before.removesuffix(renderer.eos)  # that some templates put after the last message
     if not text.startswith(before):
         raise InputError(
             f"The chat template renders the first {count} messages in another way once others follow, so which tokens "

@@ -206,8 +206,8 @@ class ChatStep:
         if isinstance(found, TextPair):
             if self.options.train_on in ("assistant", "last"):
                 raise InputError(
-                    f"--train-on {self.options.train_on} can only be used with messages, and this row has texts.",
-                    hint="Use --train-on completion, or all.",
+                    f"--train-on={self.options.train_on} can only be used with messages, and this row has texts.",
+                    hint="Use --train-on=completion, or all.",
                 )
             eos = self.options.eos or ""
             completion = found.completion if found.completion.endswith(eos) else found.completion + eos
@@ -217,7 +217,7 @@ class ChatStep:
         if self._renderer is None:
             raise InputError(
                 f"This row has messages, and the tokenizer {self.tokenizer.name} has no chat template.",
-                hint="Pass one: --chat-template FILE.",
+                hint="Pass one: --chat-template=FILE.",
             )
         text, spans = render_with_spans(self._renderer, found, self.options.train_on)
         return _Row(number, text, spans, False)
@@ -253,7 +253,7 @@ class ChatStep:
             if self.options.overlong == "error":
                 raise InputError(
                     f"This conversation has {len(ids):,} tokens, more than --max-length={limit:,}.",
-                    hint="Drop or truncate such rows: --overlong drop, or --overlong truncate.",
+                    hint="Drop or truncate such rows: --overlong=drop, or --overlong=truncate.",
                 )
             if self.options.overlong == "drop":
                 return ids[:0], mask[:0], OVERLONG
@@ -261,8 +261,8 @@ class ChatStep:
         if not mask.any():
             cut = " after it is truncated" if note == TRUNCATED else ""
             raise InputError(
-                f"No token of this conversation is trained{cut} (--train-on {self.options.train_on}).",
-                hint="Leave such rows out with --on-error skip.",
+                f"No token of this conversation is trained{cut} (--train-on={self.options.train_on}).",
+                hint="Leave such rows out with --on-error=skip.",
             )
         return ids, mask, note
 

@@ -73,13 +73,13 @@ def find_chat_templates(
         if not is_needed:
             return None
         raise InputError(
-            f"The tokenizer {tokenizer.name} has no chat template.", hint="Pass one: --chat-template FILE."
+            f"The tokenizer {tokenizer.name} has no chat template.", hint="Pass one: --chat-template=FILE."
         )
     if DEFAULT not in found and len(found) > 1:
         names = ", ".join(sorted(found))
         raise InputError(
             f"The tokenizer {tokenizer.name} has the chat templates {names}, and none is the default.",
-            hint="Save the one to use in a file, and pass it: --chat-template FILE.",
+            hint="Save the one to use in a file, and pass it: --chat-template=FILE.",
         )
     first = DEFAULT if DEFAULT in found else next(iter(found))
     texts = [(first, found[first])] + [(WITH_TOOLS, found[name]) for name in found if name == WITH_TOOLS != first]

@@ -142,7 +142,7 @@ def _read_message(value: Any, number: int, column: str, roles: Mapping[str, str]
         if named is None:
             raise InputError(
                 f"Message {number} of {column!r} is from {speaker!r}, which is not a role that brim knows.",
-                hint=f"Name its role: --role {speaker}=user, assistant, system or tool.",
+                hint=f"Name its role: --role={speaker}=user, assistant, system or tool.",
                 column=column,
             )
         content = message.pop("value", "")
@@ -176,7 +176,7 @@ def _read_part(part: Any, number: int, column: str) -> dict[str, Any]:
     if kind != "text" or not isinstance(part.get("text"), str):
         raise InputError(
             f"Message {number} of {column!r} has a part of type {kind!r}: brim tokenizes text parts only.",
-            hint="Leave such rows out with --on-error skip, or use the processor of a model for images.",
+            hint="Leave such rows out with --on-error=skip, or use the processor of a model for images.",
             column=column,
         )
     return dict(part)

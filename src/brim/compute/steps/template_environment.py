@@ -109,6 +109,7 @@ class ChatRenderer:
     def __init__(self, templates: ChatTemplates, arguments: Mapping[str, Any], date: datetime.date) -> None:
         self._templates = templates
         self._arguments = {**dict(templates.special_tokens), **arguments}
+        self.eos: str = dict(templates.special_tokens).get("eos_token", "")
         self._environment: Any = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, jinja2.ext.loopcontrols]
         )
@@ -129,7 +130,7 @@ class ChatRenderer:
         except jinja2.TemplateSyntaxError as error:
             raise InputError(
                 f"The chat template of {self._templates.source} is not valid: {error.message} (line {error.lineno}).",
-                hint="Correct it, or pass another one with --chat-template FILE.",
+                hint="Correct it, or pass another one with --chat-template=FILE.",
             ) from error
         return template
 
@@ -163,7 +164,7 @@ class ChatRenderer:
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise InputError(
                 f"The chat template cannot render this conversation: {reason}.",
-                hint="Correct its messages, or pass another template with --chat-template FILE.",
+                hint="Correct its messages, or pass another template with --chat-template=FILE.",
             ) from error
 
     def _generate(
