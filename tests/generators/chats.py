@@ -1,6 +1,6 @@
 """Chat templates in the styles in use, written for these tests, and conversations with odd texts.
 
-«…» in a template is around what an answer adds: with marks, it is a {% generation %} block, without marks it is nothing.
+«…» in a template is around what an answer adds: a {% generation %} block with marks, and nothing without marks.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ _BRACKETS = (
     "{% else %}{{ raise_exception('unknown role ' + message.role) }}{% endif %}{% endfor %}"
 )
 _TURNS = (
-    "{{ bos_token }}{% for message in messages %}{% set role = 'model' if message.role == 'assistant' else message.role %}"
+    "{{ bos_token }}{% for message in messages %}"
+    "{% set role = 'model' if message.role == 'assistant' else message.role %}"
     "{{ '<start_of_turn>' + role + '\n' }}{% if role == 'model' %}«{{ message.content | trim + '<end_of_turn>\n' }}»"
     "{% else %}{{ message.content | trim + '<end_of_turn>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 _TOOLS = (
     "{% if tools %}{{ '<tools>' }}{% for tool in tools %}{{ tool | tojson(indent=2) }}{% endfor %}{{ '</tools>\n' }}"
-    "{% endif %}{% for message in messages %}{% if message.role == 'assistant' %}{{ '<bot>' }}«{% if message.tool_calls "
-    "is defined %}{% for call in message.tool_calls %}{{ '<call>' + call.function | tojson + '</call>' }}{% endfor %}"
+    "{% endif %}{% for message in messages %}{% if message.role == 'assistant' %}{{ '<bot>' }}«"
+    "{% if message.tool_calls is defined %}{% for call in message.tool_calls %}"
+    "{{ '<call>' + call.function | tojson + '</call>' }}{% endfor %}"
     "{% endif %}{% if message.content %}{{ message.content }}{% endif %}{{ '</bot>\n' }}»{% else %}"
     "{{ '<' + message.role + '>' + message.content + '</' + message.role + '>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<bot>' }}{% endif %}"

@@ -241,7 +241,8 @@ def test_the_step_never_imports_transformers(tokenizer_files: dict[str, Path], t
     folder = write_chat_tokenizer(tmp_path / "t", with_marks(STYLES["chatml"]), tokenizer_files["gpt4"])
     code = (
         "import sys; import brim.api.chat_plan, brim.compute.steps.template_environment; "
-        "from brim.compute.steps.tokenizers import find_tokenizer; from brim.compute.steps.chat_template_files import *; "
+        "from brim.compute.steps.tokenizers import find_tokenizer; "
+        "from brim.compute.steps.chat_template_files import find_chat_templates; "
         f"f = find_tokenizer({str(folder)!r}); t = find_chat_templates({str(folder)!r}, f, None); "
         "print(dict(t.special_tokens)['bos_token'], 'transformers' in sys.modules)"
     )
