@@ -262,7 +262,7 @@ class ChatStep:
             cut = " after it is truncated" if note == TRUNCATED else ""
             raise InputError(
                 f"No token of this conversation is trained{cut} (--train-on={self.options.train_on}).",
-                hint="Leave such rows out with --on-error=skip.",
+                hint="Check its messages, or use another --train-on or a larger --max-length.",
             )
         return ids, mask, note
 

@@ -66,8 +66,8 @@ def find_chat_templates(
     found = _of_object(given)
     if found is None and tokenizer.folder is not None:
         folder = Path(tokenizer.folder)
-        if not isinstance(given, str) or not Path(given).expanduser().exists():
-            _download(str(given))
+        if not Path(given).expanduser().exists():
+            _download(str(given))  # it is a name on the Hub
         found = _of_folder(folder)
     if not found:
         if not is_needed:

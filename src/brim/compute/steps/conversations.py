@@ -176,7 +176,7 @@ def _read_part(part: Any, number: int, column: str) -> dict[str, Any]:
     if kind != "text" or not isinstance(part.get("text"), str):
         raise InputError(
             f"Message {number} of {column!r} has a part of type {kind!r}: brim tokenizes text parts only.",
-            hint="Leave such rows out with --on-error=skip, or use the processor of a model for images.",
+            hint="Use the processor of a model for images.",
             column=column,
         )
     return dict(part)
