@@ -31,7 +31,11 @@ class Extra:
 EXTRAS = {
     extra.name: extra
     for extra in (
-        Extra("compute", {"cloudpickle": "cloudpickle", "tokenizers": "tokenizers"}, "brim map and brim tokenize"),
+        Extra(
+            "compute",
+            {"cloudpickle": "cloudpickle", "jinja2": "jinja2", "tokenizers": "tokenizers"},
+            "brim map and brim tokenize",
+        ),
         Extra("datasets", {"datasets": "datasets"}, "datasets.Dataset as a source; brim.map, brim.push_to_hub"),
         Extra(
             "embed",

@@ -9,7 +9,7 @@ from brim.cli.commands import COMMANDS
 from brim.options.declare import PARTS, Declared, declared_options
 
 # The same thing, of which each command has its own kinds.
-KINDS = {"--format", "--dtype", "--drop", "--log"}
+KINDS = {"--format", "--dtype", "--drop", "--log", "--prompt"}
 # Options of a step in one command, and of the output in another.
 SEVERAL_PANELS = {
     "--shuffle",
@@ -18,6 +18,7 @@ SEVERAL_PANELS = {
     "--dtype",
     "--column",
     "--keep-columns",
+    "--prompt",
     "--report",
     "--stop-file",
 }

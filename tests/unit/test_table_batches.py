@@ -179,13 +179,18 @@ NESTED = pa.table(
 @pytest.mark.usefixtures("small_blocks")
 def test_parquet_by_columns_has_the_types_values_and_chunks_of_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    pq.write_table(NESTED, path, row_group_size=11)
+    nested = NESTED
+    try:
+        pq.write_table(nested, path, row_group_size=11)
+    except pa.ArrowNotImplementedError:  # pyarrow 21 cannot write null lists of a fixed length
+        nested = nested.drop_columns(["nulls"])
+        pq.write_table(nested, path, row_group_size=11)
     whole = pq.ParquetFile(path).read()
     found = read_table(str(path))
     assert found.schema == whole.schema
     assert found.equals(whole)
     assert lengths(found) == lengths(whole)
-    assert mapped_columns(found) == set(NESTED.column_names) - {"dict", "nothing"}
+    assert mapped_columns(found) == set(nested.column_names) - {"dict", "nothing"}
 
 
 @pytest.mark.usefixtures("small_blocks")

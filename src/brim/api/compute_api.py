@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from brim.api.chat_plan import chat_plan
 from brim.api.overloads import refuse_without_destination, with_optional_destination
 from brim.api.recorded_run import recorded_run, shown
+from brim.api.row_reading import LEAST_TOKEN_UNIT_BYTES, row_options, source_access
 from brim.compute.outputs.output import RowsOutput
 from brim.compute.outputs.rows_file import read_schema
 from brim.compute.outputs.token_output import FinishOptions, TokenOutput, token_splits
@@ -31,7 +33,6 @@ from brim.compute.rows.unit import RowSource
 from brim.compute.steps.embed_options import EmbedStepOptions
 from brim.compute.steps.embed_step import EmbedStep
 from brim.compute.steps.embedding_models import is_factory, model_name
-from brim.compute.steps.function_digest import iterator_digest
 from brim.compute.steps.gigatoken_encoder import choose
 from brim.compute.steps.map_options import MapStepOptions
 from brim.compute.steps.map_step import MapStep
@@ -69,7 +70,6 @@ from brim.options.compute_options import (
     VectorOptions,
 )
 from brim.options.declare import takes, warn_deprecated
-from brim.options.groups import ComputedJobOptions, InputOptions
 from brim.plans.fingerprint import digest_ints, digest_json, digest_table
 from brim.progress import Progress
 from brim.sources.file_table import FileTable
@@ -77,7 +77,7 @@ from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
 from brim.storage.destination_address import parse_destination
 from brim.storage.listing import list_files
-from brim.storage.location import Access, folder_location, is_dataset_address, is_object_address, parse_location
+from brim.storage.location import folder_location, is_dataset_address, is_object_address, parse_location
 from brim.tensors.tensor_reader import ShardedTensor, open_tensors
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 Array = np.ndarray[Any, Any]
-_UNIT_BYTES = 4 << 20  # encoding is slow: small units keep all cores busy to the end
 _DATASET, _VECTORS = "dataset", "vectors.safetensors"
 
 
@@ -119,24 +118,6 @@ class Vectors(Mapping[str, "Array | ShardedTensor"]):
         return f"<Vectors {shown} at {self.path}>"
 
 
-def row_options(
-    options: ComputedJobOptions, source: Any = None, name: str | None = None, **internal: Any
-) -> RowOptions:
-    """Take from the options of a function how its rows are read. With a `name`, the code of an iterator counts too."""
-    return RowOptions(
-        **options.values(InputOptions),
-        name=name,
-        code=None if name is None else iterator_digest(source),
-        access=source_access(options),
-        leave_out_unreadable=options.on_error != "stop",
-        **internal,
-    )
-
-
-def source_access(options: ComputedJobOptions) -> Access:
-    return Access(options.source_endpoint_url or options.endpoint_url, options.anonymous)
-
-
 def map_job(
     options: MapToDestinationOptions, *, held_bytes: int, dataset_format: Mapping[str, Any] | None = None
 ) -> Job:
@@ -161,43 +142,48 @@ def tokenize_job(
         options = replace(options, format="arrow")
     settings = job_settings(JobSettings, options, held_bytes=held_bytes)
     with stopping_while_reading(options.destination, settings):
-        file = find_tokenizer(options.tokenizer)
-        loaded = LoadedTokenizer(file.read(), file.name)
-        dtype = choose_dtype(options.dtype, options.format, loaded.vocab_size)
-        eos = _document_end(options, file, loaded, note)
-        special = options.pack is None if options.special_tokens is None else options.special_tokens
-        texts = {**options.values(TextOptions), "eos": eos}
-        step = TokenizeStep(
-            file,
-            TokenizeStepOptions(**texts, add_special_tokens=special, dtype=dtype),
-            fast=choose(options.encoder, file.read()),
-        )
-        step.check(loaded)
-        if file.note:
-            note(file.note)
-        if loaded.switched_off:
-            note(f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job")
-        header = {
-            "vocab_size": loaded.vocab_size,
-            "eos": None if eos is None else loaded.id_of(eos),
-            "tokenizer_sha256": file.sha256,
-            "created_by": "brim",
-        }
-        del loaded
-        files = {**options.values(TokenFileOptions), "dtype": dtype}
-        finish = FinishOptions(**files, splits=token_splits(options), header=tuple(header.items()))
-        reading = row_options(
-            options, options.source, options.name, as_text=(options.column,), least_unit_bytes=_UNIT_BYTES
-        )
-        rows = open_rows(options.source, reading)
-        step.output_schema(rows.schema)
-        output = TokenOutput(finish, file.name, eos)
-        plan = ComputePlan("tokenize", rows, step, output, settings.on_error)
+        plan = (chat_plan if options.chat else _text_plan)(options, settings, note)
         if options.destination is not None:
             return _dataset_job(plan, options.destination, settings)
-        folder = _cache(plan, options.cache_dir, f"tokens of {options.column}")
+        folder = _cache(plan, options.cache_dir, "tokens of chats" if options.chat else f"tokens of {options.column}")
         location = folder_location(folder / _DATASET)
         return Job(plan, dataset_paths(location, folder, settings.hub, waits_for_lock=True), settings)
+
+
+def _text_plan(options: TokenizeOptions, settings: JobSettings, note: Callable[[str], None]) -> ComputePlan:
+    """Plan the job that turns a column of text into token ids."""
+    file = find_tokenizer(options.tokenizer)
+    loaded = LoadedTokenizer(file.read(), file.name)
+    dtype = choose_dtype(options.dtype, options.format, loaded.vocab_size)
+    eos = _document_end(options, file, loaded, note)
+    special = options.pack is None if options.special_tokens is None else options.special_tokens
+    texts = {**options.values(TextOptions), "eos": eos}
+    step = TokenizeStep(
+        file,
+        TokenizeStepOptions(**texts, add_special_tokens=special, dtype=dtype),
+        fast=choose(options.encoder, file.read()),
+    )
+    step.check(loaded)
+    if file.note:
+        note(file.note)
+    if loaded.switched_off:
+        note(f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job")
+    header = {
+        "vocab_size": loaded.vocab_size,
+        "eos": None if eos is None else loaded.id_of(eos),
+        "tokenizer_sha256": file.sha256,
+        "created_by": "brim",
+    }
+    del loaded
+    files = {**options.values(TokenFileOptions), "dtype": dtype}
+    finish = FinishOptions(**files, splits=token_splits(options), header=tuple(header.items()))
+    reading = row_options(
+        options, options.source, options.name, as_text=(options.column,), least_unit_bytes=LEAST_TOKEN_UNIT_BYTES
+    )
+    rows = open_rows(options.source, reading)
+    step.output_schema(rows.schema)
+    output = TokenOutput(finish, file.name, eos)
+    return ComputePlan("tokenize", rows, step, output, settings.on_error)
 
 
 def _document_end(

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from brim.api.compute_api import map_job, row_options, run_job, start_worker
+from brim.api.compute_api import map_job, run_job, start_worker
 from brim.api.overloads import refuse_without_destination, with_optional_destination
 from brim.api.recorded_run import shown
+from brim.api.row_reading import row_options
 from brim.compute.outputs.output import CachedRows
 from brim.compute.rows.open_rows import open_rows
 from brim.compute.rows.unit import RowSource

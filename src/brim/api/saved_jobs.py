@@ -114,6 +114,8 @@ def write_plan(
     names = _STORED_NAMES[verb]
     stored: dict[str, Any] = {key: _portable(key, getattr(options, name)) for key, name in names.items()}
     stored["given"] = _stored(options, _KINDS[verb][1], {*names.values(), *declared_options(RunOptions)})
+    if stored["given"].get("chat_template") is not None:
+        stored["given"]["chat_template"] = os.path.abspath(stored["given"]["chat_template"])
     if verb == "map":
         stored["options"] = _stored(options, MapFunctionOptions, _WITHOUT_EFFECT)
     try:

@@ -47,6 +47,8 @@ def _make_job(options: TokenizeCommand) -> Any:
 
 def _describe(job: Any, result: Any, seconds: float) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     """Return the lines about tokens, encoders and unusual texts."""
+    if job.plan.step.facts["step"] == "chat":
+        return _describe_chats(job, result)
     eos, counts = job.plan.step.options.eos, result.counts
     none = "none: packed documents follow each other without a token between them"
     end = [("eos", none if eos is None else eos)] if eos is not None or job.plan.output.options.pack is not None else []
@@ -68,6 +70,28 @@ def _describe(job: Any, result: Any, seconds: float) -> tuple[list[tuple[str, st
     }
     notes = [text.format(counts[name]) for name, text in texts.items() if counts[name]]
     return [*lines, *([("notes", "; ".join(notes))] if notes else [])], {"eos": eos}
+
+
+def _describe_chats(job: Any, result: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+    """Return the lines about conversations, labels, packed rows and rows that were left out."""
+    options, counts = job.plan.output.options, result.counts
+    if not counts:
+        return [], {}
+    kept = counts["documents"] - counts["overlong"]
+    share = counts["trained"] / max(counts["tokens"], 1)
+    lines = [("tokens", f"{counts['tokens']:,} of {kept:,} conversations, {share:.1%} with labels")]
+    values: dict[str, Any] = {}
+    if options.pack is not None and result.rows:
+        fill = counts["tokens"] / (result.rows * options.pack)
+        lines.append(("packed", f"rows of at most {options.pack:,} tokens, {fill:.1%} full"))
+        values["fill_rate"] = round(fill, 4)
+    texts = {
+        "overlong": "conversations that are too long, left out: {:,}",
+        "truncated": "conversations that were truncated: {:,}",
+        "rough": "long conversations cut inside a word, where the ids may differ: {:,}",
+    }
+    notes = [text.format(counts[name]) for name, text in texts.items() if counts[name]]
+    return [*lines, *([("notes", "; ".join(notes))] if notes else [])], values
 
 
 COMMAND = Command(TokenizeCommand, run, saved=SavedPlanOptions)

@@ -5,6 +5,7 @@ Positional fields are ordered by the base classes from right to left, so these a
 the two functions differ. Arguments that mean the same as in `datasets` are not explained in the docstrings of Python.
 """
 
+import datetime
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from brim.errors import InputError
 from brim.options.declare import (
+    CHAT,
     PARTS,
     Argument,
     Common,
@@ -238,7 +240,7 @@ class TextOptions(Options, panel="Tokens"):
     keep_columns: Annotated[Names, Common(_KEEP.format("ids"), "COLUMN", old="keep")] = ()
     eos: Annotated[
         str | None,
-        Common("Append this token to every document.", "TOKEN", default="none; with --pack the tokenizer's eos_token"),
+        Option("Append this token to every document.", "TOKEN", default="none; with --pack the tokenizer's eos_token"),
     ] = None
     max_length: Annotated[int | None, Option("Truncate documents to N tokens, special tokens included.", minimum=1)] = (
         None
@@ -263,6 +265,64 @@ class EncoderOptions(Options, panel="Tokens"):
     ] = "auto"
 
 
+def _check_date(value: Any) -> str:
+    return datetime.date.fromisoformat(check_type(value, str)).isoformat()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(Options, panel=CHAT):
+    """How conversations become tokens and labels."""
+
+    chat: Annotated[bool, Common("Tokenize conversations, with labels.")] = False
+    prompt: Annotated[str | None, Option("Column of prompts (text or messages), with --completion.", "NAME")] = None
+    completion: Annotated[str | None, Option("Column of completions (text or messages).", "NAME")] = None
+    train_on: Annotated[
+        Literal["assistant", "last", "completion", "all"] | None,
+        Option(
+            "Tokens that get labels: all answers, the last answer, the completion, or everything.",
+            default="assistant; completion with --prompt",
+        ),
+    ] = None
+    overlong: Annotated[
+        Literal["drop", "truncate", "error"], Option("What to do with rows longer than --max-length or --pack.")
+    ] = "drop"
+    chat_template: Annotated[
+        Path | None, Option("Jinja template to use.", "FILE", default="the tokenizer's own template")
+    ] = None
+    template_arg: Annotated[
+        Mapping[str, Any] | None,
+        Kind("names and values", _mapping, "NAME=VALUE"),
+        Option("Argument of the chat template, such as enable_thinking=false.", from_texts=_json_pairs),
+    ] = None
+    template_date: Annotated[
+        str | None,
+        Kind("a date such as 2026-01-31", _check_date, "DATE"),
+        Option("Date for templates that ask for one.", default="2024-07-26"),
+    ] = None
+    role: Annotated[
+        Mapping[str, str] | None,
+        Kind("names and roles", _mapping, "NAME=ROLE"),
+        Option("Role of the template for a role of the source, such as expert=assistant.", from_texts=parse_pairs),
+    ] = None
+    attention_mask: Annotated[bool, Option("Write the column attention_mask, too.")] = False
+    position_ids: Annotated[bool, Option("With --pack: write the column position_ids, too.")] = False
+
+    def check_options(self) -> None:
+        if (self.prompt is None) != (self.completion is None):
+            given, other = ("prompt", "completion") if self.completion is None else ("completion", "prompt")
+            raise InputError(f"--{given} needs --{other}.", hint=f"Name the other column: --{other} NAME.")
+        if not self.chat:
+            for item in self.changed(ChatOptions):
+                raise InputError(
+                    f"{item.spelling} can only be used with --chat.", hint=f"Add --chat, or leave {item.spelling} out."
+                )
+        if self.train_on == "completion" and self.chat and self.prompt is None:
+            raise InputError(
+                "--train-on=completion can only be used with --prompt and --completion.",
+                hint="Name both columns, or use --train-on=last.",
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenFileOptions(Options, panel="Output"):
     """How tokens are packed, ordered and written."""
@@ -271,7 +331,7 @@ class TokenFileOptions(Options, panel="Output"):
     pack_tail: Annotated[
         Literal["drop", "keep"], Option("What to do with tokens at the end that do not fill a row.")
     ] = "drop"
-    format: Annotated[Literal["parquet", "arrow", "bin"], Common("Output format.")] = "parquet"
+    format: Annotated[Literal["parquet", "arrow", "bin", "megatron"], Common("Output format.")] = "parquet"
     dtype: Annotated[
         Literal["auto", "int32", "uint16", "uint32"],
         Option("Type of the ids. auto: int32; for bin the smallest type that fits."),
@@ -286,11 +346,23 @@ class TokenFileOptions(Options, panel="Output"):
             raise InputError(
                 "--pack-tail can only be used with --pack.", hint="Add --pack=N, or leave --pack-tail out."
             )
-        if self.rows_per_shard is not None and self.format == "bin":
+        if self.rows_per_shard is not None and self.format in ("bin", "megatron"):
+            files = "one file per split" if self.format == "bin" else "cut by its size"
             raise InputError(
-                "--rows-per-shard cannot be used with --format=bin, which is one file per split.",
+                f"--rows-per-shard cannot be used with --format={self.format}, which is {files}.",
                 hint="Leave --rows-per-shard out.",
             )
+        if self.format == "megatron":
+            if self.pack is not None:
+                raise InputError(
+                    "--pack cannot be used with --format=megatron: Megatron packs documents while it trains.",
+                    hint="Leave --pack out.",
+                )
+            if self.dtype == "uint32":
+                raise InputError(
+                    "--dtype=uint32 cannot be used with --format=megatron, which has uint16 and int32.",
+                    hint="Leave --dtype out.",
+                )
 
     @property
     def seed(self) -> int:
@@ -350,18 +422,45 @@ class TokenSplitOptions(Options, panel="Output"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeJobOptions(TokenSplitOptions, TokenFileOptions, EncoderOptions, TextOptions, ComputedJobOptions):
+class TokenizeJobOptions(
+    TokenSplitOptions, TokenFileOptions, ChatOptions, EncoderOptions, TextOptions, ComputedJobOptions
+):
     """What a plan of tokenize has in addition to its source, tokenizer and destination."""
 
     def check_options(self) -> None:
-        if self.keep_columns and (self.pack is not None or self.format == "bin"):
-            conflict = "--pack" if self.pack is not None else "--format=bin"
+        if self.keep_columns and (self.pack is not None or self.format in ("bin", "megatron")):
+            conflict = "--pack" if self.pack is not None else f"--format={self.format}"
             raise InputError(
                 f"--keep-columns cannot be used with {conflict}: its rows are not documents.",
                 hint="Leave out one of them.",
             )
         if self.no_eos and self.eos is not None:
             raise InputError("--eos cannot be used with --no-eos.", hint="Leave out one of them.")
+        if self.chat:
+            self._check_chat()
+
+    def _check_chat(self) -> None:
+        unused = [item for item in self.changed(EncoderOptions, TokenFileOptions) if item.name in _NOT_IN_CHATS]
+        if unused or self.encoder == "fast" or self.eos is not None:
+            spelling = unused[0].spelling if unused else "--eos" if self.eos is not None else "--encoder=fast"
+            raise InputError(
+                f"{spelling} cannot be used with --chat: the chat template decides what is around messages.",
+                hint=f"Leave {spelling} out.",
+            )
+        if self.format in ("bin", "megatron"):
+            raise InputError(
+                f"--format={self.format} cannot be used with --chat: it has no labels.", hint="Use --format=parquet."
+            )
+        if self.position_ids and self.pack is None:
+            raise InputError("--position-ids can only be used with --pack.", hint="Add --pack=N, or leave it out.")
+        if self.pack is not None and self.max_length is not None and self.max_length > self.pack:
+            raise InputError(
+                f"--max-length={self.max_length} is more than --pack={self.pack}: no row holds such a conversation.",
+                hint="Use a smaller --max-length, or leave it out.",
+            )
+
+
+_NOT_IN_CHATS = ("no_eos", "pack_tail")
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,11 @@ R = TypeVar("R")
 _AnyOptions = TypeVar("_AnyOptions", bound="Options")
 
 LEVELS, LOGS, LIVE, PARTS = "When to warn, stop and kill", "Logs", "Live page", "In parts, on many machines"
+CHAT = "Chats"
 BIDS, HUB, STORES = "BIDS datasets and recipes", "Hugging Face Hub", "Object stores (s3://, gs://, az://)"
 # The groups of options in the order in which help pages, signatures and docs show them.
 PANELS = (
-    *("", "Function", "Tokens", "Model", "Vectors", "Source", BIDS, "Output"),
+    *("", "Function", "Tokens", CHAT, "Model", "Vectors", "Source", BIDS, "Output"),
     *("Run", LEVELS, LOGS, LIVE, PARTS, HUB, STORES),
 )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
@@ -53,6 +54,14 @@ def load_row(line: bytes, columns: tuple[str, ...] | None = None) -> dict[str, A
     if (repeated := _repeated_key(list(read.values()))) is not None:
         raise ValueError(f"the key {repeated!r} occurs twice in one object")
     return read
+
+
+def json_as_text(row: dict[str, Any], columns: Collection[str]) -> dict[str, Any]:
+    """Return the row with the values of some columns as JSON texts; null and missing values stay as they are."""
+    return {
+        name: json.dumps(value, ensure_ascii=False) if name in columns and value is not None else value
+        for name, value in row.items()
+    }
 
 
 _JSON_NAMES = {

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from brim.compute.outputs.chat_packing import WINDOW, PackedChats, packed_schema
+from brim.compute.outputs.megatron_files import MegatronWriter
 from brim.compute.outputs.output import Finished, OrderedPool, OutputShard, Units, card_of, with_features
 from brim.compute.outputs.rows_file import Writing
 from brim.compute.outputs.token_files import GROUP_TOKENS, BinWriter, ShardWriter, TokenShard
@@ -30,7 +32,8 @@ from brim.compute.outputs.token_packing import (
     with_places,
 )
 from brim.compute.rows.schemas import unify
-from brim.compute.steps.tokenize_step import CUT, IDS, NOTE, NULL, ROUGH, Dtype
+from brim.compute.steps.chat_step import MASKS
+from brim.compute.steps.tokenize_step import CUT, IDS, NOTE, NULL, OVERLONG, ROUGH, TRUNCATED, Dtype
 from brim.errors import InputError, MemoryLimitError
 from brim.formats.card import CardFacts
 from brim.memory.limit import usable_cores
@@ -44,6 +47,7 @@ from brim.state.atomic_files import failures, rename
 
 WHOLE = (TokenSplit("train", 1.0),)
 _WORK = ".finish"
+_FILES_OF_TOKENS = ("bin", "megatron")  # formats without columns
 _COPIES = 6  # copies of a packed row or group in memory: collected, concatenated, grouped, encoded, compressed
 _LEFT_BYTES = 64 << 20  # for reading
 _ROW_BYTES = 19  # pyarrow's memory per token while it writes a list as one row of Parquet
@@ -58,6 +62,8 @@ class FinishOptions(TokenFileOptions):
 
     dtype: Dtype = "int32"
     splits: tuple[TokenSplit, ...] = WHOLE
+    is_chat: bool = False  # rows are conversations with labels
+    position_ids: bool = False
     shard_bytes: int = 256_000_000
     header: tuple[tuple[str, Any], ...] = ()
 
@@ -66,6 +72,7 @@ class FinishOptions(TokenFileOptions):
 class TokenCounts:
     """`tokens` are those that were written; `rough` documents were cut where no boundary is safe.
 
+    Of chats: `overlong` were left out, `truncated` cut, and `trained` tokens have labels.
     `first_rough` is the number of the first of them in the order of the source, from 0.
     """
 
@@ -76,6 +83,9 @@ class TokenCounts:
     cut: int = 0
     rough: int = 0
     dropped_tail: int = 0
+    truncated: int = 0
+    overlong: int = 0
+    trained: int = 0
     first_rough: int | None = None
 
 
@@ -113,15 +123,18 @@ def finish_tokens(
     schema = pa.schema([column for column in types if column.name != NOTE])
     columns = pa.schema([column for column in schema if column.name != IDS], source.metadata if source else None)
     schema = with_features(schema.with_metadata(with_features(columns).metadata))
-    kept = [name for name in schema.names if name != IDS]
-    if kept and (options.format == "bin" or options.pack is not None):
-        raise InputError(
-            f"--keep-columns={' '.join(kept)} cannot be used with --pack or --format=bin: their rows are not "
-            "documents.",
-            hint="Leave out one of them.",
-        )
-    if options.format != "bin" and options.pack is not None:
-        schema = with_features(schema.append(pa.field(SEQ_LENGTHS, pa.list_(pa.int32()))))
+    if options.is_chat and options.pack is not None:
+        schema = with_features(packed_schema(schema, options.position_ids))
+    elif options.format in _FILES_OF_TOKENS or options.pack is not None:
+        kept = [name for name in schema.names if name != IDS]
+        if kept:
+            raise InputError(
+                f"--keep-columns={' '.join(kept)} cannot be used with --pack or --format={options.format}: their rows "
+                "are not documents.",
+                hint="Leave out one of them.",
+            )
+        if options.format not in _FILES_OF_TOKENS:
+            schema = with_features(schema.append(pa.field(SEQ_LENGTHS, pa.list_(pa.int32()))))
     work = folder / _WORK
     with failures(folder):
         shutil.rmtree(work, ignore_errors=True)
@@ -134,7 +147,7 @@ def finish_tokens(
             total = sum(path.stat().st_size for path in units)
             documents = in_key_order(documents, total, work / "buckets", limit_bytes)
         pool = OrderedPool(_encoders(options, limit_bytes), "brim-finish")
-        outputs = [_output(work, split.name, schema, options, pool) for split in options.splits]
+        outputs: list[Any] = [_output(work, split.name, schema, options, pool) for split in options.splits]
         try:
             for batch in documents:
                 _check_row_room(batch, options, limit_bytes)
@@ -147,7 +160,7 @@ def finish_tokens(
             for output in outputs:
                 output.abandon()
         dropped = sum(count for _, count in split_results)
-        if options.pack is not None and counter.counts.tokens == dropped:
+        if options.pack is not None and not options.is_chat and counter.counts.tokens == dropped:
             splits = "" if len(options.splits) == 1 else ", in several splits"
             raise InputError(
                 f"No row of {options.pack:,} tokens (--pack) is full: all documents together have {dropped:,} tokens"
@@ -211,10 +224,17 @@ class _Counter:
                 empty=now.empty + int(np.count_nonzero(np.diff(offsets) == 0)) - null,
                 null=now.null + null,
                 cut=now.cut + int(np.count_nonzero(notes == CUT)) + rough,
+                truncated=now.truncated + int(np.count_nonzero(notes == TRUNCATED)),
+                overlong=now.overlong + int(np.count_nonzero(notes == OVERLONG)),
+                trained=now.trained + (_trained(batch) if MASKS in batch.schema.names else 0),
                 rough=now.rough + rough,
                 first_rough=first,
             )
             yield batch
+
+
+def _trained(batch: pa.RecordBatch) -> int:
+    return int(np.count_nonzero(batch.column(MASKS).flatten().to_numpy()))
 
 
 def _types(units: Sequence[Path], options: FinishOptions) -> pa.Schema:
@@ -244,19 +264,25 @@ def _check_row_room(batch: pa.RecordBatch, options: FinishOptions, limit_bytes: 
 
 def _encoders(options: FinishOptions, limit_bytes: int) -> int:
     """Return how many threads encode row groups, each of which takes several times its ids; 0 if memory is short."""
-    if options.format == "bin":
+    if options.format in _FILES_OF_TOKENS:
         return 1  # it writes and hashes, in order
     free_bytes = limit_bytes - tree_bytes() - _LEFT_BYTES
     row_bytes = 4 * (options.pack or 0)
     return min(max(free_bytes // (_COPIES * max(4 * GROUP_TOKENS, row_bytes)) - 1, 0), usable_cores())
 
 
-def _output(work: Path, split: str, schema: pa.Schema, options: FinishOptions, pool: OrderedPool) -> _Rows | BinWriter:
+def _output(
+    work: Path, split: str, schema: pa.Schema, options: FinishOptions, pool: OrderedPool
+) -> _Rows | BinWriter | MegatronWriter | PackedChats:
+    if options.format == "megatron":
+        return MegatronWriter(work, split, options.dtype, options.shard_bytes, pool)
     if options.format == "bin":
         block = options.pack if options.pack_tail == "drop" else None
         return BinWriter(work, split, options.dtype, dict(options.header) | {"pack": options.pack}, block, pool)
     tokens = options.shard_bytes // np.dtype(options.dtype).itemsize
     writer = ShardWriter(work, split, schema, options, tokens, pool)
+    if options.is_chat and options.pack is not None:
+        return PackedChats(writer, options.pack, schema, work / f"{split}-window.arrow")
     packer = Packer(options.pack, schema.field(IDS).type.value_type) if options.pack is not None else None
     return _Rows(writer, packer, options.pack_tail == "keep")
 
@@ -281,6 +307,12 @@ head = json.load(open("{folder}/{split}.json"))
 tokens = np.memmap("{folder}/{split}.bin", dtype=head["dtype"], mode="r")
 starts = np.load("{folder}/{split}.idx.npy", mmap_mode="r")
 first = tokens[starts[0] : starts[1]]"""
+
+
+_READ_MEGATRON = """from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+prefixes = open("{folder}/{split}-data-path.txt").read().split()
+first = IndexedDataset("{folder}/" + prefixes[0])[0]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +341,7 @@ class TokenOutput:
             "rows_per_shard": options.rows_per_shard,
             "shard_bytes": options.shard_bytes,
             "header": None,
+            **({"chat": {"window": WINDOW, "position_ids": options.position_ids}} if options.is_chat else {}),
         }
 
     @property
@@ -317,7 +350,7 @@ class TokenOutput:
 
     def check_room(self, limit_bytes: int) -> None:
         """Check packed rows, of which several copies are in memory while one is written."""
-        if self.options.pack is None or self.options.format == "bin":
+        if self.options.pack is None or self.options.format in _FILES_OF_TOKENS:
             return
         need = _COPIES * 4 * self.options.pack * len(self.options.splits)
         if need > limit_bytes // 2:
@@ -344,6 +377,10 @@ class TokenOutput:
         card = self._card(finished.schema, finished.counts, shards)
         counts = asdict(finished.counts)
         first = counts.pop("first_rough")
+        unused = (
+            ("empty", "null", "cut", "dropped_tail") if self.options.is_chat else ("truncated", "overlong", "trained")
+        )
+        counts = {name: count for name, count in counts.items() if name not in unused}
         notes = []
         if first is not None:
             some = plural(finished.counts.rough, "long document")
@@ -358,13 +395,22 @@ class TokenOutput:
         if self.options.format == "bin":
             code = _READ_BIN.format(folder=shards, split=self.options.splits[0].name)
             card = replace(card, code=code, columns=[("tokens", self.options.dtype)])
+        if self.options.format == "megatron":
+            code = _READ_MEGATRON.format(folder=shards, split=self.options.splits[0].name)
+            card = replace(card, code=code, columns=[("tokens", self.options.dtype)])
         return replace(card, notes=self._notes(counts))
 
     def _notes(self, counts: TokenCounts) -> list[str]:
-        notes = [f"{counts.documents:,} documents, {counts.tokens:,} tokens", f"tokenizer: {Path(self.tokenizer).name}"]
+        documents = "conversations" if self.options.is_chat else "documents"
+        notes = [f"{counts.documents - counts.overlong:,} {documents}, {counts.tokens:,} tokens"]
+        notes.append(f"tokenizer: {Path(self.tokenizer).name}")
+        if self.options.is_chat:
+            notes.append(f"{counts.trained:,} tokens have labels; the others are ignored (-100)")
         if self.eos is not None:
             notes.append(f"every document ends with `{self.eos}`")
-        if self.options.pack is not None:
+        if self.options.pack is not None and self.options.is_chat:
+            notes.append(f"packed in rows of at most {self.options.pack:,} tokens; no conversation is split")
+        elif self.options.pack is not None:
             without_eos = "" if self.eos is not None else ", without an end-of-document token"
             notes.append(f"packed in rows of {self.options.pack:,} tokens{without_eos}")
         if self.options.shuffle is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from brim.compute.rows.schemas import cast
-from brim.compute.steps.tokenize_step import IDS, NOTE
+from brim.compute.steps.tokenize_step import IDS, NOTE, OVERLONG
 from brim.records import dataclass
 
 KEY, SPLIT = "_brim_key", "_brim_split"
@@ -74,7 +74,10 @@ def tokens_of(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int32
 def with_places(
     batches: Iterator[pa.RecordBatch], splits: Sequence[TokenSplit], seed: int, shuffled: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Add the split, and with `shuffled` the sort key; drop the note."""
+    """Add the split, and with `shuffled` the sort key; drop the note, and rows that are left out.
+
+    Rows that are left out have numbers too, so the number of a row depends on the source alone.
+    """
     edges = np.cumsum([split.share for split in splits])[:-1]
     first = 0
     for batch in batches:
@@ -86,7 +89,11 @@ def with_places(
         columns[SPLIT] = pa.array(np.searchsorted(edges, drawn, side="right").astype(np.uint8))
         if shuffled:
             columns[KEY] = pa.array(hashed(numbers, seed, 2))
-        yield pa.RecordBatch.from_pydict(columns)
+        placed = pa.RecordBatch.from_pydict(columns)
+        if NOTE in batch.schema.names:
+            keeps = batch.column(NOTE).to_numpy() != OVERLONG
+            placed = placed if keeps.all() else placed.filter(pa.array(keeps))
+        yield placed
 
 
 def hashed(

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from brim.compute.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
 from brim.compute.rows.cut_text import BOM, RowScanner, blocks, csv_header, next_line, shortened_row, text_units
 from brim.compute.rows.open_files import decompressed, head_of, looked_into
-from brim.compute.rows.python_rows import tables_of, vote
+from brim.compute.rows.python_rows import digest_of_tables, peek, rows_as_json, tables_of, vote
 from brim.compute.rows.read_text import BlockPosition, TextReader, parse_csv, row_blocks, well_formed_csv
 from brim.compute.rows.read_unit import read_unit
 from brim.compute.rows.row_files import WILD, RowFiles, find
@@ -60,6 +60,11 @@ def infer_schema(row_files: RowFiles, options: RowOptions) -> pa.Schema:
         return pa.schema([("text", pa.string()), ("path", pa.string())])
     schema = _of_csv(row_files, options) if row_files.kind == "csv" else _of_json(row_files, options)
     if not len(schema):
+        if options.json_columns:
+            raise InputError(
+                f"{row_files.shown(0)!r} has none of the columns {', '.join(options.json_columns)}.",
+                hint="Name the column of the messages with --column.",
+            )
         raise InputError(f"{row_files.shown(0)!r} has no rows, so its columns are unknown.")
     return schema
 
@@ -109,7 +114,8 @@ def _first_rows(row_files: RowFiles, number: int) -> bytes:
 
 def _of_json(row_files: RowFiles, options: RowOptions) -> pa.Schema:
     """Infer the schema of JSON lines. If unreadable rows are skipped, each column gets the type that most rows have."""
-    reader = TextReader(pa.schema([]), None)
+    columns: dict[str, Any] = {"json_columns": options.json_columns, "other_columns": options.other_columns}
+    reader = TextReader(pa.schema([]), None, **columns)
     samples = []
     for number, offset, text in _samples(row_files):
         shown = row_files.shown(number)
@@ -119,7 +125,7 @@ def _of_json(row_files: RowFiles, options: RowOptions) -> pa.Schema:
                 hint="Convert it to lines: jq -c '.[]' FILE > FILE.jsonl",
             )
         if options.leave_out_unreadable:
-            reader = TextReader(pa.schema([]), None, on_unreadable=lambda row: None)
+            reader = TextReader(pa.schema([]), None, on_unreadable=lambda row: None, **columns)
         table = reader.parse("jsonl", text, None, BlockPosition(row_files.file(number), shown, offset))
         samples.append((reader.schema, 0 if table is None else table.num_rows))
     if not options.leave_out_unreadable:
@@ -317,7 +323,7 @@ def open_rows(source: Any, options: RowOptions | None = None) -> RowSource:
 def _open_filtered(source: Any, options: RowOptions) -> RowSource:
     """Open the rows for which `where` is true. They are spooled, so that batches consist of selected rows only."""
     text = str(options.where)
-    whole = _open_all(source, replace(options, where=None, columns=(), limit=None))
+    whole = _open_all(source, replace(options, where=None, columns=(), limit=None, other_columns=None))
     labels, schema = labels_of(stored_features(whole.schema)), plain_schema(whole.schema)
     where_mask(text, schema.empty_table(), labels)  # report an invalid condition now
 
@@ -340,6 +346,7 @@ def _open_filtered(source: Any, options: RowOptions) -> RowSource:
 
     facts = {**whole.facts, "options": options.facts}
     rows = _spooled(whole.name, tables, schema, facts, None, options, unreadable)
+    rows.reading.options["json_columns"] = whole.reading.options.get("json_columns", ())
     rows.notes, rows.stamp = whole.notes, whole.stamp
     return rows
 
@@ -421,6 +428,8 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
     reading: dict[str, Any] = {"root": row_files.files.root, "hashed": True, **row_files.options}
     if row_files.kind == "csv":
         reading["delimiter"] = row_files.delimiter
+    if row_files.kind == "jsonl" and options.json_columns:
+        reading["json_columns"] = options.json_columns
     if row_files.codec:
         facts["codec"] = reading["codec"] = row_files.codec
     if row_files.kind in ("parquet", "arrow"):
@@ -575,7 +584,15 @@ def _open_stream(
     `in_memory`: the rows can be read twice cheaply, so their content is a fingerprint input.
     """
     name = options.name or "the iterator"
-    tables = tables_of(make(), name)
+    has_dicts = False
+
+    def make_tables() -> Iterator[pa.Table]:
+        nonlocal has_dicts
+        first_row, rows = peek(make())
+        has_dicts = isinstance(first_row, dict)
+        yield from tables_of(rows_as_json(rows, options.json_columns) if has_dicts else rows, name)
+
+    tables = make_tables()
     first, size = list[pa.Table](), 0
     for table in tables:
         first.append(table)
@@ -594,22 +611,15 @@ def _open_stream(
             return started.pop()
         if once:
             raise InputError("This iterator was already consumed.", hint="Pass a function that returns a new iterator.")
-        return tables_of(make(), name)
+        return make_tables()
 
     facts = _stream_facts(options)
     if in_memory and options.name:
-        facts["digest"] = _digest_of_rows(tables_of(make(), name))
-    return _spooled(name, all_tables, schema, facts, total_rows, options)
-
-
-def _digest_of_rows(tables: Iterable[pa.Table]) -> str:
-    digest = hashlib.sha256()
-    for table in tables:
-        with pa.BufferOutputStream() as sink:
-            with pa.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table, max_chunksize=10_000)
-            digest.update(memoryview(sink.getvalue()))
-    return digest.hexdigest()[:32]
+        facts["digest"] = digest_of_tables(make_tables())
+    rows = _spooled(name, all_tables, schema, facts, total_rows, options)
+    if has_dicts and options.json_columns:
+        rows.reading.options["json_columns"] = options.json_columns
+    return rows
 
 
 def _spooled(

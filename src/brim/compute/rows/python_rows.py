@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
@@ -9,7 +11,7 @@ import pyarrow as pa
 
 from brim.compute.rows.schemas import TypesDiffer, contains_type, merged, merged_type
 from brim.errors import InputError
-from brim.sources.exact_values import InexactInteger, exact
+from brim.sources.exact_values import InexactInteger, exact, json_as_text
 
 Refuse = Callable[[int, str], None]  # number of a row, reason why it is skipped
 
@@ -165,6 +167,30 @@ def _explain(error: Exception, name: str) -> _BadValue:
     )
     hint = "Give plain values: numbers, texts, bytes, lists and dicts of them."
     return _BadValue(f"the column {name!r} holds what Arrow has no type for: {first_line}", hint)
+
+
+def peek(rows: Iterable[Any]) -> tuple[Any, Iterator[Any]]:
+    """Return the first row (None if there is none), and all rows."""
+    iterator = iter(rows)
+    first = list(itertools.islice(iterator, 1))
+    return (first[0] if first else None), itertools.chain(first, iterator)
+
+
+def rows_as_json(rows: Iterable[Any], columns: tuple[str, ...]) -> Iterator[Any]:
+    """Yield dicts with the values of some columns as JSON texts, so that rows may differ in what is inside of them."""
+    for row in rows:
+        yield json_as_text(row, columns) if columns and isinstance(row, dict) else row
+
+
+def digest_of_tables(tables: Iterable[pa.Table]) -> str:
+    """Return a digest of all rows."""
+    digest = hashlib.sha256()
+    for table in tables:
+        with pa.BufferOutputStream() as sink:
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table, max_chunksize=10_000)
+            digest.update(memoryview(sink.getvalue()))
+    return digest.hexdigest()[:32]
 
 
 _BLOCK_BYTES = 1 << 20

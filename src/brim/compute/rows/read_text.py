@@ -6,7 +6,7 @@ before; the rows that follow keep the wider types. Dates stay texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,15 @@ from brim.compute.rows.source_hash import SourceHash
 from brim.compute.rows.unit import Kind, Span
 from brim.compute.rows.unreadable import OnUnreadable, UnreadableRow
 from brim.errors import InputError
-from brim.sources.exact_values import CHANGES_AS_NUMBER, LONG_NUMBER, is_parseable, load_row, may_differ, reaches
+from brim.sources.exact_values import (
+    CHANGES_AS_NUMBER,
+    LONG_NUMBER,
+    is_parseable,
+    json_as_text,
+    load_row,
+    may_differ,
+    reaches,
+)
 from brim.storage.reading import RemoteFile
 
 _BLANK = b" \t\r\n"
@@ -62,6 +70,7 @@ class TextReader:
     """Parse blocks of one format. `schema` grows if rows need it.
 
     Unreadable rows are an error, or, with `on_unreadable`, are skipped and reported. `rows` counts both.
+    Values of `json_columns` in JSON lines become JSON texts; with `other_columns`, no further columns are read.
     """
 
     def __init__(
@@ -70,12 +79,16 @@ class TextReader:
         columns: tuple[str, ...] | None,
         delimiter: str = ",",
         on_unreadable: OnUnreadable | None = None,
+        json_columns: Sequence[str] = (),
+        other_columns: Sequence[str] | None = None,
     ) -> None:
         self.schema = schema if columns is None else pa.schema([schema.field(n) for n in columns], schema.metadata)
         self.columns = columns
         self.delimiter = delimiter
         self.rows = 0
         self._on_unreadable = on_unreadable
+        self._json_columns = frozenset(json_columns)
+        self._others = None if other_columns is None else (*json_columns, *other_columns)
 
     def read(
         self,
@@ -176,7 +189,7 @@ class TextReader:
         return b"".join(line + b"\n" for line in kept_lines)
 
     def _json(self, text: bytes, position: BlockPosition) -> pa.Table | None:
-        if not is_parseable(text):
+        if self._json_columns or not is_parseable(text):
             return self._json_by_line(text, position)
         rows = text.count(b"\n") + (not text.endswith(b"\n"))
         expected = self._expected()
@@ -206,9 +219,10 @@ class TextReader:
     def _json_by_line(self, text: bytes, position: BlockPosition) -> pa.Table | None:
         rows, reasons = _rows_of_lines(text), dict[int, str]()
         objects, numbers = list[Any](), list[int]()
+        wanted = self.columns if self.columns is not None else self._others
         for number, (start, line) in enumerate(rows):
             try:
-                objects.append(load_row(line, self.columns))
+                objects.append(json_as_text(load_row(line, wanted), self._json_columns))
                 numbers.append(number)
             except ValueError as error:
                 if self._on_unreadable is None:

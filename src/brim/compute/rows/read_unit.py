@@ -115,7 +115,8 @@ def read_unit(
         reading = replace(reading, columns=tuple(name for name in reading.columns if name not in partition_names))
     partitions = [field for field in schema if field.name in partition_names]  # columns encoded in folder names
     own = pa.schema([field for field in schema if field not in partitions], schema.metadata)
-    text = TextReader(own, reading.columns, str(reading.options.get("delimiter", ",")), on_unreadable)
+    delimiter, json_columns = str(reading.options.get("delimiter", ",")), reading.options.get("json_columns", ())
+    text = TextReader(own, reading.columns, delimiter, on_unreadable, json_columns)
     prefetched = _prefetch(reading, unit)
     try:
         for number, span in enumerate(unit.spans):

@@ -22,6 +22,8 @@ class RowOptions(InputOptions):
     """
 
     as_text: tuple[str, ...] = ()  # columns of CSV that are read as text
+    json_columns: tuple[str, ...] = ()  # columns of JSONL and of dicts that are read as JSON texts
+    other_columns: tuple[str, ...] | None = None  # of JSONL with json_columns: the only other columns that are read
     least_unit_bytes: int = LEAST_UNIT_BYTES
     name: str | None = None  # of an iterator
     code: str | None = None  # digest of the function that makes the iterator
@@ -37,6 +39,7 @@ class RowOptions(InputOptions):
             "columns": list(self.columns),
             "delimiter": self.delimiter,
             "as_text": list(self.as_text),
+            "json_columns": list(self.json_columns),
             "limit": self.limit,
             "split": self.from_split,
             "config": self.from_config,

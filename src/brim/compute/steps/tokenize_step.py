@@ -50,20 +50,27 @@ class Cut:
 
 
 def cut_text(loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a text in UTF-8, each with whether the cut before it passed the test.
+    """Yield the parts of a text in UTF-8, each with whether the cut before it passed the test."""
+    for _, part, exact in cut_text_at(loaded, text, limit):
+        yield part, exact
+
+
+def cut_text_at(loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS) -> Iterator[tuple[int, str, bool]]:
+    """Yield the same parts, each after the number of the character at which it starts.
 
     Only a window of the text is a Python string at a time, since a whole string can take four times its bytes.
     """
-    position, exact = 0, True
+    position, character, exact = 0, 0, True
     while True:
         stop = min(position + 4 * (limit + _WINDOW + 2), len(text))  # a character has four bytes at most
         # A character that the window cuts is after everything that is searched.
         window = str(text[position:stop], "utf-8", "strict" if stop == len(text) else "ignore")
         if len(window) <= limit:
-            yield window, exact
+            yield character, window, exact
             return
         cut = _best(loaded, window, limit)
-        yield window[: cut.end], exact
+        yield character, window[: cut.end], exact
+        character += cut.start
         position, exact = position + len(window[: cut.start].encode()), cut.exact
 
 
@@ -100,9 +107,10 @@ def _passes(loaded: LoadedTokenizer, text: str, end: int, start: int) -> bool:
     return np.array_equal(ids[0], np.concatenate(ids[1:]))
 
 
+LARGEST_UINT16_VOCABULARY = 65_500  # Megatron writes ids of 16 bits below it
 IDS, NOTE = "input_ids", "_brim_note"
-# Values of NOTE for a document; finishing counts them and drops the column.
-PLAIN, NULL, CUT, ROUGH = range(4)
+# Values of NOTE for a document; finishing counts them and drops the column. OVERLONG rows are left out then.
+PLAIN, NULL, CUT, ROUGH, TRUNCATED, OVERLONG = range(6)
 Dtype = Literal["int32", "uint16", "uint32"]
 # Text that is encoded at once; takes up to 50 MB.
 _GROUP_BYTES = 1 << 18
@@ -124,7 +132,12 @@ class TokenizeStepOptions(TextOptions):
 
 
 def choose_dtype(dtype: str, output: str, vocab_size: int) -> Dtype:
-    """Resolve `auto`: int32 for Parquet and Arrow, because torch uses it directly; for bin the smallest that fits."""
+    """Resolve `auto`: int32 for Parquet and Arrow, because torch uses it directly; for bin the smallest that fits.
+
+    Megatron has uint16 for vocabularies below 65,500, and int32.
+    """
+    if dtype == "auto" and output == "megatron":
+        return "uint16" if vocab_size < LARGEST_UINT16_VOCABULARY else "int32"
     if dtype == "auto":
         return "int32" if output != "bin" else "uint16" if vocab_size <= 1 << 16 else "uint32"
     if dtype == "uint16" and vocab_size > 1 << 16:
@@ -180,25 +193,20 @@ class TokenizeStep:
         """Check the tokenizer before the job starts."""
         loaded = loaded or LoadedTokenizer(self.tokenizer.read(), self.tokenizer.name)
         choose_dtype(self.options.dtype, "", loaded.vocab_size)
-        if 0 < loaded.dropout < 1:
-            raise InputError(
-                f"The tokenizer {loaded.name} leaves out merges by chance (dropout {loaded.dropout:.2g}): a text would "
-                "have other ids each time.",
-                hint='Set "dropout" of its model to null.',
-            )
+        loaded.refuse_dropout()
         self._set_frame(loaded)
         return loaded
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns that workers write; raise InputError if a column is missing or not text."""
-        kind = _field(schema, self.options.column).type
+        kind = source_field(schema, self.options.column).type
         if not _is_text(kind):
             raise InputError(
                 f"The column {self.options.column!r} is not text but {kind}.", hint="Choose another with --column."
             )
         ids = pa.list_(pa.type_for_alias(self.options.dtype))
         fields = [pa.field(IDS, ids), pa.field(NOTE, pa.uint8())]
-        return pa.schema(fields + [_field(schema, name).remove_metadata() for name in self.options.keep_columns])
+        return pa.schema(fields + [source_field(schema, name).remove_metadata() for name in self.options.keep_columns])
 
     def open(self, schema: pa.Schema) -> None:
         # There is one worker per core, so a pool of threads in each would only slow them down.
@@ -395,7 +403,8 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(text or pa.types.is_null(kind))  # null: no text so far
 
 
-def _field(schema: pa.Schema, name: str) -> pa.Field:
+def source_field(schema: pa.Schema, name: str) -> pa.Field:
+    """Return a column of the source; InputError names similar ones if it has none of this name."""
     if name in schema.names:
         return schema.field(name)
     close = difflib.get_close_matches(name, schema.names, n=3)

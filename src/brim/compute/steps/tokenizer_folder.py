@@ -15,7 +15,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,15 @@ _FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
 
 @dataclass(frozen=True, slots=True)
 class FolderTokenizer:
-    """A folder's tokenizer as transformers loads it. `data` is None if tokenizer.json is unchanged."""
+    """A folder's tokenizer as transformers loads it. `data` is None if tokenizer.json is unchanged.
+
+    `special_tokens` are its special tokens by name, also those that only the class of the tokenizer names.
+    """
 
     data: bytes | None
     eos: str | None
     version: str
+    special_tokens: tuple[tuple[str, str], ...] = ()
 
 
 def load_folder(folder: Path) -> FolderTokenizer | None:
@@ -122,6 +126,11 @@ def _token(token: Any) -> tuple[str, dict[str, Any]]:
     return str(token.get("content")), {flag: token[flag] for flag in _FLAGS if flag in token}
 
 
+def named_special_tokens(held: Mapping[str, Any]) -> dict[str, str]:
+    """Return the contents of the special tokens that a configuration names one by one."""
+    return {name: _token(held[name])[0] for name in _SPECIAL if held.get(name)}
+
+
 def _changed_settings(tokenizer: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
     """Yield settings of the configuration that differ from tokenizer.json."""
     for part in _parts(tokenizer.get("pre_tokenizer"), "pretokenizers"):
@@ -194,7 +203,8 @@ def _load_here(folder: str) -> FolderTokenizer | str:
     plain = tokenizers.Tokenizer.from_file(os.path.join(folder, FILE)).to_str()
     data = None if _deciding(serialized) == _deciding(plain) else serialized.encode()
     eos = loaded.eos_token
-    return FolderTokenizer(data, eos if eos is None else str(eos), transformers.__version__)
+    special = named_special_tokens(loaded.special_tokens_map)
+    return FolderTokenizer(data, eos if eos is None else str(eos), transformers.__version__, tuple(special.items()))
 
 
 def _deciding(text: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from brim.records import dataclass
 from brim.state.atomic_files import reason
 
 Ids = npt.NDArray[np.uint32]
+Places = npt.NDArray[np.uint32]  # a row for each token: where it starts and ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,8 @@ class TokenizerFile:
     eos: str | None = None  # the token that ends a document, as the tokenizer's configuration names it
     eos_from: str = ""  # the file, or the object, that names it
     note: str = ""  # for messages: how it was loaded
+    folder: str | None = None  # where its other files are
+    special_tokens: tuple[tuple[str, str], ...] | None = None  # by name, as transformers has them
 
     def read(self) -> bytes:
         data = self.data if self.path is None else _bytes_of(Path(self.path))
@@ -161,6 +164,15 @@ class LoadedTokenizer:
         """The fraction of merges that are skipped at random, so that ids of a text vary. 1.x has none."""
         return (0 if self.generation else getattr(self.raw.model, "dropout", None)) or 0.0
 
+    def refuse_dropout(self) -> None:
+        """Raise InputError if a text would have other ids each time."""
+        if 0 < self.dropout < 1:
+            raise InputError(
+                f"The tokenizer {self.name} leaves out merges by chance (dropout {self.dropout:.2g}): a text would "
+                "have other ids each time.",
+                hint='Set "dropout" of its model to null.',
+            )
+
     def ids(self, texts: Sequence[str], special: bool = False) -> list[Ids]:
         """Return the ids of each text, with the tokenizer's special tokens if `special`."""
         if not texts:
@@ -175,6 +187,15 @@ class LoadedTokenizer:
 
     def encode(self, texts: pa.Array) -> Encoded:
         return Encoded.from_parts(self.ids(texts.to_pylist()))
+
+    def ids_and_places(self, texts: Sequence[str]) -> list[tuple[Ids, Places]]:
+        """Return the ids of each text, and where each token starts and ends in it (in characters)."""
+        found = []
+        for each in self.raw.encode_batch(list(texts), add_special_tokens=False):
+            places = array("I", itertools.chain.from_iterable(each.offsets))
+            pairs = np.frombuffer(places, np.uint32).reshape(-1, 2) if places else np.empty((0, 2), np.uint32)
+            found.append((np.frombuffer(array("I", each.ids), np.uint32), pairs))
+        return found
 
     def token_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Return where words end and where other tokens end; 1.x does not report ends of words."""
@@ -260,15 +281,16 @@ def find_tokenizer(tokenizer: Any) -> TokenizerFile:
     elif not path.exists():
         path = _from_hub(str(tokenizer))
     loaded = None if is_file else load_folder(path.parent)
+    folder, special = str(path.parent), None if loaded is None else loaded.special_tokens
     eos, eos_from = _configured_eos(path.parent)
     if loaded is not None:
         eos, eos_from = loaded.eos, eos_from or "its class"
     if loaded is None or loaded.data is None:
         sha256 = hashlib.sha256(_bytes_of(path)).hexdigest()
-        return TokenizerFile(str(tokenizer), sha256, str(path.resolve()), None, eos, eos_from)
+        return TokenizerFile(str(tokenizer), sha256, str(path.resolve()), None, eos, eos_from, "", folder, special)
     sha256 = hashlib.sha256(loaded.data).hexdigest()
     note = f"the files next to {FILE} change it: transformers {loaded.version} loaded the folder"
-    return TokenizerFile(str(tokenizer), sha256, None, loaded.data, eos, eos_from, note)
+    return TokenizerFile(str(tokenizer), sha256, None, loaded.data, eos, eos_from, note, folder, special)
 
 
 def _configured_eos(folder: Path) -> tuple[str | None, str]:
