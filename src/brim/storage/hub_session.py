@@ -289,6 +289,19 @@ def explained(repo: str, *, begun: bool, reading: bool = False) -> Iterator[None
         raise explanation from (None if isinstance(error, StorageError) else error)
 
 
+def _host_of(error: BaseException | None) -> str:
+    """Return the host of the request that failed, in parentheses; empty if the error does not name it."""
+    while error is not None:
+        try:
+            url = str(getattr(getattr(error, "request", None), "url", ""))
+        except RuntimeError:  # httpx has no request for this error
+            url = ""
+        if host := urlsplit(url).netloc.rpartition("@")[2]:
+            return f" ({host})"
+        error = error.__cause__
+    return ""
+
+
 def _explain(error: Exception, repo: str, begun: bool, reading: bool) -> BrimError | None:
     from huggingface_hub import get_token
 
@@ -306,7 +319,7 @@ def _explain(error: Exception, repo: str, begun: bool, reading: bool) -> BrimErr
     if is_connection_error(error):
         cause = scrubbed(error.detail.partition(" ")[2]) if isinstance(error, StorageError) else text
         return DestinationUnavailableError(
-            f"The connection to the Hub failed: {cause or type(error).__name__}.",
+            f"The connection to the Hub{_host_of(error)} failed: {cause or type(error).__name__}.",
             hint="Run it again." if reading else _CONTINUE,
         )
     if type(error).__name__ == "UnsupportedProtocol":
