@@ -298,7 +298,7 @@ def _host_of(error: BaseException | None) -> str:
             url = ""
         if host := urlsplit(url).netloc.rpartition("@")[2]:
             return f" ({host})"
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
     return ""
 
 
