@@ -289,17 +289,16 @@ def explained(repo: str, *, begun: bool, reading: bool = False) -> Iterator[None
         raise explanation from (None if isinstance(error, StorageError) else error)
 
 
-def _host_of(error: BaseException | None) -> str:
+def _host_of(error: Exception) -> str:
     """Return the host of the request that failed, in parentheses; empty if the error does not name it."""
-    while error is not None:
-        try:
-            url = str(getattr(getattr(error, "request", None), "url", ""))
-        except RuntimeError:  # httpx has no request for this error
-            url = ""
-        if host := urlsplit(url).netloc.rpartition("@")[2]:
-            return f" ({host})"
-        error = error.__cause__ or error.__context__
-    return ""
+    if isinstance(error, StorageError):  # its detail is the host and the cause
+        return f" ({error.detail.partition(' ')[0]})" if error.detail else ""
+    try:
+        url = str(getattr(getattr(error, "request", None), "url", ""))
+    except RuntimeError:  # httpx has no request for this error
+        return ""
+    host = urlsplit(url).netloc.rpartition("@")[2]
+    return f" ({host})" if host else ""
 
 
 def _explain(error: Exception, repo: str, begun: bool, reading: bool) -> BrimError | None:
