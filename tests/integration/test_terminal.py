@@ -67,6 +67,9 @@ def test_completion_is_installed_once(shell: str, file: str, line: str, tmp_path
     assert f"{shell}_complete" in brim("--show-completion", env=place).stdout
     refused = brim("--show-completion", env={**place, "SHELL": "/bin/tcsh"}, check=2).stderr
     assert "bash, zsh or fish" in refused
+    (tmp_path / file).unlink()
+    assert "takes no arguments" in brim("--install-completion", "--help", env=place, check=2).stderr
+    assert not (tmp_path / file).exists()
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")

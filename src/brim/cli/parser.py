@@ -87,6 +87,8 @@ def run_command(arguments: list[str]) -> Any:
     if "_BRIM_COMPLETE" in os.environ:  # the shell passes the incomplete command line in environment variables
         group.main([], "brim", complete_var="_BRIM_COMPLETE")
     if arguments[:1] in (["--show-completion"], ["--install-completion"]):
+        if arguments[1:]:
+            raise InputError(f"{arguments[0]} takes no arguments.", hint=f"Write it like `brim {arguments[0]}`.")
         return _print_completion(install=arguments[0] == "--install-completion")
     try:
         return group.main(arguments, "brim", standalone_mode=False)

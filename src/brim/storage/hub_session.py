@@ -289,6 +289,18 @@ def explain_hub_errors(repo: str, *, started: bool, reading: bool = False) -> It
         raise explanation from (None if isinstance(error, StorageError) else error)
 
 
+def _host_of(error: Exception) -> str:
+    """Return the host of the request that failed, in parentheses; empty if the error does not name it."""
+    if isinstance(error, StorageError):  # its detail is the host and the cause
+        return f" ({error.detail.partition(' ')[0]})" if error.detail else ""
+    try:
+        url = str(getattr(getattr(error, "request", None), "url", ""))
+    except RuntimeError:  # httpx has no request for this error
+        return ""
+    host = urlsplit(url).netloc.rpartition("@")[2]
+    return f" ({host})" if host else ""
+
+
 def _explain(error: Exception, repo: str, started: bool, reading: bool) -> BrimError | None:
     from huggingface_hub import get_token
 
@@ -306,7 +318,7 @@ def _explain(error: Exception, repo: str, started: bool, reading: bool) -> BrimE
     if is_connection_error(error):
         cause = scrubbed(error.detail.partition(" ")[2]) if isinstance(error, StorageError) else text
         return DestinationUnavailableError(
-            f"The connection to the Hub failed: {cause or type(error).__name__}.",
+            f"The connection to the Hub{_host_of(error)} failed: {cause or type(error).__name__}.",
             hint="Run it again." if reading else _CONTINUE,
         )
     if type(error).__name__ == "UnsupportedProtocol":
