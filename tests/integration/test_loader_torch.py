@@ -108,7 +108,7 @@ def test_killed_worker_is_an_error(rows: Path) -> None:
     )
     next(batches)
     os.kill(batches._workers[0].pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="killed|exited unexpectedly"):
+    with pytest.raises(RuntimeError, match=r"killed|exited unexpectedly"):
         list(batches)
 
 
