@@ -220,9 +220,9 @@ bench-embed: .venv/dev
 	$(BIN)/python benchmarks/embed.py
 
 bench-loader: .venv/uv
-	sh tests/versions/with_extra.sh loader $(PYTHON) -m pip --version >/dev/null 2>&1 || true
-	.venv/bin/uv pip install --quiet --python .venv/loader/bin/python litdata mosaicml-streaming webdataset || true
-	sh tests/versions/with_extra.sh loader $(PYTHON) benchmarks/loader.py
+	sh tests/versions/with_extra.sh loader $(PYTHON) -c ""
+	.venv/bin/uv pip install --quiet --python .venv/loader/bin/python aiohttp litdata webdataset
+	.venv/loader/bin/python benchmarks/loader.py
 
 bench-scale: .venv/dev
 	$(BIN)/python benchmarks/scale.py
