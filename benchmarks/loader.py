@@ -1,0 +1,301 @@
+"""brim.Loader beside other readers of training data, on the same rows, each in its own format.
+
+Rows of tokens (4 kB), images (100 kB) and scans (10 MB), shuffled, from a local folder and from a local S3 server whose
+answers arrive 20 ms later. Tools take turns, each in a process of its own: rows per second, MB per second, the time
+from opening to the first batch, and the peak memory of the process. Not measured: a real network, decoding, workers.
+The peers that cannot be imported are skipped by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.s3 import S3Server
+
+LATENCY_S = 0.02
+# Rows, bytes of a row, rows of a file, rows of a row group, rows of a batch.
+KINDS = {
+    "tokens": (40_000, 4096, 2000, 500, 64),
+    "images": (2000, 100_000, 100, 50, 16),
+    "scans": (40, 10_000_000, 5, 1, 1),
+}
+MODULES = {
+    "brim": "brim",
+    "datasets-map": "datasets",
+    "datasets-stream": "datasets",
+    "litdata": "litdata",
+    "mosaic": "streaming",
+    "webdataset": "webdataset",
+}
+REMOTE = ("brim", "datasets-stream", "webdataset")
+
+
+def values_of(kind: str) -> Iterator[tuple[int, bytes]]:
+    rows, size, *_ = KINDS[kind]
+    noise = np.random.default_rng(0).bytes(2 * size)
+    for row in range(rows):
+        start = row * 997 % size
+        yield row, noise[start : start + size]
+
+
+def write_parquet(kind: str, folder: Path) -> None:
+    _, _, per_file, per_group, _ = KINDS[kind]
+    folder.mkdir()
+    held: list[bytes] = []
+    for row, value in values_of(kind):
+        held.append(value)
+        if len(held) == per_file:
+            column = pa.array(held, pa.binary())
+            if kind == "tokens":
+                numbers = np.frombuffer(b"".join(held), np.int32)
+                column = pa.FixedSizeListArray.from_arrays(pa.array(numbers), 1024).cast(pa.list_(pa.int32()))
+            table = pa.table({"data": column})
+            pq.write_table(
+                table, folder / f"train-{row:06d}.parquet", row_group_size=per_group, compression="none",
+                use_dictionary=False, write_batch_size=8,
+            )  # fmt: skip
+            held.clear()
+
+
+def write_litdata(kind: str, folder: Path) -> None:
+    from litdata.streaming.writer import BinaryWriter
+
+    folder.mkdir()
+    writer = BinaryWriter(str(folder), chunk_bytes="64MB")
+    for row, value in values_of(kind):
+        writer[row] = value
+    writer.done()
+    writer.merge()
+
+
+def write_mosaic(kind: str, folder: Path) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(folder), columns={"data": "bytes"}) as out:
+        for _, value in values_of(kind):
+            out.write({"data": value})
+
+
+def write_webdataset(kind: str, folder: Path) -> None:
+    import webdataset
+
+    folder.mkdir()
+    writer = None
+    for row, value in values_of(kind):
+        if row % KINDS[kind][2] == 0:
+            if writer is not None:
+                writer.close()
+            writer = webdataset.TarWriter(str(folder / f"train-{row:06d}.tar"))
+        writer.write({"__key__": f"{row:06d}", "bin": value})
+    writer.close()
+
+
+FORMATS: dict[str, tuple[str, Callable[[str, Path], None]]] = {
+    "brim": ("parquet", write_parquet),
+    "datasets-map": ("parquet", write_parquet),
+    "datasets-stream": ("parquet", write_parquet),
+    "litdata": ("litdata", write_litdata),
+    "mosaic": ("mosaic", write_mosaic),
+    "webdataset": ("webdataset", write_webdataset),
+}
+
+
+def batches_of(tool: str, kind: str, source: str, names: list[str], scratch: str) -> Iterator[int]:
+    """Yield the rows of each batch that a tool reads, shuffled as its documentation advises."""
+    batch = KINDS[kind][-1]
+    window = max(64_000_000 // KINDS[kind][1] // 4, batch)  # rows of 16 MB: the same buffer for all that have one
+    if tool == "brim":
+        import brim
+
+        for found in brim.Loader(source, batch_size=batch, shuffle=True, shuffle_window=window, last="keep"):
+            yield len(found["data"])
+    elif tool.startswith("datasets"):
+        import datasets
+
+        files = [f"{source}/{name}" for name in names]
+        streaming = tool == "datasets-stream"
+        rows = datasets.load_dataset("parquet", data_files=files, split="train", streaming=streaming, cache_dir=scratch)
+        rows = rows.with_format("numpy") if kind == "tokens" else rows
+        rows = rows.shuffle(seed=0, **({"buffer_size": window} if streaming else {}))
+        for found in rows.iter(batch_size=batch):
+            yield len(found["data"])
+    elif tool == "litdata":
+        from litdata import StreamingDataset
+
+        yield from _grouped(StreamingDataset(source, shuffle=True, seed=0), batch)
+    elif tool == "mosaic":
+        from streaming import StreamingDataset
+
+        yield from _grouped(StreamingDataset(local=source, shuffle=True, batch_size=batch), batch)
+    else:
+        import webdataset
+
+        urls = [f"{source}/{name}" for name in names]
+        rows = webdataset.WebDataset(urls, shardshuffle=len(urls), seed=0).shuffle(window)
+        yield from _grouped(rows, batch)
+
+
+def _grouped(rows: Any, batch: int) -> Iterator[int]:
+    held = []
+    for row in rows:
+        held.append(row)
+        if len(held) == batch:
+            yield len(held)
+            held = []
+    if held:
+        yield len(held)
+
+
+def read_once(tool: str, kind: str, source: str, scratch: str, names: list[str]) -> None:
+    """Read an epoch in this process and print what it took."""
+    module = importlib.import_module(MODULES[tool])
+    if tool == "brim":
+        assert module.Loader  # which brim imports when it is first used
+    start = time.perf_counter()
+    first, rows = 0.0, 0
+    for count in batches_of(tool, kind, source, names, scratch):
+        first = first or time.perf_counter() - start
+        rows += count
+    seconds = time.perf_counter() - start
+    assert rows == KINDS[kind][0], f"{tool} read {rows} rows"
+    status = Path("/proc/self/status").read_text()  # not ru_maxrss, which a process inherits
+    peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    print(json.dumps({"rows_s": rows / seconds, "first_s": first, "peak_mb": peak}))
+
+
+async def relay(port: int, target: tuple[str, int]) -> None:
+    """Pass connections on; what a client sends arrives LATENCY_S later."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
+        try:
+            while data := await reader.read(1 << 18):
+                await asyncio.sleep(delay_s)
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(*target)
+        await asyncio.gather(pump(reader, far_writer, LATENCY_S), pump(far_reader, writer, 0))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", port) as server:
+        await server.serve_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--child", nargs="+")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.child:
+        tool, kind, source, scratch, *names = options.child
+        read_once(tool, kind, source, scratch, names)
+        return
+    tools = [tool for tool, module in MODULES.items() if importlib.util.find_spec(module) is not None]
+    for tool in MODULES:
+        if tool not in tools:
+            print(f"SKIPPED {tool}: it is not installed")
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="brim-bench-") as work, S3Server(Path(work) / "s3") as s3:
+        port = int(s3.endpoint.rpartition(":")[2])
+        listener = _free_port()
+        threading.Thread(target=lambda: asyncio.run(relay(listener, ("127.0.0.1", port))), daemon=True).start()
+        endpoint = f"http://127.0.0.1:{listener}"
+        for kind in options.kinds:
+            run_kind(kind, tools, Path(work), s3, endpoint, options.rounds, results)
+    print_results(results)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def run_kind(
+    kind: str, tools: list[str], work: Path, s3: S3Server, endpoint: str, rounds: int, results: dict[str, Any]
+) -> None:
+    """Write the rows in each format, and let the tools read them in turns."""
+    able = []
+    for tool in tools:
+        name, write = FORMATS[tool]
+        folder = work / f"{kind}-{name}"
+        try:
+            if not folder.exists():
+                write(kind, folder)
+            able.append(tool)
+        except Exception as error:  # noqa: BLE001  a peer that does not work here is skipped by name
+            print(f"SKIPPED {tool}: {type(error).__name__}: {error}"[:160])
+            shutil.rmtree(folder, ignore_errors=True)
+    for name in ("parquet", "webdataset"):
+        for file in sorted((work / f"{kind}-{name}").glob("*")):
+            s3.write("public", f"{kind}-{name}/{file.name}", file.read_bytes())
+    for number in range(rounds):
+        for place in ("local", "s3"):
+            for tool in able if place == "local" else [tool for tool in able if tool in REMOTE]:
+                key = f"{kind} {place} {tool}"
+                folder = work / f"{kind}-{FORMATS[tool][0]}"
+                names = sorted(file.name for file in folder.glob("*") if not file.name.startswith("."))
+                source = str(folder)
+                if place == "s3":
+                    source = f"s3://public/{folder.name}" if tool == "brim" else f"{endpoint}/public/{folder.name}"
+                scratch = tempfile.mkdtemp(dir=work)
+                command = [sys.executable, __file__, "--child", tool, kind, source, scratch, *names]
+                environment = os.environ | s3.environment_at(endpoint)
+                done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+                shutil.rmtree(scratch, ignore_errors=True)
+                if done.returncode:
+                    if number == 0:
+                        print(f"SKIPPED {key}: {done.stderr.strip().splitlines()[-1][:160]}")
+                    continue
+                results.setdefault(key, []).append(json.loads(done.stdout.strip().splitlines()[-1]))
+                print(key, results[key][-1], file=sys.stderr, flush=True)
+    for folder in work.glob(f"{kind}-*"):
+        shutil.rmtree(folder)
+
+
+def print_results(results: dict[str, Any]) -> None:
+    """Print medians, and the ratios of brim to the others."""
+    medians = {
+        key: {name: statistics.median(run[name] for run in runs) for name in runs[0]} for key, runs in results.items()
+    }
+    print(f"{'':36} {'rows/s':>9} {'MB/s':>7} {'first s':>8} {'peak MB':>8} {'brim/this':>10}")
+    for key, found in medians.items():
+        kind, place, _ = key.split(" ")
+        ratio = medians.get(f"{kind} {place} brim", found)["rows_s"] / found["rows_s"]
+        mb_s = found["rows_s"] * KINDS[kind][1] / 1e6
+        speed = f"{found['rows_s']:9,.0f} {mb_s:7,.0f} {found['first_s']:8.2f}"
+        print(f"{key:36} {speed} {found['peak_mb']:8,.0f} {ratio:10.2f}")
+
+
+if __name__ == "__main__":
+    main()
