@@ -74,7 +74,7 @@ def test_trl_has_the_loss_of_its_own_preparation(work: Path, tmp_path: Path) -> 
 
     raw = datasets.load_dataset("json", data_files=str(work / "chats.jsonl"), split="train")
     own, _ = train_with_trl(work, tmp_path / "own", raw, assistant_only_loss=True)
-    made, trainer = train_with_trl(work, tmp_path / "brim", load_rows(work, "rows"), assistant_only_loss=True)
+    made, trainer = train_with_trl(work, tmp_path / "brim", load_rows(work, "rows"))
     assert len(own) == 2
     assert made == own
     lengths = [len(row["input_ids"]) for row in trainer.train_dataset]
@@ -102,5 +102,5 @@ def test_transformers_trainer(work: Path, tmp_path: Path) -> None:
         data_collator=transformers.DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100),
         train_dataset=load_rows(work, "rows").select_columns(["input_ids", "labels"]),
     )
-    expected, _ = train_with_trl(work, tmp_path / "trl", load_rows(work, "rows"), assistant_only_loss=True)
+    expected, _ = train_with_trl(work, tmp_path / "trl", load_rows(work, "rows"))
     assert losses(trainer) == pytest.approx(expected, rel=1e-3)
