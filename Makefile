@@ -15,6 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types tests tests-again faults sample clean
 .PHONY: test-types test-long test-slow mutate test-browser test-notebooks test-spark test-loader test-embed test-ray test-slurm test-stores
+.PHONY: test-trainers bench-chat
 .PHONY: test-matrix
 .PHONY: test-lowest test-newest test-pythons test-wheel test-docs docs benchmarks pictures
 .PHONY: bench-arc bench-package bench-publish bench-reupload bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
@@ -73,6 +74,10 @@ test-embed: .venv/uv
 # brim.Loader in DataLoaders of torch and torchdata, and in torch.distributed.
 test-loader: .venv/uv
 	sh tests/versions/with_extra.sh loader $(PYTHON) -m pytest tests/integration/test_loader_torch.py
+
+# Chats against transformers and in real trainers: the newest TRL, and one that makes labels of masks; Megatron's reader.
+test-trainers: .venv/dev
+	sh tests/versions/trainers.sh $(PYTHON)
 
 # The live page in a real Chromium, which is installed if that is allowed; skipped by name otherwise.
 test-browser: .venv/dev
@@ -205,6 +210,11 @@ bench-tokenize: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fast]' orjson
 	$(BIN)/python benchmarks/tokens.py
 	$(BIN)/python benchmarks/tokens_fast.py
+
+# ROWS is the number of conversations, 20,000 by default.
+ROWS ?= 20000
+bench-chat: .venv/dev
+	sh tests/versions/trainers.sh $(PYTHON) benchmarks/chat.py --rows $(ROWS)
 
 bench-start: .venv/dev
 	$(BIN)/python benchmarks/start.py

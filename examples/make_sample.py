@@ -90,6 +90,10 @@ STEPS = """def upper(row):
     return {"text": row["text"].upper()}
 """
 
+CHAT_TEMPLATE = """{% for message in messages %}{{ message.role + " " + message.content + " [EOS] " }}{% endfor %}
+{%- if add_generation_prompt %}{{ "assistant " }}{% endif %}
+"""
+
 
 def write_texts(folder: Path, rng: np.random.Generator) -> None:
     rows = [{"n": n, "text": " ".join(rng.choice(WORDS, 12))} for n in range(200)]
@@ -101,6 +105,14 @@ def write_texts(folder: Path, rng: np.random.Generator) -> None:
     made = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
     (folder / "tokenizer.json").write_text(json.dumps(made | dict.fromkeys(parts), indent=1) + "\n")
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}) + "\n")
+    made["model"] = model | {"vocab": words | {role: len(words) + n for n, role in enumerate(("user", "assistant"))}}
+    chats = folder / "chat-tokenizer"
+    chats.mkdir(exist_ok=True)
+    (chats / "tokenizer.json").write_text(json.dumps(made | dict.fromkeys(parts), indent=1) + "\n")
+    (chats / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    asked = [{"role": "user", "content": "near the left area"}]
+    lines = (json.dumps({"messages": [*asked, {"role": "assistant", "content": row["text"]}]}) for row in rows)
+    (folder / "chats.jsonl").write_text("".join(line + "\n" for line in lines))
 
 
 def main(folder: Path) -> None:
