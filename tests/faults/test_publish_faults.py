@@ -225,9 +225,7 @@ def test_storage_that_refuses(hub: TestHub, machine: Machine, source: Path) -> N
     """Storage that refuses new addresses too is not taken for a token without rights, and is not tried for ever."""
     rule = hub.faults.add("put", times=None, status=403, code="AccessDenied")
     done = machine.publish(source, *EACH, "--workers", "1", check=2)
-    assert (
-        "The Hub's storage refuses uploads to ada/data (403: AccessDenied), with new addresses too" in done.stderr
-    )
+    assert "The Hub's storage refuses uploads to ada/data (403: AccessDenied), with new addresses too" in done.stderr
     assert "token" not in done.stderr
     assert "same command" not in done.stderr
     assert rule.fired == 2

@@ -172,7 +172,7 @@ def test_a_mistyped_tokenizer_is_not_asked_of_the_hub(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     place = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
     words = ["tokenize", "rows.jsonl", "out", "--tokenizer", "tokenizer.jsn"]
-    assert "There is no tokenizer file 'tokenizer.jsn'" in brim(*words, cwd=tmp_path, env=place, check=2).stderr
+    assert "The tokenizer file 'tokenizer.jsn' does not exist" in brim(*words, cwd=tmp_path, env=place, check=2).stderr
 
 
 TITLE = "a\x1b]0;pwned\x07b"

@@ -50,7 +50,9 @@ class ProcessBackend:
         self._warm: WorkerProcess | None = None  # started before this job, for the first unit
         self.ahead = job.workers or usable_cores()
         budget = MemoryBudget.measured(job.limit_bytes)
-        self._limiter = MemoryLimiter(budget, self.ahead, self._all_workers, job.folder / "pause")
+        self._limiter = MemoryLimiter(
+            budget, self.ahead, lambda: tuple(filter(None, [*self._workers, self._warm])), job.folder / "pause"
+        )
         self._threads = threads_per_worker(self.ahead)
         self._module = type(job.step).__module__
         # The work that a worker may do after this job: the same, or any if it ran no code of the user.
@@ -60,9 +62,6 @@ class ProcessBackend:
         self._kernel_kills = oom_kills()
         # The types of the first batch, as hex; None until they are known.
         self._types: str | None = job.ledger.recall("types") if isinstance(job.step, HasTypeInference) else ""
-
-    def _all_workers(self) -> tuple[WorkerProcess, ...]:
-        return self._workers if self._warm is None else (*self._workers, self._warm)
 
     def __enter__(self) -> ProcessBackend:
         if self._job.limit_bytes < self._limiter.budget.smallest_limit_bytes:

@@ -196,11 +196,9 @@ class RayBackend:
         return {"num_cpus": cpus, "memory": memory}, order
 
     def _handle_answer(self, attempt: Attempt, answer: Any) -> Event:
-        return (
-            TaskFailed(answer)
-            if isinstance(answer, BrimError)
-            else self._make_result(attempt, answer, attempt.task.bytes)
-        )
+        if isinstance(answer, BrimError):
+            return TaskFailed(answer)
+        return self._make_result(attempt, answer, attempt.task.bytes)
 
     def _lose(self, attempt: Attempt, loss: Loss) -> TaskLost:
         worker = self._text(attempt.task)

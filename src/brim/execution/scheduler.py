@@ -108,7 +108,7 @@ class Backend(Protocol):
         """Start as many tasks as may run now."""
 
     def poll(self) -> Iterable[Event]:
-        """Return new events, after a short wait if there are none. Finished tasks have their receipts."""
+        """Return new events, or an empty list after a short wait. Finished tasks have their receipts."""
 
     def cancel(self) -> None:
         """Stop running tasks. Tasks that have finished get their receipts."""
@@ -186,7 +186,7 @@ class TaskQueue:
         return self._waiting[0] if self._waiting else None
 
     def peek(self) -> Attempt | None:
-        """Return the next attempt, or None if there is none now. Tasks with receipts are skipped."""
+        """Return the next attempt, or None if none is ready. Tasks with receipts are skipped."""
         while not self._waiting and not self._is_exhausted:
             try:
                 task = next(self._tasks)
@@ -214,7 +214,7 @@ class TaskQueue:
         return len(self._waiting) + (0 if self._feed is None else self._feed.ready_count)
 
     def descriptors(self) -> list[int]:
-        """Return descriptors that become readable when another task is made, if there is none now."""
+        """Return descriptors that become readable when another task is made, if none is ready."""
         return [] if self._waiting or self._feed is None else self._feed.descriptors()
 
     @property
@@ -229,7 +229,7 @@ class TaskQueue:
         (self._waiting.appendleft if first else self._waiting.append)(attempt)
 
     def retry(self, lost: TaskLost) -> None:
-        """Queue the next attempt of a lost task; raise its error if there is none."""
+        """Queue the next attempt of a lost task; raise its error after the last one."""
         attempt = self._retries.next_attempt(lost)
         if attempt is None:
             raise lost.error()

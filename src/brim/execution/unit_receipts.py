@@ -128,7 +128,7 @@ class UnitJob:
         )
 
     def crash_lost(self, attempt: Attempt, code: int, output: str, rows: RowRange | None) -> TaskLost:
-        """Make the event for a worker process that died with an exit code. `output` is the end of what it printed."""
+        """Make the event for a worker process that died with an exit code. `output` is the end of its output."""
         from brim.execution.failures import crashed, exit_text
 
         reading = self.source.reading
@@ -385,7 +385,7 @@ class ReceiptWriter:
         return [TaskDone(result) for _, result in units]
 
     def close(self) -> None:
-        """Record what was added, and end the thread."""
+        """Record the added units, and end the thread."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import functools
 import gc
 import importlib
 import itertools
@@ -275,7 +274,12 @@ class Worker:
                 for batch in _parts(RowBatch(part, offset, first), order.parts if step.splittable else 1):
                     held_bytes = self._measure(order) - result_bytes
                     self._report(order, batch, seen_bytes, held_bytes, skipped)
-                    advance = functools.partial(self._report_within, order, batch, seen_bytes, held_bytes, skipped)
+                    held = held_bytes
+
+                    def advance(rows: int, batch: Any = batch, seen: int = seen_bytes, held: int = held) -> None:
+                        seen += batch.table.nbytes * rows // max(batch.table.num_rows, 1)
+                        self._report(order, batch, seen, held, skipped)
+
                     new = self._apply(replace(batch, advance=advance), order.parts != 1, skipped, unit)
                     results += new
                     result_bytes += sum(result.nbytes for result in new)

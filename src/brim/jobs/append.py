@@ -227,7 +227,7 @@ class AppendedShards(ShardSet):
 
     @property
     def existing_receipts(self) -> Sequence[Receipt]:
-        """The receipts of the existing shards as those of this job, under the names that they shall have."""
+        """The receipts of the existing shards as those of this job, under their new names."""
         job = self.fingerprint[:16]
         return [replace(receipt, name=name, job=job) for name, receipt in self._existing.items()]
 

@@ -148,7 +148,9 @@ def list_caches(home: Path) -> list[CacheEntry]:
     for folder in sorted(home.iterdir()) if home.is_dir() else []:
         if not (folder / _ABOUT).is_file():
             continue  # not an entry of brim
-        about, ledger = _read_about(folder), _entry_ledger(folder)
+        # The ledger of the finished result if there is one, otherwise that of the units.
+        about, units, ledger = _read_about(folder), Ledger(folder / UNITS), Ledger(folder)
+        ledger = ledger if ledger.done else units
         entries.append(
             CacheEntry(
                 folder,
@@ -190,12 +192,6 @@ def remove_folder(folder: Path) -> bool:
     except OSError as error:
         raise InputError(f"The cache {str(folder)!r} cannot be removed: {reason(error)}.") from error
     return True
-
-
-def _entry_ledger(folder: Path) -> Ledger:
-    """Return the ledger of the finished result if there is one, otherwise that of the units."""
-    units, result = Ledger(folder / UNITS), Ledger(folder)
-    return result if result.done else units
 
 
 def _read_about(folder: Path) -> dict[str, Any]:

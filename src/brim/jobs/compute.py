@@ -156,7 +156,7 @@ class ComputeRun:
         recorded, stamp = ledger.source, self._plan.source.stamp
         if not stamp or (recorded is not None and recorded.stamp == stamp):
             return True
-        if recorded is None or self._destination.is_in_place:  # the units of a cache are compared one by one
+        if recorded is None or self._destination.is_in_place:  # the units of a cache are compared individually
             return False
         comparison = self._compare(dict(enumerate(recorded.units)))
         if comparison.changed or comparison.units != len(recorded.units):

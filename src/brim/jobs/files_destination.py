@@ -105,7 +105,7 @@ class FilesDestination(Destination):
         return [data for data in contents if data is not None]
 
     def _is_unfinished(self) -> bool:
-        """Return whether the card says that a build has not finished; single files have none."""
+        """Return whether the card marks the build as unfinished; single files have no card."""
         return not self.paths.has_card or UNFINISHED.encode() in (self._read_card_bytes() or b"")
 
     def manifest_name(self, split: str) -> str | None:

@@ -2,8 +2,8 @@
 
 Up to a hundred shards are published by one commit with all pointers, the card and the deletions. For more, brim opens a
 pull request, fills it in groups and merges it at the end. Readers see the old version or the new one. The state of the
-repository decides what is left to do (storage/hub_commits.py), so a killed run needs to remember only the number of its
-pull request.
+repository determines the remaining work (storage/hub_commits.py), so a killed run only has to remember the number of
+its pull request.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class HubDestination(Destination):
     # Existing files
 
     def read_existing(self) -> Existing:
-        """Read the files of a config. Without a token or a repository, there are none."""
+        """Read the files of a config; an empty list without a token or a repository."""
         with self._session(), explain_hub_errors(self._repo, started=False):
             self.client = HubClient(self._location, self.options.token)
             if not self.client.token or self.client.visibility() is None:
@@ -286,7 +286,7 @@ class HubDestination(Destination):
     def start(self, title: str, missing: int, card: DatasetCard) -> None:
         base = self._snapshots[0]
         with self._explain_errors():
-            self._card_bytes(base, card, final=True)  # what it cannot contain is an error now, not after the uploads
+            self._card_bytes(base, card, final=True)  # an invalid card is an error now, not after the uploads
         self._is_started = True
         self._title = title
         with self._explain_errors():
@@ -304,7 +304,7 @@ class HubDestination(Destination):
         number = self.client.find_pull(self._mark)  # an earlier answer may have been lost
         if number is None:
             title = f"{(self.options.commit_message or self._title)[:_TITLE_CHARACTERS]} [{self._mark}]"
-            end = "" if self.options.create_pr else " and merges it when everything is there"
+            end = "" if self.options.create_pr else " and merges it when everything is uploaded"
             description = f"Opened by brim, which fills it in groups{end}."
             retry = hub_tries()
             while number is None:
@@ -403,14 +403,9 @@ class HubDestination(Destination):
             base = snapshot if is_target else self.client.snapshot(self._location.revision)
             self._check_base(base, publication)
             contents = {CARD: self._card_bytes(base, publication.card, final=True), **publication.manifests}
-            deletions = [
-                hub_private.deletion(name) for name in self._removed_names(publication) if name in snapshot.tree
-            ]
-            return [
-                *pointers(snapshot, (r.piece for r in publication.receipts)),
-                *deletions,
-                *texts(snapshot, contents),
-            ]
+            removed = [name for name in self._removed_names(publication) if name in snapshot.tree]
+            added = pointers(snapshot, (r.piece for r in publication.receipts))
+            return [*added, *map(hub_private.deletion, removed), *texts(snapshot, contents)]
 
         message = self.options.commit_message or "Publish with brim"
         return self._commit(revision, operations, message, self.options.description)

@@ -118,7 +118,7 @@ class SavedPlan(Described, Generic[R]):
         return shlex.join(["brim", self._command, "--plan", self.place.shown, *options])
 
     def part(self, part: Part | str, progress: Progress | bool | None = None) -> PartResult:
-        """Do what is missing of a part: "3/100" is the third of a hundred."""
+        """Do the missing work of a part: "3/100" is the third of a hundred."""
         part = parse_part(part) if isinstance(part, str) else part
         watched = self.watch(progress)
         with self.receipts.part(part) as folder:
@@ -131,7 +131,7 @@ class SavedPlan(Described, Generic[R]):
             return self._do_all(self.watch(progress), publish_only=True)
 
     def run(self, progress: Progress | bool | None = None) -> R:
-        """Do whatever is missing of all parts, and publish."""
+        """Do the missing work of all parts, and publish."""
         with self.receipts.locked():
             return self._do_all(self.watch(progress), publish_only=False)
 
@@ -602,10 +602,8 @@ def load_job_plan(storage: PlanPlace) -> JobPlan:
     """Read a saved plan of map, tokenize or embed."""
     with storage.path.open("rb") as file:
         if file.read(len(PLAN_MAGIC)) == PLAN_MAGIC:
-            raise InputError(
-                f"{storage.shown!r} is a plan of brim build.",
-                hint=f"Run `brim build --plan {shlex.quote(storage.shown)}`.",
-            )
+            hint = f"Run `brim build --plan {shlex.quote(storage.shown)}`."
+            raise InputError(f"{storage.shown!r} is a plan of brim build.", hint=hint)
     try:
         values = json.loads(storage.path.read_text())
         if values.pop("kind") != JOB_PLAN or values.pop("version") != _VERSION:

@@ -56,7 +56,7 @@ def published_record(source: RowSource, record: SourceRecord | None) -> SourceRe
 def compare_units(
     source: RowSource, step: Step, records: Mapping[int, UnitRecord], spool: Path, progress: Progress, stop: Stop
 ) -> Comparison:
-    """Compare the units of a source with what is known of them. Units of which nothing is known are only counted."""
+    """Compare the units of a source with their records. Units without a record are only counted."""
     reading = source.reading if step.columns is None else replace(source.reading, columns=step.columns)
     comparison = Comparison()
 

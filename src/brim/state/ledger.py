@@ -311,7 +311,9 @@ class Ledger:
         elif kind == "shard":
             is_synced = not record.pop("boot", "")
             receipt = Receipt(**record)
-            if not _stays_inside(receipt) or not _has_its_types(receipt):
+            # The names of a receipt stay inside the folder; the ledger may come from an untrusted source.
+            is_safe = stays_below(receipt.name) and (receipt.sha256 == "" or is_file_name(receipt.sha256))
+            if not is_safe or not _has_its_types(receipt):
                 raise ValueError(receipt.name)
             earlier = self.receipts.get(receipt.name)
             if earlier is not None:
@@ -416,11 +418,6 @@ class Ledger:
 
     def close(self) -> None:
         self._log.close()
-
-
-def _stays_inside(receipt: Receipt) -> bool:
-    """Return whether the names of a receipt stay inside the folder, which may come from an untrusted source."""
-    return stays_below(receipt.name) and (receipt.sha256 == "" or is_file_name(receipt.sha256))
 
 
 def _has_its_types(receipt: Receipt) -> bool:

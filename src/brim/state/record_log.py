@@ -38,13 +38,8 @@ class RecordLog:
 
     def lock(self, subject: str, busy: str) -> None:
         """Lock the log for this writer until it is closed. `busy` is the error if another process has the lock."""
-        lock_file(
-            self._open(),
-            subject=subject,
-            busy=busy,
-            hint="Wait for it to end, or close it.",
-            elsewhere="Write to another disk.",
-        )
+        hint, elsewhere = "Wait for it to end, or close it.", "Write to another disk."
+        lock_file(self._open(), subject=subject, busy=busy, hint=hint, elsewhere=elsewhere)
 
     def append(self, *records: dict[str, Any]) -> None:
         """Append records durably, or none of them and raise an error."""
@@ -79,7 +74,7 @@ def record_line(record: dict[str, Any]) -> bytes:
 
 
 def record_of(line: bytes) -> dict[str, Any] | None:
-    """Return the record of a line without its end, or None if the line is torn or damaged."""
+    """Return the record of a line without its end, or None for a torn or damaged line."""
     checksum, _, body = line.partition(b" ")
     if not body or checksum != b"%08x" % zlib.crc32(body):
         return None

@@ -194,12 +194,8 @@ class Retry:
         patience_s: float = math.inf,
         wait: Callable[[BaseException, float], None] = lambda error, wait_s: pause(wait_s),
     ) -> None:
-        self._delays, self._is_transient, self._patience_s, self._wait = (
-            iter(waits_s),
-            is_transient,
-            patience_s,
-            wait,
-        )
+        self._delays, self._is_transient = iter(waits_s), is_transient
+        self._patience_s, self._wait = patience_s, wait
         self.begin()
 
     def begin(self) -> None:

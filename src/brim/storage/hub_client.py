@@ -76,7 +76,7 @@ class HubClient:
     def need_token(self) -> str:
         if not self.token:
             raise DestinationError(
-                "There is no token for the Hub.",
+                "The token for the Hub is missing.",
                 hint="Log in with `hf auth login`, or set HF_TOKEN to a token that may write.",
             )
         return self.token

@@ -50,7 +50,7 @@ class HubCommits:
         self._on_commit()
 
     def commit(self, revision: str, operations: Operations, message: str, description: str | None = None) -> Snapshot:
-        """Commit until no operation is left, whatever other users commit and whichever answer is lost."""
+        """Commit until no operation is left, even if other users commit or answers are lost."""
         retry = hub_tries()
         while True:
             snapshot = self._client.snapshot(revision)

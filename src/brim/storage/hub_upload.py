@@ -208,7 +208,7 @@ class XetUpload:
 
 
 def _write_token(location: Location, token: str, endpoint: str | None) -> XetToken:
-    """Return the token of the Xet storage; XetUnavailableError where there is none."""
+    """Return the token of the Xet storage; raise XetUnavailableError without one."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
