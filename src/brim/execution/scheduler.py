@@ -36,7 +36,7 @@ class Attempt:
     """A task, and how to try it this time."""
 
     task: Task
-    alone: bool = False  # with all memory, while no other task runs
+    is_exclusive: bool = False  # with all memory, while no other task runs
     parts: int = 1  # each batch of a unit in so many parts; 0: row by row
     crashes: int = 0
     held_bytes: int = 0  # memory of the worker when the last attempt ended
@@ -71,7 +71,7 @@ class TaskReturned:
 
     attempt: Attempt
     first: bool = False
-    alone: bool = False
+    is_exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class TaskLost:
     error: Callable[[], Exception]
     rows: RowRange | None = None
     held_bytes: int = 0
-    was_alone: bool = False
+    was_exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class Retries:
         if lost.cause == "crash":
             crashed = replace(last, crashes=last.crashes + 1, rows=rows)
             return crashed if crashed.crashes < self.crashes else None
-        whole_machine = replace(last, held_bytes=lost.held_bytes, rows=rows, alone=True)
-        if not lost.was_alone:
+        whole_machine = replace(last, held_bytes=lost.held_bytes, rows=rows, is_exclusive=True)
+        if not lost.was_exclusive:
             return whole_machine
         if not self.splittable or last.parts == 0:
             return None
@@ -223,8 +223,8 @@ class TaskQueue:
 
     def put_back(self, event: TaskReturned) -> None:
         attempt, first = event.attempt, event.first
-        if event.alone and not any(waiting.alone for waiting in self._waiting):
-            attempt, first = replace(attempt, alone=True), True
+        if event.is_exclusive and not any(waiting.is_exclusive for waiting in self._waiting):
+            attempt, first = replace(attempt, is_exclusive=True), True
         self._progress.again(attempt.task.name)
         (self._waiting.appendleft if first else self._waiting.append)(attempt)
 

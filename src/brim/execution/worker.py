@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import gc
 import importlib
 import itertools
@@ -70,7 +71,10 @@ def _open_log(start: Any) -> str:
 
 def _run_job(connection: Connection, path: Path) -> str | None:
     """Compute the units of a job; return the setup of the next job with the same work, if there is one."""
-    _redirect_streams()
+    # The output of the user's function goes to the log, its input is empty, and the parent handles Ctrl-C.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Imported here, because the process must first be bound to its parent.
     from brim.execution.worker_messages import JobEnd, JobStart, WorkerReady
     from brim.memory.meter import process_bytes
@@ -274,12 +278,7 @@ class Worker:
                 for batch in _parts(RowBatch(part, offset, first), order.parts if step.splittable else 1):
                     held_bytes = self._measure(order) - result_bytes
                     self._report(order, batch, seen_bytes, held_bytes, skipped)
-                    held = held_bytes
-
-                    def advance(rows: int, batch: Any = batch, seen: int = seen_bytes, held: int = held) -> None:
-                        seen += batch.table.nbytes * rows // max(batch.table.num_rows, 1)
-                        self._report(order, batch, seen, held, skipped)
-
+                    advance = functools.partial(self._report_within, order, batch, seen_bytes, held_bytes, skipped)
                     new = self._apply(replace(batch, advance=advance), order.parts != 1, skipped, unit)
                     results += new
                     result_bytes += sum(result.nbytes for result in new)
@@ -586,14 +585,6 @@ def _kill_children() -> None:
             os.kill(pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
-
-
-def _redirect_streams() -> None:
-    """Send what the user's function prints to the log, and give it nothing to read. The parent handles Ctrl-C."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def find_base(
 
 def _interrupted_append(ledger: Ledger | None) -> tuple[Sequence[Mapping[str, Any]], dict[str, int]] | None:
     """Return the parts that existed before an unfinished append of this ledger, and their shards per split."""
-    if ledger is None or ledger.job is None or ledger.done or "parts" not in ledger.job.facts:
+    if ledger is None or ledger.job is None or ledger.is_finished or "parts" not in ledger.job.facts:
         return None
     parts = ledger.job.facts["parts"][:-1]
     counts: dict[str, int] = {}

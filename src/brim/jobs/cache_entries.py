@@ -117,7 +117,7 @@ def open_cache(home: Path, name: str, about: dict[str, Any], *, adopts: bool = F
     try:
         if adopts and not folder.exists():
             pattern = f"{name.partition('-')[0]}-*"
-            similar = [path for path in home.glob(pattern) if not Ledger(path / UNITS).done]
+            similar = [path for path in home.glob(pattern) if not Ledger(path / UNITS).is_finished]
             with suppress(FileNotFoundError):  # another process has renamed it
                 latest = max(similar, key=lambda path: path.stat().st_mtime, default=None)
                 if latest is not None:
@@ -150,13 +150,13 @@ def list_caches(home: Path) -> list[CacheEntry]:
             continue  # not an entry of brim
         # The ledger of the finished result if there is one, otherwise that of the units.
         about, units, ledger = _read_about(folder), Ledger(folder / UNITS), Ledger(folder)
-        ledger = ledger if ledger.done else units
+        ledger = ledger if ledger.is_finished else units
         entries.append(
             CacheEntry(
                 folder,
                 sum(map(_file_size, folder.rglob("*"))),
                 (folder / _ABOUT).stat().st_mtime,
-                ledger.done,
+                ledger.is_finished,
                 str(about.get("what", "?")),
                 str(about.get("source", "?")),
                 sum(receipt.rows for receipt in ledger.receipts.values()),

@@ -306,7 +306,7 @@ class Delivery:
         missing = self._rules.missing_shards(workers, limit_bytes)
         if missing:
             self._scope.check_missing(missing)
-        if missing or not (ledger.done or self._scope.is_part):
+        if missing or not (ledger.is_finished or self._scope.is_part):
             self._rules.check_space(missing)
             existing = {name for name, receipt in ledger.receipts.items() if destination.has_receipt(receipt)}
             unnamed = len({shard.name for shard in missing} | (shards.names - existing))

@@ -91,11 +91,11 @@ class Reconciliation:
         """
         ledger, manifests = self._ledger, existing.manifests
         if self._base is not None:
-            jobs = (Ledger.of(data).job for data in manifests or ())
+            jobs = (Ledger.from_bytes(data).job for data in manifests or ())
             if any(job is not None and job.fingerprint not in {*base_jobs, self._shards.fingerprint} for job in jobs):
                 raise DestinationChanged
         if self._scope.is_part:
-            published = Ledger.of(b"".join(manifests or ()))
+            published = Ledger.from_bytes(b"".join(manifests or ()))
             ledger.add_names(published.names)
             is_staged = self._destination.is_staged
             if published.job is not None and not (is_staged and self._updates):
@@ -112,7 +112,7 @@ class Reconciliation:
         """Refuse to replace foreign or finished results; then record the job. `card` is the card without receipts."""
         ledger, destination = self._ledger, self._destination
         receipts = [*self._shards.existing_receipts, *self._scope.receipts_of_parts(ledger)]
-        was_removed = ledger.done and not destination.is_staged and not existing.names
+        was_removed = ledger.is_finished and not destination.is_staged and not existing.names
         if ledger.job is not None and not (self._fresh or self._updates or was_removed):
             self._refuse_other_job(ledger.job, _REPLACE_HINT)
         self.foreign = self._foreign_files(existing)
@@ -127,7 +127,7 @@ class Reconciliation:
         if self._is_new:
             shards = self._shards
             record = JobRecord(shards.fingerprint, shards.facts, job_versions(), shards.skipped_files)
-            ledger.begin(record, shards.names)
+            ledger.start_job(record, shards.names)
         ledger.add_all(receipt for receipt in receipts if ledger.receipts.get(receipt.name) != receipt)
 
     def _refuse_other_job(self, job: JobRecord, hint: str) -> None:
@@ -303,7 +303,7 @@ def refuse_foreign_in_folder(existing: Existing, ledger: Ledger) -> None:
 
     Not while a job is unfinished or a line is damaged: then files may be shards whose receipts are missing.
     """
-    if existing.manifests is None and (ledger.job is None or (ledger.done and not ledger.broken)):
+    if existing.manifests is None and (ledger.job is None or (ledger.is_finished and not ledger.broken)):
         refuse_foreign_files([name for name in existing.names if name not in ledger.names], is_staged=False)
 
 

@@ -140,7 +140,7 @@ class SavedPlan(Described, Generic[R]):
         """The progress of the plan. For a computed job, its shards are units."""
         count, receipts = self.receipts.count(), self.receipts.all(self._fingerprint)
         ledger = Ledger(self._ledger_dir)
-        is_finished = ledger.job is not None and ledger.job.fingerprint == self._fingerprint and ledger.done
+        is_finished = ledger.job is not None and ledger.job.fingerprint == self._fingerprint and ledger.is_finished
         missing_tasks = self._missing(receipts)
         missing = [] if count is None else self._parts_of(missing_tasks, count)
         is_missing = set(missing_tasks)
@@ -368,7 +368,7 @@ class _AllParts(Scope):
         self._saved, self._receipts, self._progress, self._publish_only = saved, receipts, progress, publish_only
 
     def receipts_of_parts(self, ledger: Ledger) -> list[Receipt]:
-        if ledger.done:
+        if ledger.is_finished:
             self._progress.note("this plan was finished before: checking that everything still exists")
         return [r for r in self._receipts.values() if self._saved.supersedes(r, ledger.receipts.get(r.name))]
 
@@ -453,7 +453,7 @@ class SavedComputation(SavedPlan[MapResult]):
     def _missing(self, receipts: Iterable[str]) -> list[int]:
         """Return the units that no part has computed; none if the job was finished before."""
         ledger = Ledger(self._ledger_dir)
-        if ledger.done and ledger.job is not None and ledger.job.fingerprint == self.plan.fingerprint:
+        if ledger.is_finished and ledger.job is not None and ledger.job.fingerprint == self.plan.fingerprint:
             return []
         computed = {int(Path(name).stem) for name in receipts if Path(name).stem.isdecimal()}
         return [number for number in range(self.plan.units) if number not in computed]

@@ -41,7 +41,7 @@ class BucketStorage(Storage):
                         etag, digest = self._upload(name, content, advance)
                         break
                     except StorageError as error:
-                        if not retry.again(error):
+                        if not retry.wait_to_retry(error):
                             raise
                     is_retry = True
             except BaseException:
