@@ -51,7 +51,7 @@ class ProcessBackend:
         self.prefetch_count = job.workers or usable_cores()
         budget = MemoryBudget.measured(job.limit_bytes)
         self._limiter = MemoryLimiter(
-            budget, self.prefetch_count, lambda: tuple(filter(None, [*self._workers, self._warm])), job.folder / "pause"
+            budget, self.prefetch_count, lambda: (*self._workers, *filter(None, [self._warm])), job.folder / "pause"
         )
         self._threads = threads_per_worker(self.prefetch_count)
         self._module = type(job.step).__module__

@@ -199,9 +199,7 @@ class RayBackend:
         return {"num_cpus": cpus, "memory": memory}, order
 
     def _handle_answer(self, attempt: Attempt, answer: Any) -> Event:
-        if isinstance(answer, BrimError):
-            return TaskFailed(answer)
-        return self._make_result(attempt, answer, attempt.task.bytes)
+        return TaskFailed(answer) if isinstance(answer, BrimError) else self._event(attempt, answer, attempt.task.bytes)
 
     def _lose(self, attempt: Attempt, loss: Loss) -> TaskLost:
         worker = self._text(attempt.task)
@@ -271,7 +269,7 @@ class RayBackend:
         self.monitors.task_begun()
         return self._handle_answer(attempt, answer)
 
-    def _make_result(self, attempt: Attempt, result: Any, size: int) -> TaskDone:
+    def _event(self, attempt: Attempt, result: Any, size: int) -> TaskDone:
         value = self._receipts.record_done(attempt.task, result)
         self._count(attempt, size)
         self._counted.pop(attempt.task.name, None)
@@ -412,7 +410,7 @@ class RayUnits(RayBackend):
         if isinstance(answer.message, UnitDone):
             if not attempt.is_exclusive:
                 self._memory.add(answer.peak_bytes, answer.base_bytes)
-            return self._make_result(attempt, answer.message, attempt.task.bytes)
+            return self._event(attempt, answer.message, attempt.task.bytes)
         if isinstance(answer.message, ProbeDone):
             self._types = answer.message.types.hex()
             self._job.ledger.remember("types", self._types)

@@ -207,9 +207,8 @@ def _need_reachable(ray: Any, address: str) -> str | None:
     if not address.rpartition(":")[2].isdigit():
         return None
     if (failure := _unreachable(address)) is not None:
-        raise InputError(
-            f"No Ray cluster answers at {address}: {failure.strerror or failure}.", hint=f"Check --address. {_HINT}"
-        ) from failure
+        message = f"No Ray cluster answers at {address}: {failure.strerror or failure}."
+        raise InputError(message, hint=f"Check --address. {_HINT}") from failure
     return address
 
 

@@ -147,8 +147,8 @@ class DatasetShard:
 
     def small_leaves(self, names: Iterable[str]) -> list[int]:
         """The numbers of the leaves of some columns, without those that hold bytes."""
-        listed = set(names)
-        return [leaf.number for leaf in self.leaf_list if leaf.path[0] in listed and leaf.number not in self._unlisted]
+        own = set(names)
+        return [leaf.number for leaf in self.leaf_list if leaf.path[0] in own and leaf.number not in self._unlisted]
 
     def all_leaves(self, names: Iterable[str]) -> list[int]:
         names_set = set(names)
@@ -218,9 +218,8 @@ class DatasetShard:
 
 
 def encrypted(file: DatasetFile, part: str) -> SourceError:
-    return SourceError(
-        f"{part} is encrypted, and brim has no key.", hint="Write it again without encryption.", path=file.shown
-    )
+    hint = "Write it again without encryption."
+    return SourceError(f"{part} is encrypted, and brim has no key.", hint=hint, path=file.shown)
 
 
 def broken(file: DatasetFile, error: BaseException) -> VerificationError:

@@ -285,16 +285,8 @@ class RowsOutput:
         if self.rows_per_shard is None:
             files = make_shards(units.folder, units.receipts, schema, self.writing, self.split, advance)
         else:
-            files = cut_shards(
-                units.folder,
-                units.receipts,
-                schema,
-                self.writing.format,
-                self._shards,
-                self.rows_per_shard,
-                self.split,
-                advance,
-            )
+            source = (units.folder, units.receipts, schema, self.writing.format)
+            files = cut_shards(*source, self._shards, self.rows_per_shard, self.split, advance)
         return Finished(name_shards(files, shards, EXTENSIONS[self.format]), card_of(schema, EXTENSIONS[self.format]))
 
 
