@@ -14,11 +14,11 @@ JOBS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types tests tests-again faults sample clean
-.PHONY: test-types test-long test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-slurm test-stores
+.PHONY: test-types test-long test-slow mutate test-browser test-notebooks test-spark test-loader test-embed test-ray test-slurm test-stores
 .PHONY: test-matrix
 .PHONY: test-lowest test-newest test-pythons test-wheel test-docs docs benchmarks pictures
 .PHONY: bench-arc bench-package bench-publish bench-reupload bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
-.PHONY: bench-embed bench-objects bench-scale bench-ray bench-parts bench-walks smoke-real
+.PHONY: bench-embed bench-loader bench-objects bench-scale bench-ray bench-parts bench-walks smoke-real
 
 demo: .venv/demo
 	@$(BIN)/python examples/demo.py
@@ -69,6 +69,10 @@ test-embed: .venv/uv
 	  tests/integration/test_embed_torch.py tests/integration/test_tensors.py tests/integration/test_watching.py \
 	  tests/integration/test_train.py
 	sh tests/versions/with_extra.sh embed $(PYTHON) -m pytest -m transformers tests/integration/test_tokenizer_folder.py
+
+# brim.Loader in DataLoaders of torch and torchdata, and in torch.distributed.
+test-loader: .venv/uv
+	sh tests/versions/with_extra.sh loader $(PYTHON) -m pytest tests/integration/test_loader_torch.py
 
 # The live page in a real Chromium, which is installed if that is allowed; skipped by name otherwise.
 test-browser: .venv/dev

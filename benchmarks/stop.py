@@ -202,7 +202,7 @@ PROGRAMS = {
     "noise: 300 MB and 0 to 200 MB": (
         "random.seed(int(sys.argv[2])); base, end = bytearray(b'x') * (300 * MB), time.monotonic() + 45\n"
         "while time.monotonic() < end:\n"
-        "  keep = bytearray(b'x') * random.randrange(200 * MB); time.sleep(random.random() * 1.5)",
+        "  keep = None; keep = bytearray(b'x') * random.randrange(200 * MB); time.sleep(random.random() * 1.5)",
         600, False, False,
     ),
     "model: 6 blocks to 85 %": (

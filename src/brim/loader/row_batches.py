@@ -87,6 +87,7 @@ def _in_order(order: EpochOrder, ranges: Sequence[Range], rows: _Rows, most_rows
             for cut in range(0, len(numbers), most_rows):
                 yield _picked(window, numbers[cut : cut + most_rows], one_by_one=is_large)
             del window
+            pa.default_memory_pool().release_unused()  # it would keep the memory of each window for the next
 
 
 def _picked(window: pa.Table, numbers: Ints, *, one_by_one: bool) -> pa.Table:

@@ -33,6 +33,7 @@ from brim.storage.storage import ByteRange
 
 _PIECE_BYTES = 4 << 20  # of a row group that is read page by page
 _MOST_PIECE_ROWS = 1 << 16
+_BUFFER_BYTES = 1 << 20
 _KNOWN_FOOTERS = 32
 _WAIT_S = 0.2
 
@@ -58,7 +59,7 @@ class RowGroupReader:
         self._most_bytes = max(ahead_bytes // 2, _PIECE_BYTES)
         self._columns = list(groups.schema.names)
         self._footers: dict[int, Any] = {}
-        self._opened: tuple[int, Any] | None = None
+        self._opened: tuple[tuple[int, int], Any] | None = None
 
     def tables(self, stretches: Iterable[Stretch]) -> Iterator[pa.Table]:
         """Yield the rows of stretches in order, in tables of any size."""
@@ -121,7 +122,7 @@ class RowGroupReader:
         is_small = size <= self._most_bytes
         piece_rows = max(min(rows * _PIECE_BYTES // max(size, 1), _MOST_PIECE_ROWS), 1)
         if file.remote is None:
-            parquet = self._open_local(number, file, metadata)
+            parquet = self._open_local(number, file, metadata, 0 if is_small else _BUFFER_BYTES)
             if is_small:
                 yield parquet.read_row_group(group, columns=names, use_threads=self._threads)
             else:
@@ -141,13 +142,14 @@ class RowGroupReader:
                 for batch in opened.batches(group, piece_rows, names):
                     yield pa.Table.from_batches([batch])
 
-    def _open_local(self, number: int, file: DatasetFile, metadata: Any) -> Any:
-        if self._opened is None or self._opened[0] != number:
+    def _open_local(self, number: int, file: DatasetFile, metadata: Any, buffer_bytes: int) -> Any:
+        if self._opened is None or self._opened[0] != (number, buffer_bytes):
             self.close()
             found = os.stat(file.path)
             if (found.st_size, found.st_mtime_ns) != (file.stat.st_size, file.stat.st_mtime_ns):
                 raise changed_file(file)
-            self._opened = number, pq.ParquetFile(file.path, metadata=metadata, pre_buffer=False)
+            parquet = pq.ParquetFile(file.path, metadata=metadata, pre_buffer=False, buffer_size=buffer_bytes)
+            self._opened = (number, buffer_bytes), parquet
         return self._opened[1]
 
     def _requests(self, location: Location, stretches: Iterator[Stretch]) -> RangeStream:

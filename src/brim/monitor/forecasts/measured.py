@@ -279,7 +279,8 @@ def sampled(
         "at": goal,
         "curves_upwards": bend is not None,
     }
-    line = f"{format_size(fit.fixed_bytes)} + {format_size(fit.slope)} × fraction, fitted to {len(runs)} runs"
+    sign = "-" if fit.slope < 0 else "+"
+    line = f"{format_size(fit.fixed_bytes)} {sign} {format_size(abs(fit.slope))} × fraction, fitted to {len(runs)} runs"
     when = "with all the data" if goal == 1 else f"with {_format_fraction(goal)} of the data"
     return Forecast("sampled", parts, watch_limit(memory), reasons, when, ("line", line), details)
 
