@@ -341,7 +341,7 @@ class ProcessBackend:
         return None if worker.attempt is None else self._positions.find(worker.slot, worker.attempt.task.work.number)
 
     def _handle_failed_start(self, worker: WorkerProcess, code: int, output: str) -> Event | None:
-        """With others running, there may only be too many; and another program may have killed it."""
+        """Handle a killed worker: other workers may have used too much memory, or another program killed it."""
         if worker.killed_at_bytes and not self._workers:
             return TaskFailed(self._too_small(self._limiter.budget_with(worker)))
         if worker.was_warm:

@@ -428,7 +428,7 @@ class RayUnits(RayBackend):
         return TaskFailed(type(answer.message)(f"On the Ray node {name}: {message}", hint=hint, **answer.message.facts))
 
     def _handle_failed_start(self, attempt: Attempt, answer: UnitAnswer) -> Event:
-        """A worker whose imports need more than its share shows their size on a whole node, while the others wait."""
+        """Retry a worker whose imports exceed its share on a whole node, to measure them while the others wait."""
         if answer.kind != "memory":
             self._bad_starts += 1
             if self._bad_starts > _MOST_BAD_STARTS or answer.code != -signal.SIGKILL:

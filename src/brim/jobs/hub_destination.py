@@ -231,7 +231,7 @@ class HubDestination(Destination):
         self._pull = self.client.snapshot(f"refs/pr/{number}")
 
     def _choose_upload(self, token: str, budget: UploadBudget) -> HubUpload:
-        """A changed shard is mostly known to the Hub: Xet, if it is available and fits, sends only new chunks."""
+        """Prefer Xet for changed shards, of which the Hub knows most chunks, if it is available and fits."""
         is_required = self.options.upload_with == "xet"
         is_useful = self.options.upload_with == "auto" and self._updates and bool(self._shard_names(self._snapshots[0]))
         if is_required or is_useful:

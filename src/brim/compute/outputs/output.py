@@ -278,7 +278,7 @@ class RowsOutput:
         return self.rows_per_shard is not None
 
     def check_room(self, limit_bytes: int) -> None:
-        """Rows stream."""
+        """Accept any limit: rows are streamed."""
 
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
         schema = with_features(merge_unit_schemas(units.folder, units.receipts, self.writing.format, units.schema))
@@ -313,7 +313,7 @@ class CachedRows:
         return False
 
     def check_room(self, limit_bytes: int) -> None:
-        """Rows stream."""
+        """Accept any limit: rows are streamed."""
 
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
         """Write files again if their schema differs from the merged one."""
