@@ -112,7 +112,7 @@ def _spread(root: Path, count: int) -> None:
         folder.mkdir()
         (folder / LEDGER).touch()
         ledger = Ledger(folder)
-        ledger.begin(before.job)
+        ledger.start_job(before.job)
         for receipt in named[number::count]:
             (one / receipt.name).rename(folder / receipt.name)
             ledger.add(receipt)

@@ -190,7 +190,7 @@ def ledger(arguments: argparse.Namespace) -> None:
     folder = arguments.data / "synced"
     folder.mkdir()
     begun = Ledger(folder)
-    begun.begin(job)
+    begun.start_job(job)
     with timed(f"{SYNCED:,} receipts with an fsync each", count=SYNCED):
         for receipt in itertools.islice(receipts_of(plan), SYNCED):
             begun.add(receipt)
@@ -198,7 +198,7 @@ def ledger(arguments: argparse.Namespace) -> None:
     state = arguments.data / "out" / ".brim"
     state.mkdir(parents=True)
     begun = Ledger(state)
-    begun.begin(job)
+    begun.start_job(job)
     with timed("the finished ledger written, as at the end of a job"):
         begun.finish(receipts_of(plan))
     path = state / "ledger.jsonl"

@@ -387,4 +387,4 @@ def test_profile(place: BucketPlace, source: Path, tmp_path: Path) -> None:
 
 def test_no_such_bucket(place: BucketPlace, source: Path) -> None:
     done = run(place, "build", source, "s3://not-there-at-all/x", check=2)
-    assert "There is no bucket" in done.stderr
+    assert "does not exist" in done.stderr

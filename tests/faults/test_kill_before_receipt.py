@@ -134,7 +134,7 @@ def test_shards_of_an_earlier_version_are_known_by_its_receipts(tmp_path: Path) 
 def test_ledger_tells_planned_names_from_others(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     names = [f"data/train-{number:05d}-of-00003.parquet" for number in range(3)]
-    ledger.begin(JobRecord("f" * 64, {}, {}), names)
+    ledger.start_job(JobRecord("f" * 64, {}, {}), names)
     foreign = ["data/train-00003-of-00003.parquet", "data/train-00000-of-00002.parquet", "data/x.parquet"]
     assert Ledger(tmp_path).planned_names([*names, *foreign]) == names
     ledger.finish([])

@@ -306,7 +306,7 @@ def test_configs_with_splits_of_one_name(
     machine.publish(other, "--config", "first", "--rows-per-shard", "1")
     machine.publish(old, "--rows-per-shard", "1")
     machine.publish(new, "--append", "--rows-per-shard", "1")
-    job = Ledger.of(hub.read(REPO, ".brim/default/train.jsonl")).job
+    job = Ledger.from_bytes(hub.read(REPO, ".brim/default/train.jsonl")).job
     assert job is not None
     assert [part["shards"] for part in job.facts["parts"]] == [{"train": 4}, {"train": 3}]
     assert job.facts["files"] == 7

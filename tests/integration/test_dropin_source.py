@@ -171,7 +171,7 @@ def test_the_order_of_a_large_selection_goes_to_disk(tmp_path: Path) -> None:
     dataset = Dataset.from_dict({"id": range(100), "text": texts}).shuffle(seed=3)
     notes: list[str] = []
     table = dataset_source(dataset, spill=tmp_path / "spill", note=notes.append)
-    assert "in their order" in notes[0]
+    assert "in order" in notes[0]
     assert table.rows.column("id").to_pylist() == dataset["id"][:]
     assert table.rows.column("text").to_pylist() == dataset["text"][:]
     assert table.rows.column("text").num_chunks > 1

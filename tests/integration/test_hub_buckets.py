@@ -260,8 +260,8 @@ def test_asked_to_wait(place: HubBucketPlace, source: Path) -> None:
 
 
 def test_no_such_bucket(place: HubBucketPlace, tmp_path: Path) -> None:
-    assert "There is no bucket hf://buckets/ada/things" in run(place, "verify", place.address, check=2).stderr
-    assert "There is no bucket" in run(place, "build", place.address, tmp_path / "out", check=2).stderr
+    assert "The bucket hf://buckets/ada/things does not exist" in run(place, "verify", place.address, check=2).stderr
+    assert "does not exist" in run(place, "build", place.address, tmp_path / "out", check=2).stderr
     bad = Machine(place.hub, place.folder, token="hf_read")
     source = write_files(tmp_path / "source", {"a": b"1"})
     assert "You may not write" in bad.publish(source, to=place.address, check=2).stderr

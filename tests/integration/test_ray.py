@@ -460,7 +460,7 @@ def test_a_port_of_something_else(many_files: Callable[..., Path], tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--engine", "ray", "--address", "127.0.0.1:9"), "There is no Ray cluster at 127.0.0.1:9"),
+        (("--engine", "ray", "--address", "127.0.0.1:9"), "No Ray cluster answers at 127.0.0.1:9"),
         (("--engine", "ray", "--address", "nowhere"), "--address takes auto or HOST:PORT"),
         (("--address", "auto"), "--address can only be used with --engine ray"),
         (("--engine", "dask"), "--engine takes local or ray"),

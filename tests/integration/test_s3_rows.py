@@ -273,7 +273,7 @@ def test_faults_on_the_way(places: Places, s3_proxy: FaultProxy, tmp_path: Path,
 def test_what_cannot_be_read(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each error says what to do."""
     for source, words in (
-        ("s3://nobody-has-this/x", "no bucket"),
+        ("s3://nobody-has-this/x", "does not exist"),
         (f"{places.address}/nothing", "There is nothing at"),
         (f"{places.address}/nothing/*.jsonl", "Nothing was found"),
         (f"{places.address}/zst/*.csv", "Nothing was found"),
@@ -427,10 +427,10 @@ def test_no_rows(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "dest", "said"),
     [
-        (("map", "--fn", "fn.py:same"), "s3://nowhere/out", "no bucket"),
-        (("map", "--fn", "fn.py:same"), "hf://datasets/ada/out", "no token for the Hub"),
+        (("map", "--fn", "fn.py:same"), "s3://nowhere/out", "does not exist"),
+        (("map", "--fn", "fn.py:same"), "hf://datasets/ada/out", "The token for the Hub is missing"),
         (("map", "--fn", "fn.py:same"), f"s3://{PRIVATE}/PREFIX", "that brim did not write"),
-        (("embed", "--model", "fn:same", "--column", "text"), "s3://nowhere/out.npy", "no bucket"),
+        (("embed", "--model", "fn:same", "--column", "text"), "s3://nowhere/out.npy", "does not exist"),
     ],
 )
 def test_a_destination_that_cannot_be_used(

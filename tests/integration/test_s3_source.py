@@ -310,7 +310,7 @@ class TestErrors:
             library.plan(bucket.address)
 
     def test_no_bucket(self, bucket: Bucket) -> None:
-        with pytest.raises(SourceError, match="There is no bucket s3://no-such-bucket"):
+        with pytest.raises(SourceError, match="The bucket s3://no-such-bucket does not exist"):
             library.files("s3://no-such-bucket/x")
 
     def test_no_permission(self, bucket: Bucket) -> None:

@@ -251,7 +251,7 @@ def test_what_is_wrong_is_said(made: dict[str, Path], tmp_path: Path, monkeypatc
         TokenizeStep(find_tokenizer(tmp_path / "no.json")).check()
     with pytest.raises(InputError, match=r"no tokenizer\.json"):
         find_tokenizer(tmp_path)
-    with pytest.raises(InputError, match=r"tokenizer file .* does not exist"):
+    with pytest.raises(InputError, match=r"The tokenizer file .* does not exist"):
         find_tokenizer(tmp_path / "missing.json")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from brim.state.ledger import Piece
+from brim.state.ledger import StoredFile
 from brim.storage import hub_commits, hub_private
 from brim.storage.hub_client import Snapshot
 from brim.storage.hub_commits import HubCommits, UploadsMissing, pointers, texts
 from brim.storage.storage import FileInfo
 
-A, B = Piece("data/a", 3, "aa" * 32), Piece("data/b", 4, "bb" * 32)
+A, B = StoredFile("data/a", 3, "aa" * 32), StoredFile("data/b", 4, "bb" * 32)
 
 
 class HubError(Exception):
@@ -37,7 +37,7 @@ class Client:
     def head(self) -> str:
         return f"commit {len(self.trees) - 1}"
 
-    def put(self, *pieces: Piece) -> None:
+    def put(self, *pieces: StoredFile) -> None:
         self.trees.append(self.trees[-1] | {p.name: FileInfo(p.size, sha256=p.sha256) for p in pieces})
 
     def snapshot(self, revision: str, commit: str = "") -> Snapshot:
@@ -51,7 +51,7 @@ class Client:
         if parent != self.head:
             raise HubError(412)
         self.commits.append((revision, [operation.path_in_repo for operation in operations], *words))
-        self.put(*(Piece(op.path_in_repo, op.upload_info.size, op.upload_info.sha256.hex()) for op in operations))
+        self.put(*(StoredFile(op.path_in_repo, op.upload_info.size, op.upload_info.sha256.hex()) for op in operations))
         if self.after:
             self.after.pop(0)()
         return self.head
@@ -62,9 +62,9 @@ class Asked:
 
     def __init__(self, *gone: str) -> None:
         self.gone = gone
-        self.pieces: list[Piece] = []
+        self.pieces: list[StoredFile] = []
 
-    def request(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def request(self, pieces: Sequence[StoredFile]) -> dict[str, Any]:
         self.pieces = list(pieces)
         return {piece.sha256: {} for piece in pieces if piece.sha256 in self.gone}
 
@@ -88,7 +88,7 @@ def fail(status: int) -> Callable[[], None]:
     return call
 
 
-def bring(client: Client, lfs: Asked | None = None, *pieces: Piece) -> tuple[Snapshot, HubCommits, list[int]]:
+def bring(client: Client, lfs: Asked | None = None, *pieces: StoredFile) -> tuple[Snapshot, HubCommits, list[int]]:
     told: list[int] = []
     commits = HubCommits(client, lfs or Asked(), lambda: told.append(len(client.commits)))  # type: ignore[arg-type]
     wanted = pieces or (A, B)

@@ -15,7 +15,7 @@ TWO = replace(ONE, name="data/b", sha256="bb", key="key-b")
 
 def written(folder: Path) -> Ledger:
     ledger = Ledger(folder)
-    ledger.begin(JOB)
+    ledger.start_job(JOB)
     ledger.add(ONE)
     ledger.add(TWO)
     ledger.close()
@@ -28,7 +28,7 @@ def test_receipts_are_read_back(tmp_path: Path) -> None:
     again = Ledger(tmp_path)
     assert again.job == JOB
     assert again.receipts == {"data/a": ONE, "data/b": TWO}
-    assert not again.done
+    assert not again.is_finished
 
 
 def test_every_cut_leaves_a_readable_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_finishing_forgets_the_way_there(tmp_path: Path) -> None:
     straight = written(tmp_path)
     straight.finish([ONE, TWO])
     assert (tmp_path / LEDGER).read_bytes() == first
-    assert Ledger(tmp_path).done
+    assert Ledger(tmp_path).is_finished
 
 
 def test_a_ledger_that_cannot_be_read_is_said(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_receipt_is_on_disk_when_it_is_written(tmp_path: Path, synced: list[st
     ledger = Ledger(tmp_path)
     for number, call in enumerate(
         [
-            lambda: ledger.begin(JOB),
+            lambda: ledger.start_job(JOB),
             lambda: ledger.add(ONE),
             lambda: ledger.remember("a", 1),
             lambda: ledger.forget("data/a"),
@@ -192,7 +192,7 @@ def test_a_finished_ledger_is_on_disk_with_its_name(tmp_path: Path, synced: list
     ledger.finish([ONE, TWO])
     assert len(synced) == 2
     assert synced[1] == tmp_path.name
-    assert ledger.done
+    assert ledger.is_finished
     assert (tmp_path / LEDGER).read_bytes() == finished_ledger(JOB, [ONE, TWO])
 
 
@@ -204,7 +204,7 @@ def test_nothing_is_finished_that_has_not_begun(tmp_path: Path) -> None:
 def test_notes_are_of_a_job(tmp_path: Path) -> None:
     """What was remembered is there in the next run, and gone with the next job."""
     ledger = Ledger(tmp_path)
-    ledger.begin(JOB)
+    ledger.start_job(JOB)
     ledger.remember("a", {"b": [1]})
     ledger.remember("a", 2)
     ledger.remember("c", None)
@@ -212,7 +212,7 @@ def test_notes_are_of_a_job(tmp_path: Path) -> None:
     ledger.close()
     again = Ledger(tmp_path)
     assert again.recall("a") == 2
-    again.begin(replace(JOB, left_out=("x", "y")))
+    again.start_job(replace(JOB, left_out=("x", "y")))
     assert again.recall("a") is None
     assert Ledger(tmp_path).job == replace(JOB, left_out=("x", "y"))
     again.close()
@@ -221,9 +221,9 @@ def test_notes_are_of_a_job(tmp_path: Path) -> None:
 def test_a_new_job_is_not_done(tmp_path: Path) -> None:
     ledger = written(tmp_path)
     ledger.finish([ONE])
-    ledger.begin(replace(JOB, fingerprint="e" * 64))
-    assert not ledger.done
-    assert not Ledger(tmp_path).done
+    ledger.start_job(replace(JOB, fingerprint="e" * 64))
+    assert not ledger.is_finished
+    assert not Ledger(tmp_path).is_finished
     assert ledger.receipts.keys() == {"data/a", "data/b"}
     ledger.close()
 
@@ -238,7 +238,7 @@ def test_a_published_ledger_counts_unless_a_job_is_under_way(tmp_path: Path) -> 
         folder.mkdir()
         ledger = Ledger(folder)
         if begun != "nothing":
-            ledger.begin(other if begun == "same" else JOB)
+            ledger.start_job(other if begun == "same" else JOB)
             ledger.add(ONE)
         if begun in ("done", "same"):
             ledger.finish([ONE])
@@ -298,8 +298,8 @@ def test_what_receipts_add_up_to() -> None:
 def test_pieces_and_lines_of_receipts(tmp_path: Path) -> None:
     """What is nothing is not written; an ETag travels with the piece; a published receipt is nowhere on its way."""
     tagged = replace(HASHES, etag="tag", staged_at=0)
-    assert (tagged.piece.name, tagged.piece.size, tagged.piece.etag) == ("data/c", 10, "tag")
-    assert tagged.piece.sha256 == tagged.sha256
+    assert (tagged.stored_file.name, tagged.stored_file.size, tagged.stored_file.etag) == ("data/c", 10, "tag")
+    assert tagged.stored_file.sha256 == tagged.sha256
     receipts = PackedReceipts()
     receipts["x"] = tagged
     assert receipts["x"] == replace(tagged, name="x")
@@ -308,8 +308,8 @@ def test_pieces_and_lines_of_receipts(tmp_path: Path) -> None:
     data = finished_ledger(JOB, [HASHES, tagged])
     assert b"staged_at" not in data
     assert data.count(b"etag") == 1
-    assert Ledger.of(data).receipts["data/c"] == tagged
-    assert Ledger.of(data).done
+    assert Ledger.from_bytes(data).receipts["data/c"] == tagged
+    assert Ledger.from_bytes(data).is_finished
 
 
 def test_a_ledger_in_what_is_no_folder_is_empty(tmp_path: Path) -> None:
@@ -361,11 +361,11 @@ def with_boot(ledger: Path, *receipts: Receipt, finished: bool = False) -> None:
 def test_receipts_with_a_boot_count_once_they_are_written_again(tmp_path: Path) -> None:
     """Their files were not synced: whoever checks the files writes receipts without it."""
     ledger = Ledger(tmp_path)
-    ledger.begin(JOB)
+    ledger.start_job(JOB)
     ledger.close()
     with_boot(tmp_path / LEDGER, ONE, TWO, finished=True)
     again = Ledger(tmp_path)
-    assert (again.done, again.finished_unsynced, dict(again.receipts)) == (False, True, {})
+    assert (again.is_finished, again.finished_unsynced, dict(again.receipts)) == (False, True, {})
     assert again.unsynced == {ONE.name: ONE, TWO.name: TWO}
     again.forget(TWO.name)
     again.add_all([ONE])
@@ -374,7 +374,7 @@ def test_receipts_with_a_boot_count_once_they_are_written_again(tmp_path: Path) 
     assert (dict(kept.receipts), kept.unsynced) == ({ONE.name: ONE}, {})
     kept.finish([ONE])
     assert b"boot" not in (tmp_path / LEDGER).read_bytes()
-    assert Ledger(tmp_path).done
+    assert Ledger(tmp_path).is_finished
 
 
 def test_a_receipt_with_a_boot_replaces_an_earlier_one(tmp_path: Path) -> None:
@@ -397,13 +397,13 @@ def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> 
     (tmp_path / LEDGER).write_bytes(data)
     ledger.finish([ONE, TWO])
     (tmp_path / LEDGER).write_bytes((tmp_path / LEDGER).read_bytes().replace(b"key-a", b"key-x"))
-    assert (Ledger(tmp_path).done, Ledger(tmp_path).broken) == (True, 2)
+    assert (Ledger(tmp_path).is_finished, Ledger(tmp_path).broken) == (True, 2)
 
 
 def test_where_there_is_no_ledger(tmp_path: Path) -> None:
     """It is as if nothing had been done; the file that will be there has the name that every version knows."""
     ledger = Ledger(tmp_path / "none")
-    assert (ledger.job, ledger.done, dict(ledger.receipts)) == (None, False, {})
+    assert (ledger.job, ledger.is_finished, dict(ledger.receipts)) == (None, False, {})
     written(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.jsonl"]
 
@@ -422,4 +422,4 @@ def test_a_job_whose_receipt_is_gone_is_not_done(tmp_path: Path) -> None:
     ledger = written(tmp_path)
     ledger.finish([ONE, TWO])
     Ledger(tmp_path).forget(ONE.name)
-    assert not Ledger(tmp_path).done
+    assert not Ledger(tmp_path).is_finished

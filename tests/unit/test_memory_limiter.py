@@ -415,11 +415,11 @@ def test_target_workers_follows_the_third_quartile_of_units(tmp_path: Path) -> N
     worker = Worker(1, is_ready=True)
     limiter = limiter_of([worker], tmp_path)
     for peak in (250, 250, 250, 850):
-        limiter.record_unit(peak * MB, 50 * MB, alone=False)
-    limiter.record_unit(900 * MB, 50 * MB, alone=True)
+        limiter.record_unit(peak * MB, 50 * MB, is_exclusive=False)
+    limiter.record_unit(900 * MB, 50 * MB, is_exclusive=True)
     assert limiter.target_workers() == limiter.budget.worker_count(round(1.1 * 800 * MB), 8) == 1
     for _ in range(4):
-        limiter.record_unit(250 * MB, 50 * MB, alone=False)
+        limiter.record_unit(250 * MB, 50 * MB, is_exclusive=False)
     assert limiter.target_workers() == limiter.budget.worker_count(round(1.1 * 200 * MB), 8) == 3
 
 

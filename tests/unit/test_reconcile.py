@@ -425,7 +425,7 @@ def test_a_finished_ledger_that_is_out_of_date_is_replaced(tmp_path: Path) -> No
 def test_an_unfinished_ledger_is_kept(tmp_path: Path) -> None:
     """Its receipts are newer than what is published."""
     world = published(tmp_path, Shards(OLD))
-    world.ledger.begin(JobRecord(Shards(NEW).fingerprint, Shards(NEW).facts, {}))
+    world.ledger.start_job(JobRecord(Shards(NEW).fingerprint, Shards(NEW).facts, {}))
     rules = world.begin(Shards(NEW), updates=True)
     assert world.ledger.names >= set(OLD)
     assert world.missing(rules) == [A, B, C]

@@ -48,7 +48,7 @@ def test_only_what_may_succeed_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any other error ends it at once."""
     monkeypatch.delenv("BRIM_STALL_SECONDS", raising=False)
     assert STORAGE.tries().after(ValueError("no answer of a store")) is None
-    assert not of(0.0, 0.0).again(ValueError())
+    assert not of(0.0, 0.0).wait_to_retry(ValueError())
 
 
 def test_as_often_as_there_are_waits() -> None:

@@ -59,8 +59,8 @@ class Written:
 
 
 def lost(attempt: Attempt, cause: Any = "memory", was_alone: bool | None = None) -> TaskLost:
-    alone = attempt.alone if was_alone is None else was_alone
-    return TaskLost(attempt, cause, attempt.task.name, lambda: MemoryLimitError(attempt.task.name), was_alone=alone)
+    alone = attempt.is_exclusive if was_alone is None else was_alone
+    return TaskLost(attempt, cause, attempt.task.name, lambda: MemoryLimitError(attempt.task.name), was_exclusive=alone)
 
 
 class Scripted:
@@ -137,7 +137,7 @@ def test_out_of_memory(splittable: bool, tried: list[tuple[bool, int]]) -> None:
     finished, backend, told, queue = scheduled(1, lost, Retries(3, splittable))
     with pytest.raises(MemoryLimitError):
         list(finished)
-    assert [(attempt.alone, attempt.parts) for attempt in backend.given] == tried
+    assert [(attempt.is_exclusive, attempt.parts) for attempt in backend.given] == tried
     ways = ["alone", "in 16 parts", "row by row"][: len(tried) - 1]
     assert told.notes == [f"0: trying it {way}" for way in ways]
     assert queue.retried == len(ways)
@@ -158,11 +158,11 @@ def test_one_shows_it_alone() -> None:
 
     def script(attempt: Attempt) -> TaskReturned | None:
         seen = sum(given.task.name == attempt.task.name for given in backend.given)
-        return TaskReturned(attempt, alone=True) if seen == 1 and attempt.task.name in "01" else None
+        return TaskReturned(attempt, is_exclusive=True) if seen == 1 and attempt.task.name in "01" else None
 
     finished, backend, *_ = scheduled(3, script, Retries(1))
     assert sorted(finished) == ["0", "1", "2"]
-    assert [(a.task.name, a.alone) for a in backend.given[2:4]] == [("0", True), ("1", False)]
+    assert [(a.task.name, a.is_exclusive) for a in backend.given[2:4]] == [("0", True), ("1", False)]
 
 
 def test_given_once_more_first() -> None:
@@ -250,11 +250,11 @@ def test_what_is_known_of_a_loss_goes_with_the_next_attempt() -> None:
     loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), rows="now", held_bytes=7)  # type: ignore[arg-type]
     again = Retries(2).next_attempt(loss)
     assert again is not None
-    assert (again.held_bytes, again.rows, again.alone, again.crashes) == (7, "now", True, 0)
+    assert (again.held_bytes, again.rows, again.is_exclusive, again.crashes) == (7, "now", True, 0)
     crash = TaskLost(attempt, "crash", "t", lambda: ValueError())
     again = Retries(2).next_attempt(crash)
     assert again is not None
-    assert (again.held_bytes, again.rows, again.alone, again.crashes) == (0, "before", False, 1)
+    assert (again.held_bytes, again.rows, again.is_exclusive, again.crashes) == (0, "before", False, 1)
     assert Retries(1).next_attempt(crash) is None
     unseen = Retries(2).next_attempt(TaskLost(attempt, "memory", "t", lambda: ValueError()))
     assert unseen is not None
@@ -264,8 +264,8 @@ def test_what_is_known_of_a_loss_goes_with_the_next_attempt() -> None:
 @pytest.mark.parametrize(("pieces", "then"), [(1, 5), (5, 0), (0, None)])
 def test_the_ladder_of_parts(pieces: int, then: int | None) -> None:
     """A batch in parts, then row by row, then no more."""
-    attempt = Attempt(Task("t", 1, Unit(0, (), 1, "")), alone=True, parts=pieces)
-    loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), was_alone=True)
+    attempt = Attempt(Task("t", 1, Unit(0, (), 1, "")), is_exclusive=True, parts=pieces)
+    loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), was_exclusive=True)
     again = Retries(3, splittable=True, parts=5).next_attempt(loss)
     assert (None if again is None else again.parts) == then
     assert Retries(3, splittable=False).next_attempt(loss) is None

@@ -145,7 +145,7 @@ def _combine(original: BaseException, failed: UserFunctionError) -> UserFunction
 
 _MEMORY_MESSAGES = ("memory allocation of", "bad_alloc", "Cannot allocate memory", "out of memory", "MemoryError")
 _WITHIN_HINT = "Raise that limit, or give --memory less, so that brim stays within it."
-_ELSEWHERE_HINT = "Give --memory what is free, or stop other programs that use memory."
+_ELSEWHERE_HINT = "Give --memory the free memory, or stop other programs that use memory."
 _KEPT_BYTES = 64 << 20
 _BRIM = str(Path(__file__).parents[1]) + os.sep
 
@@ -231,7 +231,7 @@ def does_not_fit(
     if base_bytes and rows.offset and kept_bytes > max(_KEPT_BYTES, held_bytes - rows.held_bytes):
         before = f"{format_size(rows.held_bytes)} before {location} (unit {unit.number})"
         problem = f"The function keeps memory: its worker used {format_size(base_bytes)} at first and {before}"
-        advice = "Let the function release what it keeps of earlier rows, or use smaller units with --unit-size."
+        advice = "Let the function release data of earlier rows, or use smaller units with --unit-size."
     if killed_by_kernel:
         lower_limit = gives_less(limit_bytes)
         reason = (

@@ -163,15 +163,15 @@ class MemoryLimiter:
         worker_bytes = max(held_bytes, self.budget.worker_bytes)
         self.budget = replace(self.budget, parent_bytes=parent, worker_bytes=worker_bytes)
 
-    def record_unit(self, peak_bytes: int, base_bytes: int, alone: bool) -> None:
+    def record_unit(self, peak_bytes: int, base_bytes: int, is_exclusive: bool) -> None:
         """Take account of a unit that was computed."""
-        if not alone:
+        if not is_exclusive:
             self._units.add(peak_bytes, base_bytes)
 
-    def record_shortage(self, was_alone: bool, computed_units: int) -> None:
+    def record_shortage(self, was_exclusive: bool, computed_units: int) -> None:
         """Run fewer workers if units run out of memory often."""
         self._shortages += 1
-        if not was_alone and self._shortages > 1 + computed_units // _UNITS_PER_SHORTAGE:
+        if not was_exclusive and self._shortages > 1 + computed_units // _UNITS_PER_SHORTAGE:
             self.most_workers = max(self.most_workers - 1, 1)
 
     def record_failed_start(self) -> None:

@@ -48,10 +48,12 @@ class ProcessBackend:
         self.most_workers = self.peak_bytes = 0
         self._workers: tuple[WorkerProcess, ...] = ()  # replaced, never modified: the limiter's thread reads it
         self._warm: WorkerProcess | None = None  # started before this job, for the first unit
-        self.ahead = job.workers or usable_cores()
+        self.prefetch_count = job.workers or usable_cores()
         budget = MemoryBudget.measured(job.limit_bytes)
-        self._limiter = MemoryLimiter(budget, self.ahead, self._all_workers, job.folder / "pause")
-        self._threads = threads_per_worker(self.ahead)
+        self._limiter = MemoryLimiter(
+            budget, self.prefetch_count, lambda: (*self._workers, *filter(None, [self._warm])), job.folder / "pause"
+        )
+        self._threads = threads_per_worker(self.prefetch_count)
         self._module = type(job.step).__module__
         # The work that a worker may do after this job: the same, or any if it ran no code of the user.
         self._repeats: str | None = getattr(job.step, "repeats", None)
@@ -61,15 +63,12 @@ class ProcessBackend:
         # The types of the first batch, as hex; None until they are known.
         self._types: str | None = job.ledger.recall("types") if isinstance(job.step, HasTypeInference) else ""
 
-    def _all_workers(self) -> tuple[WorkerProcess, ...]:
-        return self._workers if self._warm is None else (*self._workers, self._warm)
-
     def __enter__(self) -> ProcessBackend:
         if self._job.limit_bytes < self._limiter.budget.smallest_limit_bytes:
             raise self._too_small(self._limiter.budget)
         if self._job.ledger.recall(_DIFFERED):
             self._use_reference()
-        self._positions = WorkerPositions(self._job.folder / "positions", self.ahead + 2)
+        self._positions = WorkerPositions(self._job.folder / "positions", self.prefetch_count + 2)
         self._write_setup()
         self._warm = take_warm_worker(self._module, self._threads, self._repeats)
         self._limiter.__enter__()
@@ -144,7 +143,7 @@ class ProcessBackend:
                 limit_bytes=self._job.limit_bytes,
                 need_bytes=self._limiter.own_bytes,
             )
-        if queue.first is not None and queue.first.alone:
+        if queue.first is not None and queue.first.is_exclusive:
             self._start_alone(queue)
             return
         target, is_low = self._limiter.target_workers(), self._limiter.is_low
@@ -175,8 +174,8 @@ class ProcessBackend:
         for worker in self._workers:
             if worker.attempt is None or worker.next_attempt is not None or not worker.is_quick or worker.is_stale:
                 continue
-            attempt = None if self._writer.is_full or worker.attempt.alone else queue.peek()
-            if attempt is None or attempt.alone:
+            attempt = None if self._writer.is_full or worker.attempt.is_exclusive else queue.peek()
+            if attempt is None or attempt.is_exclusive:
                 return
             worker.next_attempt = queue.pop()
             self._order(worker, worker.next_attempt)
@@ -293,7 +292,7 @@ class ProcessBackend:
         assert attempt is not None
         self._writer.add(attempt.task, result)
         self._advance(worker, attempt.task.bytes)
-        self._limiter.record_unit(worker.peak_bytes, worker.base_bytes, attempt.alone)
+        self._limiter.record_unit(worker.peak_bytes, worker.base_bytes, attempt.is_exclusive)
         worker.is_quick = time.monotonic() - worker.started_at < _QUICK_S
         next_attempt, worker.next_attempt = worker.next_attempt, None
         self._set_attempt(worker, next_attempt)
@@ -342,7 +341,7 @@ class ProcessBackend:
         return None if worker.attempt is None else self._positions.find(worker.slot, worker.attempt.task.work.number)
 
     def _handle_failed_start(self, worker: WorkerProcess, code: int, output: str) -> Event | None:
-        """With others running, there may only be too many; and another program may have killed it."""
+        """Handle a killed worker: other workers may have used too much memory, or another program killed it."""
         if worker.killed_at_bytes and not self._workers:
             return TaskFailed(self._too_small(self._limiter.budget_with(worker)))
         if worker.was_warm:
@@ -362,13 +361,13 @@ class ProcessBackend:
         attempt, rows = worker.attempt, self._rows(worker)
         assert attempt is not None
         self._return(worker.next_attempt)
-        was_alone = attempt.alone or all(running is worker for running in self._workers)
+        was_exclusive = attempt.is_exclusive or all(running is worker for running in self._workers)
         if worker in self._workers:  # it reported this itself, and its state is unknown
             worker.attempt = None
             worker.kill()
             worker.wait()
             self._remove(worker)
-        self._limiter.record_shortage(was_alone, self._receipts.stats.computed)
+        self._limiter.record_shortage(was_exclusive, self._receipts.stats.computed)
         text = f"unit {attempt.task.work.number} ran out of memory"
         error = functools.partial(self._job.memory_error, attempt, rows, held_bytes, by_kernel, worker.base_bytes)
-        return TaskLost(attempt, "memory", text, error, rows, held_bytes, was_alone)
+        return TaskLost(attempt, "memory", text, error, rows, held_bytes, was_exclusive)

@@ -18,7 +18,7 @@ _LAZY_MODULES = ("numpy.random", "torch")  # may be imported by the function: nu
 
 
 class RandomSeeds:
-    """Seeds what is loaded, and as a finder of modules what is loaded later. One for a process."""
+    """Seeds random modules that are loaded, and as a module finder those loaded later. One per process."""
 
     def __init__(self) -> None:
         self._number = 0

@@ -134,12 +134,15 @@ class RayBackend:
         if time.monotonic() - self._nodes_at > _NODES_S:
             self._update_nodes()
         while len(self._running) < self._max_tasks and (first := queue.peek()) is not None:
-            if any(attempt.alone for attempt, _ in self._running.values()):
+            if any(attempt.is_exclusive for attempt, _ in self._running.values()):
                 return
-            if self._running and (first.alone or self._waits_for_first()):
+            if self._running and (first.is_exclusive or self._waits_for_first()):
                 return
             attempt = queue.pop()
-            node = self._largest if attempt.alone else self._freest()
+            # The node with the most unused slots, relative to its size.
+            busy = Counter(node_id for _, node_id in self._running.values())
+            free = max(self._nodes, key=lambda node: 1 - busy[node.id] / (self._slots_of(node) + 1))
+            node = self._largest if attempt.is_exclusive else free
             options, *values = self._request(attempt, node)
             remote = self._remote.options(max_retries=0, scheduling_strategy=self._strategy(attempt, node), **options)
             self._running[remote.remote(self.monitors.run, attempt.task.name, *values)] = attempt, node.id
@@ -191,16 +194,12 @@ class RayBackend:
         """Return the resources of a task, and the arguments of `run_task`."""
         order = self._make_order(attempt.task)
         cpus, memory = node.cpus, node.memory_bytes
-        if not attempt.alone:
+        if not attempt.is_exclusive:
             cpus, memory = min(self._cpus[node.id], self._most_cpus or self._cpus[node.id]), self._need
         return {"num_cpus": cpus, "memory": memory}, order
 
     def _handle_answer(self, attempt: Attempt, answer: Any) -> Event:
-        return (
-            TaskFailed(answer)
-            if isinstance(answer, BrimError)
-            else self._make_result(attempt, answer, attempt.task.bytes)
-        )
+        return TaskFailed(answer) if isinstance(answer, BrimError) else self._event(attempt, answer, attempt.task.bytes)
 
     def _lose(self, attempt: Attempt, loss: Loss) -> TaskLost:
         worker = self._text(attempt.task)
@@ -209,7 +208,7 @@ class RayBackend:
             error: Callable[[], Exception] = functools.partial(
                 MemoryLimitError, f"T{text[1:]}, with a node to itself.", hint=self._memory_hint
             )
-            return TaskLost(attempt, "memory", text, error, was_alone=attempt.alone)
+            return TaskLost(attempt, "memory", text, error, was_exclusive=attempt.is_exclusive)
         text = f"{worker} was lost"
         error = functools.partial(
             DestinationUnavailableError, f"T{text[1:]} {attempt.crashes + 1} times.", hint=_STATUS_HINT
@@ -242,14 +241,9 @@ class RayBackend:
     def _slots_of(self, node: Node) -> int:
         return max(int(node.cpus // self._cpus[node.id]), 1)
 
-    def _freest(self) -> Node:
-        """Return the node with the most unused slots, relative to its size."""
-        busy = Counter(node for _, node in self._running.values())
-        return max(self._nodes, key=lambda node: 1 - busy[node.id] / (self._slots_of(node) + 1))
-
     def _strategy(self, attempt: Attempt, node: Node) -> Any:
         """Ray chooses the node where all are alike; otherwise a request fits a node of one size."""
-        if attempt.alone or len({(item.cpus, item.gpus) for item in self._nodes}) == 1:
+        if attempt.is_exclusive or len({(item.cpus, item.gpus) for item in self._nodes}) == 1:
             return "SPREAD"
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -275,7 +269,7 @@ class RayBackend:
         self.monitors.task_begun()
         return self._handle_answer(attempt, answer)
 
-    def _make_result(self, attempt: Attempt, result: Any, size: int) -> TaskDone:
+    def _event(self, attempt: Attempt, result: Any, size: int) -> TaskDone:
         value = self._receipts.record_done(attempt.task, result)
         self._count(attempt, size)
         self._counted.pop(attempt.task.name, None)
@@ -289,7 +283,7 @@ class RayBackend:
             for name in report.sent.keys() & attempts.keys():
                 self._count(attempts[name], report.sent[name], report.hashed[name])
         if reports:
-            self._progress.nodes(dict(self.monitors.held))
+            self._progress.nodes(dict(self.monitors.held_bytes))
 
     def _count(self, attempt: Attempt, sent: int, hashed: int = 0) -> None:
         name = attempt.task.name
@@ -314,7 +308,7 @@ class RayUnits(RayBackend):
     ) -> None:
         super().__init__(cluster, None, 0, job.limit_bytes, receipts, job.progress, workers=job.workers)
         self._job, self._uploader, self._location = job, uploader, location
-        self.ahead, self.most_workers, self.peak_bytes = 1, 0, 0
+        self.prefetch_count, self.most_workers, self.peak_bytes = 1, 0, 0
         self._base = INTERPRETER_BYTES + _WORKER_BYTES
         self._memory = WorkMemory()
         self._start_bytes = 0  # a worker needed so much before its first row, and did not have it
@@ -323,7 +317,7 @@ class RayUnits(RayBackend):
 
     def __enter__(self) -> Self:
         self._open()
-        self.ahead = self._max_tasks
+        self.prefetch_count = self._max_tasks
         return self
 
     def _open(self) -> None:
@@ -375,7 +369,7 @@ class RayUnits(RayBackend):
         if self._requirements is None:
             self._check_with(unit)
         limit = min(self._limit, node.memory_bytes or self._limit)
-        cpus = int(node.cpus) if attempt.alone else self._cpus[node.id]
+        cpus = int(node.cpus) if attempt.is_exclusive else self._cpus[node.id]
         release_bytes = round(0.9 * limit * cpus / node.cpus)
         order = UnitOrder(unit, attempt.parts, release_bytes, self._types is None, bytes.fromhex(self._types or ""))
         request = UnitRequest(self._digest, order, limit, cpus, self._threads, os.getcwd(), self._location)
@@ -414,9 +408,9 @@ class RayUnits(RayBackend):
         if not answer.is_ready and answer.kind != "error":
             return self._handle_failed_start(attempt, answer)
         if isinstance(answer.message, UnitDone):
-            if not attempt.alone:
+            if not attempt.is_exclusive:
                 self._memory.add(answer.peak_bytes, answer.base_bytes)
-            return self._make_result(attempt, answer.message, attempt.task.bytes)
+            return self._event(attempt, answer.message, attempt.task.bytes)
         if isinstance(answer.message, ProbeDone):
             self._types = answer.message.types.hex()
             self._job.ledger.remember("types", self._types)
@@ -434,18 +428,18 @@ class RayUnits(RayBackend):
         return TaskFailed(type(answer.message)(f"On the Ray node {name}: {message}", hint=hint, **answer.message.facts))
 
     def _handle_failed_start(self, attempt: Attempt, answer: UnitAnswer) -> Event:
-        """A worker whose imports need more than its share shows their size on a whole node, while the others wait."""
+        """Retry a worker whose imports exceed its share on a whole node, to measure them while the others wait."""
         if answer.kind != "memory":
             self._bad_starts += 1
             if self._bad_starts > _MOST_BAD_STARTS or answer.code != -signal.SIGKILL:
                 return TaskFailed(does_not_start(answer.code, answer.output))
             return TaskReturned(attempt)
-        if attempt.alone or answer.had_whole_node:
+        if attempt.is_exclusive or answer.had_whole_node:
             held_bytes = max(answer.peak_bytes - INTERPRETER_BYTES, 0)
             return TaskFailed(too_small(replace(self._budget(), worker_bytes=held_bytes)))
         self._start_bytes = max(self._start_bytes, answer.peak_bytes)
         self._divide()
-        return TaskReturned(attempt, alone=True)
+        return TaskReturned(attempt, is_exclusive=True)
 
     def _lose_to_memory(self, attempt: Attempt, answer: UnitAnswer) -> TaskLost:
         number, held_bytes = attempt.task.work.number, answer.peak_bytes
@@ -456,12 +450,12 @@ class RayUnits(RayBackend):
                 f"Unit {number} was stopped by Ray because its memory was full, with a node to itself.",
                 hint=f"Use nodes with more memory. Finished units are kept. {self._job.step.smaller(0)}".strip(),
             )
-        was_alone, text = attempt.alone or answer.had_whole_node, f"unit {number} ran out of memory"
-        return TaskLost(attempt, "memory", text, error, answer.rows, held_bytes, was_alone)
+        was_exclusive, text = attempt.is_exclusive or answer.had_whole_node, f"unit {number} ran out of memory"
+        return TaskLost(attempt, "memory", text, error, answer.rows, held_bytes, was_exclusive)
 
     def _lose(self, attempt: Attempt, loss: Loss) -> TaskLost:
         if loss == "memory":
-            return self._lose_to_memory(attempt, UnitAnswer("memory", had_whole_node=attempt.alone))
+            return self._lose_to_memory(attempt, UnitAnswer("memory", had_whole_node=attempt.is_exclusive))
         text = f"the Ray worker or node that computed unit {attempt.task.work.number} was lost"
         error = functools.partial(
             DestinationUnavailableError, f"T{text[1:]} {attempt.crashes + 1} times.", hint=_STATUS_HINT

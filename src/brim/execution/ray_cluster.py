@@ -203,13 +203,12 @@ def _need_reachable(ray: Any, address: str) -> str | None:
         try:
             address = address_here(ray)
         except (ConnectionError, ValueError) as error:
-            raise InputError("There is no running Ray cluster on this machine.", hint=_HINT) from error
+            raise InputError("No Ray cluster runs on this machine.", hint=_HINT) from error
     if not address.rpartition(":")[2].isdigit():
         return None
     if (failure := _unreachable(address)) is not None:
-        raise InputError(
-            f"There is no Ray cluster at {address}: {failure.strerror or failure}.", hint=f"Check --address. {_HINT}"
-        ) from failure
+        message = f"No Ray cluster answers at {address}: {failure.strerror or failure}."
+        raise InputError(message, hint=f"Check --address. {_HINT}") from failure
     return address
 
 

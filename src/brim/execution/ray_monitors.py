@@ -160,7 +160,7 @@ class NodeMonitors:
         self._polled_at = 0.0
         self._is_started = False
         self._submitted_at: float | None = None  # the first task
-        self.held: dict[str, int] = {}  # by the name of the node
+        self.held_bytes: dict[str, int] = {}  # by the name of the node
         self.peak_bytes = 0
 
     def task_submitted(self) -> None:
@@ -201,10 +201,10 @@ class NodeMonitors:
                 try:
                     report: NodeReport = ray.get(ref)
                 except ray.exceptions.RayError:
-                    self.held.pop(self._names[node], None)
+                    self.held_bytes.pop(self._names[node], None)
                     self._actors.pop(node, None)  # the node is lost
                     continue
-                self.held[self._names[node]] = report.held_bytes
+                self.held_bytes[self._names[node]] = report.held_bytes
                 self.peak_bytes = max(self.peak_bytes, report.held_bytes)
                 reports.append(report)
                 if report.sent:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def address_here(ray: Any) -> str:
-    """The address of the cluster that `auto` means; "" if this version of Ray finds it in another way.
+    """Return the address of the cluster that `auto` means; "" if this version of Ray finds it in another way.
 
     ConnectionError or ValueError: no cluster runs on this machine.
     """

@@ -115,7 +115,7 @@ class UnitAnswer:
     rows: RowRange | None = None
     is_ready: bool = True
     code: int = 0
-    output: str = ""  # the end of what it printed
+    output: str = ""  # the end of its output
     base_bytes: int = 0  # memory before any work, with the Ray worker itself
     peak_bytes: int = 0
     had_whole_node: bool = False

@@ -36,7 +36,7 @@ class Attempt:
     """A task, and how to try it this time."""
 
     task: Task
-    alone: bool = False  # with all memory, while no other task runs
+    is_exclusive: bool = False  # with all memory, while no other task runs
     parts: int = 1  # each batch of a unit in so many parts; 0: row by row
     crashes: int = 0
     held_bytes: int = 0  # memory of the worker when the last attempt ended
@@ -71,7 +71,7 @@ class TaskReturned:
 
     attempt: Attempt
     first: bool = False
-    alone: bool = False
+    is_exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class TaskLost:
     error: Callable[[], Exception]
     rows: RowRange | None = None
     held_bytes: int = 0
-    was_alone: bool = False
+    was_exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Backend(Protocol):
         """Start as many tasks as may run now."""
 
     def poll(self) -> Iterable[Event]:
-        """Return new events, after a short wait if there are none. Finished tasks have their receipts."""
+        """Return new events, or an empty list after a short wait. Finished tasks have their receipts."""
 
     def cancel(self) -> None:
         """Stop running tasks. Tasks that have finished get their receipts."""
@@ -129,8 +129,8 @@ class Retries:
         if lost.cause == "crash":
             crashed = replace(last, crashes=last.crashes + 1, rows=rows)
             return crashed if crashed.crashes < self.crashes else None
-        whole_machine = replace(last, held_bytes=lost.held_bytes, rows=rows, alone=True)
-        if not lost.was_alone:
+        whole_machine = replace(last, held_bytes=lost.held_bytes, rows=rows, is_exclusive=True)
+        if not lost.was_exclusive:
             return whole_machine
         if not self.splittable or last.parts == 0:
             return None
@@ -186,7 +186,7 @@ class TaskQueue:
         return self._waiting[0] if self._waiting else None
 
     def peek(self) -> Attempt | None:
-        """Return the next attempt, or None if there is none now. Tasks with receipts are skipped."""
+        """Return the next attempt, or None if none is ready. Tasks with receipts are skipped."""
         while not self._waiting and not self._is_exhausted:
             try:
                 task = next(self._tasks)
@@ -214,7 +214,7 @@ class TaskQueue:
         return len(self._waiting) + (0 if self._feed is None else self._feed.ready_count)
 
     def descriptors(self) -> list[int]:
-        """Return descriptors that become readable when another task is made, if there is none now."""
+        """Return descriptors that become readable when another task is made, if none is ready."""
         return [] if self._waiting or self._feed is None else self._feed.descriptors()
 
     @property
@@ -223,13 +223,13 @@ class TaskQueue:
 
     def put_back(self, event: TaskReturned) -> None:
         attempt, first = event.attempt, event.first
-        if event.alone and not any(waiting.alone for waiting in self._waiting):
-            attempt, first = replace(attempt, alone=True), True
+        if event.is_exclusive and not any(waiting.is_exclusive for waiting in self._waiting):
+            attempt, first = replace(attempt, is_exclusive=True), True
         self._progress.again(attempt.task.name)
         (self._waiting.appendleft if first else self._waiting.append)(attempt)
 
     def retry(self, lost: TaskLost) -> None:
-        """Queue the next attempt of a lost task; raise its error if there is none."""
+        """Queue the next attempt of a lost task; raise its error after the last one."""
         attempt = self._retries.next_attempt(lost)
         if attempt is None:
             raise lost.error()

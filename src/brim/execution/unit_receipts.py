@@ -128,7 +128,7 @@ class UnitJob:
         )
 
     def crash_lost(self, attempt: Attempt, code: int, output: str, rows: RowRange | None) -> TaskLost:
-        """Make the event for a worker process that died with an exit code. `output` is the end of what it printed."""
+        """Make the event for a worker process that died with an exit code. `output` is the end of its output."""
         from brim.execution.failures import crashed, exit_text
 
         reading = self.source.reading
@@ -139,7 +139,7 @@ class UnitJob:
 class UnitBackend(Backend, Protocol):
     """A backend for units; open while they are computed. `ahead` units are made before they are requested."""
 
-    ahead: int
+    prefetch_count: int
     most_workers: int
     peak_bytes: int
 
@@ -156,8 +156,8 @@ class UnitBackend(Backend, Protocol):
 class UnitFeed:
     """A thread that makes the units of a source, a few ahead. Closing it ends the thread, whatever the source does."""
 
-    def __init__(self, units: Iterator[Unit], look_ahead: int) -> None:
-        self._units, self._look_ahead = units, max(look_ahead, 1)
+    def __init__(self, units: Iterator[Unit], prefetch_count: int) -> None:
+        self._units, self._prefetch_count = units, max(prefetch_count, 1)
         self._ready: deque[Unit] = deque()
         self._changed = threading.Condition()
         self._is_closed = self._is_over = False
@@ -172,7 +172,7 @@ class UnitFeed:
         try:
             for unit in self._units:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._is_closed or len(self._ready) < self._look_ahead)
+                    self._changed.wait_for(lambda: self._is_closed or len(self._ready) < self._prefetch_count)
                     if self._is_closed:
                         return
                     self._ready.append(unit)
@@ -385,7 +385,7 @@ class ReceiptWriter:
         return [TaskDone(result) for _, result in units]
 
     def close(self) -> None:
-        """Record what was added, and end the thread."""
+        """Record the added units, and end the thread."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -422,7 +422,8 @@ def compute_units(job: UnitJob, make_backend: Callable[[UnitJob, UnitReceipts], 
             job.progress.start(job.name, (source.total_bytes or 0) // job.part_count, 0, job.limit_bytes)
             align = job.step.batch_rows or 1
             units = source.units(align, indices=job.step.indices, spool=spool, skip=receipts.has_receipt)
-            unit_feed = UnitFeed((unit for unit in units if unit.number % job.part_count == job.part), backend.ahead)
+            own_units = (unit for unit in units if unit.number % job.part_count == job.part)
+            unit_feed = UnitFeed(own_units, backend.prefetch_count)
             tasks = (None if unit is None else Task(f"unit {unit.number}", unit.bytes, unit) for unit in unit_feed)
             queue = TaskQueue(tasks, receipts, job.progress, Retries(_CRASHES, job.step.splittable), unit_feed)
             try:

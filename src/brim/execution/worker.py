@@ -71,7 +71,10 @@ def _open_log(start: Any) -> str:
 
 def _run_job(connection: Connection, path: Path) -> str | None:
     """Compute the units of a job; return the setup of the next job with the same work, if there is one."""
-    _redirect_streams()
+    # The output of the user's function goes to the log, its input is empty, and the parent handles Ctrl-C.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Imported here, because the process must first be bound to its parent.
     from brim.execution.worker_messages import JobEnd, JobStart, WorkerReady
     from brim.memory.meter import process_bytes
@@ -582,14 +585,6 @@ def _kill_children() -> None:
             os.kill(pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
-
-
-def _redirect_streams() -> None:
-    """Send what the user's function prints to the log, and give it nothing to read. The parent handles Ctrl-C."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

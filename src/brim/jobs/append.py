@@ -124,7 +124,7 @@ def find_base(
 
 def _interrupted_append(ledger: Ledger | None) -> tuple[Sequence[Mapping[str, Any]], dict[str, int]] | None:
     """Return the parts that existed before an unfinished append of this ledger, and their shards per split."""
-    if ledger is None or ledger.job is None or ledger.done or "parts" not in ledger.job.facts:
+    if ledger is None or ledger.job is None or ledger.is_finished or "parts" not in ledger.job.facts:
         return None
     parts = ledger.job.facts["parts"][:-1]
     counts: dict[str, int] = {}
@@ -227,7 +227,7 @@ class AppendedShards(ShardSet):
 
     @property
     def existing_receipts(self) -> Sequence[Receipt]:
-        """The receipts of the existing shards as those of this job, under the names that they shall have."""
+        """The receipts of the existing shards as those of this job, under their new names."""
         job = self.fingerprint[:16]
         return [replace(receipt, name=name, job=job) for name, receipt in self._existing.items()]
 

@@ -179,7 +179,7 @@ class BuildPlan(Described):
         raise_unfit(self.plan.table, self.options.strict)
 
     def run(self, progress: Progress | bool | None = None) -> BuildResult:
-        """Build what is missing at the destination."""
+        """Build the missing shards at the destination."""
         self.check()
         return self._job().run(self.watch(progress))
 

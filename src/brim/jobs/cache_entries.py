@@ -117,7 +117,7 @@ def open_cache(home: Path, name: str, about: dict[str, Any], *, adopts: bool = F
     try:
         if adopts and not folder.exists():
             pattern = f"{name.partition('-')[0]}-*"
-            similar = [path for path in home.glob(pattern) if not Ledger(path / UNITS).done]
+            similar = [path for path in home.glob(pattern) if not Ledger(path / UNITS).is_finished]
             with suppress(FileNotFoundError):  # another process has renamed it
                 latest = max(similar, key=lambda path: path.stat().st_mtime, default=None)
                 if latest is not None:
@@ -148,13 +148,15 @@ def list_caches(home: Path) -> list[CacheEntry]:
     for folder in sorted(home.iterdir()) if home.is_dir() else []:
         if not (folder / _ABOUT).is_file():
             continue  # not an entry of brim
-        about, ledger = _read_about(folder), _entry_ledger(folder)
+        # The ledger of the finished result if there is one, otherwise that of the units.
+        about, units, ledger = _read_about(folder), Ledger(folder / UNITS), Ledger(folder)
+        ledger = ledger if ledger.is_finished else units
         entries.append(
             CacheEntry(
                 folder,
                 sum(map(_file_size, folder.rglob("*"))),
                 (folder / _ABOUT).stat().st_mtime,
-                ledger.done,
+                ledger.is_finished,
                 str(about.get("what", "?")),
                 str(about.get("source", "?")),
                 sum(receipt.rows for receipt in ledger.receipts.values()),
@@ -190,12 +192,6 @@ def remove_folder(folder: Path) -> bool:
     except OSError as error:
         raise InputError(f"The cache {str(folder)!r} cannot be removed: {reason(error)}.") from error
     return True
-
-
-def _entry_ledger(folder: Path) -> Ledger:
-    """Return the ledger of the finished result if there is one, otherwise that of the units."""
-    units, result = Ledger(folder / UNITS), Ledger(folder)
-    return result if result.done else units
 
 
 def _read_about(folder: Path) -> dict[str, Any]:

@@ -131,8 +131,8 @@ class ComputeRun:
         if existing.manifests is None:
             return
         published, ledger, settings = b"".join(existing.manifests), self._run.ledger, self._settings
-        job, own = Ledger.of(published).job, ledger.job
-        is_unfinished = own is not None and not ledger.done
+        job, own = Ledger.from_bytes(published).job, ledger.job
+        is_unfinished = own is not None and not ledger.is_finished
         fingerprints = {self._plan.fingerprint, *([] if own is None else [own.fingerprint])}
         if job is not None and job.fingerprint not in fingerprints and not (settings.fresh or is_unfinished):
             raise other_job_error("another dataset", job, self._plan.facts, _OTHER_HINT)
@@ -145,7 +145,7 @@ class ComputeRun:
         """Return whether the job was finished before, its files exist, and its source has not changed."""
         ledger, receipts = self._run.ledger, self._run.ledger.receipts
         is_same = ledger.job is not None and ledger.job.fingerprint == self._plan.fingerprint
-        if self._settings.fresh or not is_same or not ledger.done or ledger.damaged:
+        if self._settings.fresh or not is_same or not ledger.is_finished or ledger.damaged:
             return False
         if self._paths.file_names and not receipts:
             return False
@@ -156,7 +156,7 @@ class ComputeRun:
         recorded, stamp = ledger.source, self._plan.source.stamp
         if not stamp or (recorded is not None and recorded.stamp == stamp):
             return True
-        if recorded is None or self._destination.is_in_place:  # the units of a cache are compared one by one
+        if recorded is None or self._destination.is_in_place:  # the units of a cache are compared individually
             return False
         comparison = self._compare(dict(enumerate(recorded.units)))
         if comparison.changed or comparison.units != len(recorded.units):
@@ -191,7 +191,7 @@ class ComputeRun:
             if changed and all_units:
                 for receipt in receipts.values():
                     units.forget(receipt.name)
-                units.begin(units.job)
+                units.start_job(units.job)
             else:
                 unchanged = [
                     replace(receipts[number], mtimes=comparison.dates[number])
@@ -205,7 +205,7 @@ class ComputeRun:
     def _was_removed(self) -> bool:
         """Return whether all files of a finished result on this machine were removed."""
         ledger, root = self._run.ledger, self._paths.root
-        if not ledger.done or not root.is_local or self._destination.is_in_place:
+        if not ledger.is_finished or not root.is_local or self._destination.is_in_place:
             return False
         return not any((root.path / name).exists() for name in ledger.receipts)
 
@@ -350,7 +350,7 @@ def open_units(
         if finished.job is not None and is_other and not fresh and not was_removed:
             raise other_job_error("another dataset", finished.job, plan.facts, _OTHER_HINT)
         folder.mkdir(exist_ok=True)
-        units.begin(JobRecord(plan.fingerprint, plan.facts, job_versions()))
+        units.start_job(JobRecord(plan.fingerprint, plan.facts, job_versions()))
     elif units.job.fingerprint != plan.fingerprint:
         _adopt(units, units.job, plan, settings.keep_done)
     return units
@@ -367,7 +367,7 @@ def _adopt(units: Ledger, job: JobRecord, plan: ComputePlan, keep_done: bool) ->
     receipts = [replace(receipt, job=plan.fingerprint[:16]) for receipt in units.receipts.values()]
     names = ["types", *(f"bad {kind} {receipt.name}" for kind in ("rows", "batches") for receipt in receipts)]
     notes, source = {name: units.recall(name) for name in names}, units.source
-    units.begin(JobRecord(plan.fingerprint, plan.facts, job_versions()))
+    units.start_job(JobRecord(plan.fingerprint, plan.facts, job_versions()))
     if source is not None:
         units.record_source(source)
     for name, note in notes.items():

@@ -36,7 +36,7 @@ class Run:
 class Existing:
     """The files at a destination. `manifests` is None where only the ledger of this machine knows the receipts.
 
-    `names` are all files where shards belong. `is_unfinished`: the card says that a build has not finished, so that
+    `names` are all files where shards belong. `is_unfinished`: the card marks the build as unfinished, so that
     shards may exist which no manifest names.
     """
 
@@ -83,7 +83,7 @@ class Destination:
     Methods are called by one thread, `upload` by several.
     """
 
-    is_staged = False  # uploads expire unless they are published; until then readers keep what they have
+    is_staged = False  # uploads expire unless they are published; until then readers see the old content
     is_in_place = False  # results are computed where they stay
     paths: DestinationPaths
 

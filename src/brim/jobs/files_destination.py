@@ -105,7 +105,7 @@ class FilesDestination(Destination):
         return [data for data in contents if data is not None]
 
     def _is_unfinished(self) -> bool:
-        """Return whether the card says that a build has not finished; single files have none."""
+        """Return whether the card marks the build as unfinished; single files have no card."""
         return not self.paths.has_card or UNFINISHED.encode() in (self._read_card_bytes() or b"")
 
     def manifest_name(self, split: str) -> str | None:
@@ -321,7 +321,7 @@ class FilesDestination(Destination):
         return f"the bucket lists {shards} with the {version} recorded at the upload"
 
     def _is_listed(self, receipt: Receipt) -> bool:
-        """Some stores list an ETag that differs from the one in their answers: then the answer counts."""
+        """Return whether a shard is listed. If a store lists another ETag than its object has, the latter counts."""
         listed = (self._files or {}).get(receipt.name)
         if listed is None or self._is_same(listed, receipt):
             return listed is not None

@@ -2,8 +2,8 @@
 
 Up to a hundred shards are published by one commit with all pointers, the card and the deletions. For more, brim opens a
 pull request, fills it in groups and merges it at the end. Readers see the old version or the new one. The state of the
-repository decides what is left to do (storage/hub_commits.py), so a killed run needs to remember only the number of its
-pull request.
+repository determines the remaining work (storage/hub_commits.py), so a killed run only has to remember the number of
+its pull request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from brim.jobs.destination_paths import DestinationPaths
 from brim.jobs.manifest import DatasetCard
 from brim.jobs.publish_options import PublishOptions
 from brim.records import dataclass
-from brim.state.ledger import Piece, Receipt
+from brim.state.ledger import Receipt, StoredFile
 from brim.state.retry import interruptible
 from brim.storage import hub_private
 from brim.storage.destination_address import MANIFESTS
@@ -47,7 +47,7 @@ from brim.storage.upload_content import UploadWatcher
 from brim.storage.xet import XET_BYTES, XetUnavailableError
 
 _CONNECT_S = 10.0
-_ONE_BYTE = Piece("check", 1, hashlib.sha256(b"\0").hexdigest())
+_ONE_BYTE = StoredFile("check", 1, hashlib.sha256(b"\0").hexdigest())
 # The Hub asks for about 100 files per commit, limits commits per hour, and removes uploaded objects after about 20
 # hours if no commit names them.
 ONE_COMMIT_SHARDS = 100
@@ -132,7 +132,7 @@ class HubDestination(Destination):
     # Existing files
 
     def read_existing(self) -> Existing:
-        """Read the files of a config. Without a token or a repository, there are none."""
+        """Read the files of a config; an empty list without a token or a repository."""
         with self._session(), explain_hub_errors(self._repo, started=False):
             self.client = HubClient(self._location, self.options.token)
             if not self.client.token or self.client.visibility() is None:
@@ -231,7 +231,7 @@ class HubDestination(Destination):
         self._pull = self.client.snapshot(f"refs/pr/{number}")
 
     def _choose_upload(self, token: str, budget: UploadBudget) -> HubUpload:
-        """A changed shard is mostly known to the Hub: Xet, if it is available and fits, sends only new chunks."""
+        """Prefer Xet for changed shards, of which the Hub knows most chunks, if it is available and fits."""
         is_required = self.options.upload_with == "xet"
         is_useful = self.options.upload_with == "auto" and self._updates and bool(self._shard_names(self._snapshots[0]))
         if is_required or is_useful:
@@ -252,9 +252,9 @@ class HubDestination(Destination):
         return [snapshot for snapshot in (self._base, self._pull) if snapshot is not None]
 
     def has_receipt(self, receipt: Receipt) -> bool:
-        return not self._run.ledger.is_damaged(receipt) and self._contains(receipt.piece)
+        return not self._run.ledger.is_damaged(receipt) and self._contains(receipt.stored_file)
 
-    def _contains(self, shard: Piece) -> bool:
+    def _contains(self, shard: StoredFile) -> bool:
         return any(snapshot.contains(shard) for snapshot in self._snapshots)
 
     def has_content(self, receipt: Receipt) -> bool:
@@ -286,7 +286,7 @@ class HubDestination(Destination):
     def start(self, title: str, missing: int, card: DatasetCard) -> None:
         base = self._snapshots[0]
         with self._explain_errors():
-            self._card_bytes(base, card, final=True)  # what it cannot contain is an error now, not after the uploads
+            self._card_bytes(base, card, final=True)  # an invalid card is an error now, not after the uploads
         self._is_started = True
         self._title = title
         with self._explain_errors():
@@ -304,14 +304,14 @@ class HubDestination(Destination):
         number = self.client.find_pull(self._mark)  # an earlier answer may have been lost
         if number is None:
             title = f"{(self.options.commit_message or self._title)[:_TITLE_CHARACTERS]} [{self._mark}]"
-            end = "" if self.options.create_pr else " and merges it when everything is there"
+            end = "" if self.options.create_pr else " and merges it when everything is uploaded"
             description = f"Opened by brim, which fills it in groups{end}."
             retry = hub_tries()
             while number is None:
                 try:
                     number = self.client.open_pull(title, description)
                 except Exception as error:
-                    if not retry.again(error):
+                    if not retry.wait_to_retry(error):
                         raise
                     number = self.client.find_pull(self._mark)
         self._use_pull_request(number)
@@ -328,7 +328,7 @@ class HubDestination(Destination):
         except UploadsMissing as missing:
             raise UploadsExpired(missing.names) from missing
 
-    def _add_shards(self, revision: str, shards: Sequence[Piece]) -> Snapshot | None:
+    def _add_shards(self, revision: str, shards: Sequence[StoredFile]) -> Snapshot | None:
         """Commit those of the shards that a revision lacks, in groups."""
         snapshot = None
         for start in range(0, len(shards), GROUP_SHARDS):
@@ -338,11 +338,11 @@ class HubDestination(Destination):
 
     def checkpoint(self, receipts: Sequence[Receipt]) -> None:
         """Commit uploads in full groups, or all of them before they expire: the Hub counts commits."""
-        waiting = sorted((r for r in receipts if not self._contains(r.piece)), key=lambda receipt: receipt.name)
+        waiting = sorted((r for r in receipts if not self._contains(r.stored_file)), key=lambda receipt: receipt.name)
         age_s = time.time() - min((receipt.staged_at for receipt in waiting), default=time.time())
         if not waiting or (len(waiting) < GROUP_SHARDS and age_s < GROUP_S):
             return
-        shards = [receipt.piece for receipt in waiting]
+        shards = [receipt.stored_file for receipt in waiting]
         shards = shards[: len(shards) // GROUP_SHARDS * GROUP_SHARDS] or shards
         with self._explain_errors():
             if self.options.commit_as_you_go:
@@ -353,13 +353,13 @@ class HubDestination(Destination):
                     self._remember_pull_request()
                 self._fill_pull_request(shards)
 
-    def _fill_pull_request(self, shards: Sequence[Piece]) -> None:
+    def _fill_pull_request(self, shards: Sequence[StoredFile]) -> None:
         missing = [shard for shard in shards if self._pull is None or not self._pull.contains(shard)]
         self._pull = self._add_shards(f"refs/pr/{self.pull_request}", missing) or self._pull
 
     def publish(self, publication: Publication) -> str:
         self._is_started = True
-        shards = [receipt.piece for receipt in publication.receipts]
+        shards = [receipt.stored_file for receipt in publication.receipts]
         target = self._location.revision
         with self._explain_errors():
             if self.pull_request:
@@ -403,14 +403,9 @@ class HubDestination(Destination):
             base = snapshot if is_target else self.client.snapshot(self._location.revision)
             self._check_base(base, publication)
             contents = {CARD: self._card_bytes(base, publication.card, final=True), **publication.manifests}
-            deletions = [
-                hub_private.deletion(name) for name in self._removed_names(publication) if name in snapshot.tree
-            ]
-            return [
-                *pointers(snapshot, (r.piece for r in publication.receipts)),
-                *deletions,
-                *texts(snapshot, contents),
-            ]
+            removed = [name for name in self._removed_names(publication) if name in snapshot.tree]
+            added = pointers(snapshot, (r.stored_file for r in publication.receipts))
+            return [*added, *map(hub_private.deletion, removed), *texts(snapshot, contents)]
 
         message = self.options.commit_message or "Publish with brim"
         return self._commit(revision, operations, message, self.options.description)
@@ -421,7 +416,7 @@ class HubDestination(Destination):
             return
         names = set(self._shard_names(base))
         for receipts in (publication.base, publication.receipts):
-            if names == {receipt.name for receipt in receipts} and all(base.contains(r.piece) for r in receipts):
+            if names == {receipt.name for receipt in receipts} and all(base.contains(r.stored_file) for r in receipts):
                 return
         if self.pull_request:
             self.client.set_pull_status(self.pull_request, "closed")
@@ -447,7 +442,7 @@ class HubDestination(Destination):
 
     def _verify(self, publication: Publication, revision: str) -> str:
         snapshot = self.client.snapshot(revision)
-        wrong = [receipt.name for receipt in publication.receipts if not snapshot.contains(receipt.piece)]
+        wrong = [receipt.name for receipt in publication.receipts if not snapshot.contains(receipt.stored_file)]
         wrong += [name for name in self._removed_names(publication) if name in snapshot.tree]
         if wrong:
             raise DestinationUnavailableError(

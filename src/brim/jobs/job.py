@@ -4,7 +4,7 @@
 
 A build has no units: its shards are packaged while they are uploaded. A part of a saved plan is the same job with
 another scope. A file is durable before its receipt, and a receipt before anything depends on it; so a job that is run
-again after an interruption does what is missing and nothing else.
+again after an interruption does only the missing work.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Job:
     def run(
         self, progress: Progress | None = None, scope: Scope = WHOLE_JOB, shards: ShardSet | None = None
     ) -> BuildResult:
-        """Do what is missing; a computed job returns a MapResult. `shards` are those of a plan whose source moved."""
+        """Do the missing work; a computed job returns a MapResult. `shards` are those of a plan whose source moved."""
         progress = progress or Progress()
         if self.limit.warning and self.settings.engine == "local":
             progress.note(self.limit.warning)
@@ -127,8 +127,10 @@ class Job:
                 with self._lock(progress, scope) as run:
                     destination = open_destination(self.paths, self.settings, run, scope.names)
                     return ComputeRun(self, run, destination, cluster).run(scope)
-            if cluster is not None:  # what a node cannot do is an error before anything is made
-                self._check_cluster_memory()
+            if cluster is not None:  # work that does not fit a node is an error before anything is made
+                from brim.execution.ray_backend import check_memory
+
+                check_memory(self.task_bytes(0 if self.forecast is None else self.forecast.worker), self.limit.bytes)
             with self._lock(progress, scope) as run:
                 destination = open_destination(self.paths, self.settings, run, scope.names)
                 if self.settings.append:
@@ -190,11 +192,6 @@ class Job:
         workers = 1 if self.paths.file_names else min(usable_cores() + 1, _MOST_UPLOADS)
         return UploadBudget(max(self.limit.bytes - tree_bytes(), 0), workers, self.limit.asked_for)
 
-    def _check_cluster_memory(self) -> None:
-        from brim.execution.ray_backend import check_memory
-
-        check_memory(self.task_bytes(0 if self.forecast is None else self.forecast.worker), self.limit.bytes)
-
     def task_bytes(self, shard_bytes: int) -> int:
         """Return the memory of a Ray task that makes and uploads a shard."""
         from brim.execution.ray_backend import INTERPRETER_BYTES
@@ -225,7 +222,7 @@ class Job:
 
 
 class Delivery:
-    """Bring a destination to the state of a shard set: reconcile → upload → publish.
+    """Make a destination equal to a shard set: reconcile → upload → publish.
 
     `requirements` are those of the nodes that upload; without them, threads of this process do.
     """
@@ -309,7 +306,7 @@ class Delivery:
         missing = self._rules.missing_shards(workers, limit_bytes)
         if missing:
             self._scope.check_missing(missing)
-        if missing or not (ledger.done or self._scope.is_part):
+        if missing or not (ledger.is_finished or self._scope.is_part):
             self._rules.check_space(missing)
             existing = {name for name, receipt in ledger.receipts.items() if destination.has_receipt(receipt)}
             unnamed = len({shard.name for shard in missing} | (shards.names - existing))

@@ -100,7 +100,7 @@ def _new_claim(paths: DestinationPaths, fresh: bool) -> str:
     if not existing or existing == claim or fresh:
         return claim if existing != claim else ""
     ledger = Ledger(paths.ledger_dir)
-    if Ledger(paths.units_dir).job is not None or (ledger.job is not None and not ledger.done):
+    if Ledger(paths.units_dir).job is not None or (ledger.job is not None and not ledger.is_finished):
         raise InputError(
             f"The state folder {str(paths.state_dir)!r} belongs to an unfinished job for "
             f"{existing.splitlines()[-1]!r}, and this one is for {str(paths.location)!r}.",

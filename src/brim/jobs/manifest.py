@@ -1,4 +1,4 @@
-"""What is published next to the shards: the dataset card, and per split a manifest, its ledger."""
+"""Make the files that are published next to the shards: the dataset card, and per split a manifest, its ledger."""
 
 from __future__ import annotations
 

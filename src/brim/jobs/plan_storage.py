@@ -373,7 +373,7 @@ class BucketReceipts(PartReceipts):
             open_storage(self._address).put_bytes(f"{part.folder}/{LEDGER}", data)
 
     def ledger(self, part: Part) -> Ledger:
-        return Ledger.of(self._read(part) or b"")
+        return Ledger.from_bytes(self._read(part) or b"")
 
     @contextmanager
     def part(self, part: Part) -> Iterator[Path]:

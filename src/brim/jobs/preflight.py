@@ -167,7 +167,7 @@ def check_settings(command: str, settings: JobSettings, location: Location | Non
     if settings.keep_done and command != "map":
         raise InputError(f"--keep-done can only be used with brim map, not with {command}.")
     if settings.update and command != "build":
-        raise InputError(f"--update can only be used with brim build; {command} always keeps what is unchanged.")
+        raise InputError(f"--update can only be used with brim build; {command} always keeps unchanged results.")
     if settings.append and command not in ("build", "select"):
         raise InputError(f"--append can only be used with brim build and brim select, not with {command}.")
     if location is None or location.is_repository:

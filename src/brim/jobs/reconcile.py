@@ -1,4 +1,4 @@
-"""Compare the ledger, the destination and the requested shards: what may be replaced, what is missing, what is reused.
+"""Compare the ledger, the destination and the requested shards: which may be replaced, are missing, or are reused.
 
 The destination is the truth. The ledger of this machine counts only while a job is unfinished. Everything that is
 refused is refused before anything changes at the destination.
@@ -25,9 +25,7 @@ from brim.state.ledger import JobRecord, Ledger, Receipt, job_versions
 from brim.state.retry import interrupted_by
 
 STAGED_S = 12 * 3600  # an upload that is not committed counts so long
-_REPLACE_HINT = (
-    "Use --update to bring it up to date (unchanged shards are kept), --fresh to start over, or another destination."
-)
+_REPLACE_HINT = "Use --update to update it (unchanged shards are kept), --fresh to start over, or another destination."
 
 
 class Scope:
@@ -93,11 +91,11 @@ class Reconciliation:
         """
         ledger, manifests = self._ledger, existing.manifests
         if self._base is not None:
-            jobs = (Ledger.of(data).job for data in manifests or ())
+            jobs = (Ledger.from_bytes(data).job for data in manifests or ())
             if any(job is not None and job.fingerprint not in {*base_jobs, self._shards.fingerprint} for job in jobs):
                 raise DestinationChanged
         if self._scope.is_part:
-            published = Ledger.of(b"".join(manifests or ()))
+            published = Ledger.from_bytes(b"".join(manifests or ()))
             ledger.add_names(published.names)
             is_staged = self._destination.is_staged
             if published.job is not None and not (is_staged and self._updates):
@@ -111,10 +109,10 @@ class Reconciliation:
         ledger.add_names(ledger.planned_names(existing.names))
 
     def start(self, existing: Existing, card: Any) -> None:
-        """Refuse what must not be replaced; then record the job. `card` is the card without receipts."""
+        """Refuse to replace foreign or finished results; then record the job. `card` is the card without receipts."""
         ledger, destination = self._ledger, self._destination
         receipts = [*self._shards.existing_receipts, *self._scope.receipts_of_parts(ledger)]
-        was_removed = ledger.done and not destination.is_staged and not existing.names
+        was_removed = ledger.is_finished and not destination.is_staged and not existing.names
         if ledger.job is not None and not (self._fresh or self._updates or was_removed):
             self._refuse_other_job(ledger.job, _REPLACE_HINT)
         self.foreign = self._foreign_files(existing)
@@ -129,7 +127,7 @@ class Reconciliation:
         if self._is_new:
             shards = self._shards
             record = JobRecord(shards.fingerprint, shards.facts, job_versions(), shards.skipped_files)
-            ledger.begin(record, shards.names)
+            ledger.start_job(record, shards.names)
         ledger.add_all(receipt for receipt in receipts if ledger.receipts.get(receipt.name) != receipt)
 
     def _refuse_other_job(self, job: JobRecord, hint: str) -> None:
@@ -152,7 +150,7 @@ class Reconciliation:
         return frozenset(foreign)
 
     def _check_space_for_job(self, existing: Sequence[Receipt]) -> None:
-        """Refuse a job whose new shards do not fit, after what is kept and what --fresh removes."""
+        """Refuse a job whose new shards do not fit next to the kept ones, after --fresh removed others."""
         shards, free = self._shards.shards, self._destination.free_bytes()
         if free is None or self._shards.is_linked or self._shards.size(shards) <= free:
             return
@@ -188,7 +186,9 @@ class Reconciliation:
         own = self._scope.names
         for shard, mtimes in self._shards.with_mtimes(s for s in self._shards.shards if own is None or s.name in own):
             receipt = ledger.receipts.get(shard.name)
-            if receipt is None or receipt.job != self._job or self._is_other_content(shard, receipt):
+            sha256 = self._shards.known_sha256(shard)  # of rows that were computed again: a function may be random
+            is_other = receipt is not None and sha256 is not None and sha256 != receipt.sha256
+            if receipt is None or receipt.job != self._job or is_other:
                 missing.append(shard)
             elif ledger.is_damaged(receipt):
                 self._progress.note(f"{shard.name}: brim verify found that it is damaged, so it is written again")
@@ -202,11 +202,6 @@ class Reconciliation:
         if doubtful:
             missing += self._compare(doubtful, workers, limit_bytes)
         return sorted(missing, key=lambda shard: shard.start)
-
-    def _is_other_content(self, shard: Shard, receipt: Receipt) -> bool:
-        """Return whether rows that were computed again differ: a function may be random."""
-        sha256 = self._shards.known_sha256(shard)
-        return sha256 is not None and sha256 != receipt.sha256
 
     def _exists(self, receipt: Receipt) -> bool:
         destination = self._destination
@@ -308,7 +303,7 @@ def refuse_foreign_in_folder(existing: Existing, ledger: Ledger) -> None:
 
     Not while a job is unfinished or a line is damaged: then files may be shards whose receipts are missing.
     """
-    if existing.manifests is None and (ledger.job is None or (ledger.done and not ledger.broken)):
+    if existing.manifests is None and (ledger.job is None or (ledger.is_finished and not ledger.broken)):
         refuse_foreign_files([name for name in existing.names if name not in ledger.names], is_staged=False)
 
 

@@ -55,7 +55,7 @@ class BuildResult(Result):
 
     @property
     def place(self) -> str:
-        """The destination, and on the Hub who can see it."""
+        """The destination, and the visibility of a Hub repository."""
         return f"{self.destination} ({self.visibility})" if self.visibility else self.destination
 
     @property
@@ -149,7 +149,7 @@ class MapResult(BuildResult):
         return {**values, **self.counts, "quarantine": self.quarantine}
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return what was computed, for people."""
+        """Return the result as text lines."""
         stats, units = self.stats, self.units
         contents = f"{plural(self.rows, 'row')}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}"
         lines = [("destination", self.place), ("contents", contents)]
@@ -201,7 +201,7 @@ class PartResult(Result):
         return [("next step", f"{self.next}{last}")]
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return what was done, and the next command, for people."""
+        """Return the result and the next command as text lines."""
         noun, verb, preposition = ("units", "computed", "for") if self.of_units else ("shards", "written", "at")
         unchanged = f", {self.kept:,} kept" if self.kept else ""
         return [
@@ -277,7 +277,11 @@ def next_steps(
 ) -> tuple[tuple[str, str], ...]:
     """Return labels and commands for a finished job: how to load the result, and how to verify it."""
     if is_file:
-        return () if is_object_address(destination) else (("load", load_vectors(destination)),)
+        # An expression that opens a file of vectors without loading it.
+        load = f"brim.open_tensors({destination!r})"
+        if destination.endswith(".parquet"):
+            load = f"datasets.load_dataset('parquet', data_files={destination!r})"
+        return () if is_object_address(destination) else (("load", load),)
     suffix = Path(receipts[0].name).suffix if receipts else ""
     command = ["brim", "verify", destination]
     command += ["--state-dir", str(state_dir)] if state_dir else []
@@ -293,13 +297,6 @@ def next_steps(
     header = Path(destination) / Path(tokens).with_suffix(".json")
     dtype = f"json.load(open({str(header)!r}))['dtype']"
     return ("load", f"numpy.memmap({str(Path(destination) / tokens)!r}, {dtype}, 'r')"), verify
-
-
-def load_vectors(path: str) -> str:
-    """Return the Python expression that opens a file of vectors without loading it."""
-    if path.endswith(".parquet"):
-        return f"datasets.load_dataset('parquet', data_files={path!r})"
-    return f"brim.open_tensors({path!r})"
 
 
 def load_dataset(

@@ -118,7 +118,7 @@ class SavedPlan(Described, Generic[R]):
         return shlex.join(["brim", self._command, "--plan", self.place.shown, *options])
 
     def part(self, part: Part | str, progress: Progress | bool | None = None) -> PartResult:
-        """Do what is missing of a part: "3/100" is the third of a hundred."""
+        """Do the missing work of a part: "3/100" is the third of a hundred."""
         part = parse_part(part) if isinstance(part, str) else part
         watched = self.watch(progress)
         with self.receipts.part(part) as folder:
@@ -131,7 +131,7 @@ class SavedPlan(Described, Generic[R]):
             return self._do_all(self.watch(progress), publish_only=True)
 
     def run(self, progress: Progress | bool | None = None) -> R:
-        """Do whatever is missing of all parts, and publish."""
+        """Do the missing work of all parts, and publish."""
         with self.receipts.locked():
             return self._do_all(self.watch(progress), publish_only=False)
 
@@ -140,7 +140,7 @@ class SavedPlan(Described, Generic[R]):
         """The progress of the plan. For a computed job, its shards are units."""
         count, receipts = self.receipts.count(), self.receipts.all(self._fingerprint)
         ledger = Ledger(self._ledger_dir)
-        is_finished = ledger.job is not None and ledger.job.fingerprint == self._fingerprint and ledger.done
+        is_finished = ledger.job is not None and ledger.job.fingerprint == self._fingerprint and ledger.is_finished
         missing_tasks = self._missing(receipts)
         missing = [] if count is None else self._parts_of(missing_tasks, count)
         is_missing = set(missing_tasks)
@@ -368,7 +368,7 @@ class _AllParts(Scope):
         self._saved, self._receipts, self._progress, self._publish_only = saved, receipts, progress, publish_only
 
     def receipts_of_parts(self, ledger: Ledger) -> list[Receipt]:
-        if ledger.done:
+        if ledger.is_finished:
             self._progress.note("this plan was finished before: checking that everything still exists")
         return [r for r in self._receipts.values() if self._saved.supersedes(r, ledger.receipts.get(r.name))]
 
@@ -453,7 +453,7 @@ class SavedComputation(SavedPlan[MapResult]):
     def _missing(self, receipts: Iterable[str]) -> list[int]:
         """Return the units that no part has computed; none if the job was finished before."""
         ledger = Ledger(self._ledger_dir)
-        if ledger.done and ledger.job is not None and ledger.job.fingerprint == self.plan.fingerprint:
+        if ledger.is_finished and ledger.job is not None and ledger.job.fingerprint == self.plan.fingerprint:
             return []
         computed = {int(Path(name).stem) for name in receipts if Path(name).stem.isdecimal()}
         return [number for number in range(self.plan.units) if number not in computed]
@@ -602,10 +602,8 @@ def load_job_plan(storage: PlanPlace) -> JobPlan:
     """Read a saved plan of map, tokenize or embed."""
     with storage.path.open("rb") as file:
         if file.read(len(PLAN_MAGIC)) == PLAN_MAGIC:
-            raise InputError(
-                f"{storage.shown!r} is a plan of brim build.",
-                hint=f"Run `brim build --plan {shlex.quote(storage.shown)}`.",
-            )
+            hint = f"Run `brim build --plan {shlex.quote(storage.shown)}`."
+            raise InputError(f"{storage.shown!r} is a plan of brim build.", hint=hint)
     try:
         values = json.loads(storage.path.read_text())
         if values.pop("kind") != JOB_PLAN or values.pop("version") != _VERSION:

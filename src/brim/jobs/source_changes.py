@@ -42,12 +42,12 @@ def unit_record(receipt: Receipt) -> UnitRecord:
 
 
 def source_record(source: RowSource, receipts: Iterable[Receipt]) -> SourceRecord | None:
-    """What a finished job remembers of its source; None where there is nothing that could be compared."""
+    """Return the record of a source for a finished job; None if the source cannot be compared."""
     return SourceRecord(source.stamp, tuple(map(unit_record, receipts))) if source.stamp else None
 
 
 def published_record(source: RowSource, record: SourceRecord | None) -> SourceRecord | None:
-    """The same without the dates of this machine's files. The ETags of objects are the same on every machine."""
+    """Return a record without the dates of local files. The ETags of objects are the same on every machine."""
     if record is None or (source.files is not None and source.files.bucket is not None):
         return record
     return SourceRecord("", tuple((key, "", content) for key, _, content in record.units))
@@ -56,7 +56,7 @@ def published_record(source: RowSource, record: SourceRecord | None) -> SourceRe
 def compare_units(
     source: RowSource, step: Step, records: Mapping[int, UnitRecord], spool: Path, progress: Progress, stop: Stop
 ) -> Comparison:
-    """Compare the units of a source with what is known of them. Units of which nothing is known are only counted."""
+    """Compare the units of a source with their records. Units without a record are only counted."""
     reading = source.reading if step.columns is None else replace(source.reading, columns=step.columns)
     comparison = Comparison()
 

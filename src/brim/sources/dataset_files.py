@@ -171,7 +171,7 @@ def _with_listings(dataset: DatasetFiles) -> DatasetFiles:
             with explain_errors(dataset.storage.location, "read"):
                 data = dataset.storage.read(name)
             records = list(records_of(io.BytesIO(data or b"")))
-            ledger = Ledger.of(b"".join(record_line(record) for record in records if record["type"] != LISTING))
+            ledger = Ledger.from_bytes(b"".join(record_line(record) for record in records if record["type"] != LISTING))
             receipts |= ledger.receipts
             for record in records:
                 if record["type"] == LISTING:

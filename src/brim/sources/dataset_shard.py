@@ -39,7 +39,7 @@ class ContentColumn:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The same type without views, which pyarrow cannot take rows of."""
+    """Return the same type without views, of which pyarrow cannot take rows."""
     if pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_binary_view(kind):
@@ -63,7 +63,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def content_column(field: pa.Field) -> ContentColumn | None:
-    """What of an Arrow field is left where it lies; None for a column that is read."""
+    """Return the content of an Arrow field that stays in the shard; None for a column that is read."""
     kind, is_list = field.type, is_list_type(field.type)
     inner = kind.value_type if is_list else kind
     if pa.types.is_binary(inner) or pa.types.is_large_binary(inner):
@@ -131,7 +131,7 @@ class DatasetShard:
         raise ValueError(f"the column {column.name!r} has no bytes")
 
     def _nested(self, name: str, raw: Sequence[Leaf]) -> list[NestedLeaf]:
-        """The leaves of bytes inside of a column; none if it has something that is not taken apart."""
+        """Return the leaves of bytes inside of a column; none if a part of it cannot be split."""
         field, own = self.schema.field(name), [leaf for leaf in raw if leaf.path[0] == name]
         shapes = byte_leaves(field.type, field.nullable)
         if shapes is None or len(shapes) != len(own):
@@ -139,16 +139,16 @@ class DatasetShard:
         return [NestedLeaf(leaf, *shape) for leaf, shape in zip(own, shapes, strict=True)]
 
     def content_leaves(self, names: Iterable[str]) -> list[Leaf]:
-        """The leaves of some columns whose values are found and not read."""
+        """Return the leaves of some columns whose values are located, not read."""
         content = []
         for name in names:
             content += [self.leaf_of[name]] if name in self.leaf_of else [item.leaf for item in self.nested[name]]
         return content
 
     def small_leaves(self, names: Iterable[str]) -> list[int]:
-        """The numbers of the leaves of some columns, without those that hold bytes."""
-        listed = set(names)
-        return [leaf.number for leaf in self.leaf_list if leaf.path[0] in listed and leaf.number not in self._unlisted]
+        """Return the numbers of the leaves of some columns, without those with bytes."""
+        own = set(names)
+        return [leaf.number for leaf in self.leaf_list if leaf.path[0] in own and leaf.number not in self._unlisted]
 
     def all_leaves(self, names: Iterable[str]) -> list[int]:
         names_set = set(names)
@@ -168,7 +168,7 @@ class DatasetShard:
         return sum(int(self.meta(group, leaf)[6][1]) for group in groups for leaf in leaves)
 
     def ranges_of(self, leaves: Sequence[int], groups: Iterable[int] | None = None) -> list[tuple[int, int]]:
-        """Where the chunks of some leaves lie, in all row groups or in some."""
+        """Return the ranges of the chunks of some leaves, in all row groups or in some."""
         ranges = []
         for group in range(len(self.groups)) if groups is None else groups:
             for leaf in leaves:
@@ -178,13 +178,13 @@ class DatasetShard:
         return ranges
 
     def near(self, leaves: Sequence[int], groups: Sequence[int]) -> list[int]:
-        """The leaves that are fetched with some: all that are small, if that costs little but a request saved."""
+        """Return the leaves to fetch with some others: all small ones, if that costs few bytes and saves a request."""
         every = [leaf.number for leaf in self.leaf_list if leaf.number not in self._unlisted]
         few, whole = (sum(stop - start for start, stop in self.ranges_of(some, groups)) for some in (leaves, every))
         return every if whole <= max(2 * few, _NEAR_BYTES) else list(leaves)
 
     def bounds(self, source: Readable) -> list[dict[str, tuple[Any, Any]]]:
-        """Of each row group, the smallest and the largest value of the columns whose statistics tell."""
+        """Return the smallest and largest value of columns with statistics, for each row group."""
         bounds_by_group: list[dict[str, tuple[Any, Any]]] = []
         with pq.ParquetFile(FileView(source), pre_buffer=False) as parquet:
             for group in range(len(self.groups)):
@@ -218,9 +218,8 @@ class DatasetShard:
 
 
 def encrypted(file: DatasetFile, part: str) -> SourceError:
-    return SourceError(
-        f"{part} is encrypted, and brim has no key.", hint="Write it again without encryption.", path=file.shown
-    )
+    hint = "Write it again without encryption."
+    return SourceError(f"{part} is encrypted, and brim has no key.", hint=hint, path=file.shown)
 
 
 def broken(file: DatasetFile, error: BaseException) -> VerificationError:

@@ -104,25 +104,25 @@ def _repeated_key(values: list[Any]) -> str | None:
 
 
 def is_parseable(text: bytes) -> bool:
-    """Whether pyarrow's reader takes a block of text: it crashes where the first value is null."""
+    """Return whether pyarrow's reader takes a block of text: it crashes where the first value is null."""
     return _STARTS_WITH_NULL.match(text) is None
 
 
 def may_differ(text: bytes, table: pa.Table) -> bool:
-    """Whether a line may say something else than the table that pyarrow made of the text."""
+    """Return whether a line may say something else than the table that pyarrow made of the text."""
     if all(column.null_count for column in table.columns) and _NULL_LINE.search(text):
         return True
     return any(_has_large_float(chunk) for column in table.columns for chunk in column.chunks)
 
 
 def reaches(array: Any, limit: float) -> bool:
-    """Whether a number is as large as a limit, or as small as its negative."""
+    """Return whether a number is as large as a limit, or as small as its negative."""
     smallest, largest = pc.min_max(array).as_py().values()
     return largest is not None and (largest >= limit or smallest <= -limit)
 
 
 def _has_large_float(array: Any) -> bool:
-    """Whether a value may have been an integer that a float64 does not hold."""
+    """Return whether a value may have been an integer that a float64 does not hold."""
     kind = array.type
     if pa.types.is_floating(kind):
         return reaches(array, _EXACT_IN_FLOAT)
@@ -136,7 +136,7 @@ class InexactInteger(ValueError):
 
 
 def exact(value: Any, kind: pa.DataType) -> Any:
-    """The value with floats in place of integers where its type is a float; InexactInteger if that would change it."""
+    """Convert integers to floats where the type is a float; raise InexactInteger if that would change one."""
     if pa.types.is_floating(kind) and isinstance(value, int) and not isinstance(value, bool):
         try:
             converted = float(value)

@@ -15,7 +15,7 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def partition_values(name: str) -> dict[str, str | None]:
-    """The values in the folders of a file's name, which is relative to the source."""
+    """Return the values in the folders of a file's name, which is relative to the source."""
     values: dict[str, str | None] = {}
     for folder in name.split("/")[:-1]:
         key, equals, value = folder.partition("=")
@@ -25,7 +25,7 @@ def partition_values(name: str) -> dict[str, str | None]:
 
 
 def partition_fields(names: Iterable[str], existing: Iterable[str]) -> list[pa.Field]:
-    """The columns that folders add to those that are known, in the order in which they first appear."""
+    """Return the columns that folders add to existing ones, in the order in which they first appear."""
     values: dict[str, set[str]] = {}
     for name in names:
         for key, value in partition_values(name).items() if "=" in name else ():
@@ -45,6 +45,6 @@ def _type_of(values: set[str]) -> pa.DataType:
 
 
 def partition_array(name: str, field: pa.Field, rows: int) -> pa.Array:
-    """A column of the rows of one file. Files outside of such a folder have null."""
+    """Return the column for the rows of one file. Files outside of such a folder have null."""
     value = partition_values(name).get(field.name)
     return pa.repeat(pa.scalar(value, pa.string()).cast(field.type), rows)

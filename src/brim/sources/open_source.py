@@ -26,7 +26,7 @@ _PLAIN = "files"  # the recipe that takes a folder as it is
 
 
 def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileTable:
-    """A dataset, a BIDS folder, a folder of files, or a table that names files: whatever the path leads to."""
+    """Read the dataset, BIDS folder, folder of files, or table that names files at a path."""
     path = os.fspath(source)
     try:
         return _read(path, options)

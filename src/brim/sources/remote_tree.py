@@ -219,11 +219,8 @@ class ObjectTree(Tree):
 
     def expect(self, paths: Iterable[str]) -> None:
         infos = {path: info for path in dict.fromkeys(paths) if isinstance(info := self.find(path), FileInfo)}
-        files = [
-            self._file(path, info)
-            for path, info in infos.items()
-            if info.st_size <= _SMALL_BYTES and path not in self._contents
-        ]
+        small = [path for path, info in infos.items() if info.st_size <= _SMALL_BYTES and path not in self._contents]
+        files = [self._file(path, infos[path]) for path in small]
         if self._stream is not None:
             self._stream.close()
         ranges = (ByteRange(file.name, 0, file.size, file.version) for file in files)

@@ -85,10 +85,8 @@ class SmallColumns:
         leaf_ids = {number: all_shards[number].small_leaves(names) for number in {0, *by_shard}}
         if sum(all_shards[n].plain_bytes(leaf_ids[n], own_groups) for n, own_groups in by_shard.items()) > HELD_BYTES:
             return {}
-        self._shards.fetch(
-            by_shard,
-            lambda n: all_shards[n].ranges_of(all_shards[n].near(leaf_ids[n], by_shard[n]), by_shard[n]),
-        )
+        near = {number: all_shards[number].near(leaf_ids[number], own) for number, own in by_shard.items()}
+        self._shards.fetch(by_shard, lambda number: all_shards[number].ranges_of(near[number], by_shard[number]))
         (empty_table,) = self._tables(0, leaf_ids[0], [])
         for number, own in by_shard.items():
             for group, table in zip(own, self._tables(number, leaf_ids[number], own), strict=True):

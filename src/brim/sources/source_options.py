@@ -58,12 +58,12 @@ class SourceOptions(FileSourceOptions):
             yield (source, name, kind) if is_renamed else (column, None, kind)
 
     def selects(self) -> Callable[[str], bool]:
-        """A test for paths: matched by `include` if there is one, and not by `exclude`."""
+        """Return a test for paths: matched by `include` if it is set, and not by `exclude`."""
         include, exclude = _matcher(self.include), _matcher(self.exclude)
         return lambda path: (include is None or include(path)) and not (exclude is not None and exclude(path))
 
     def recipe(self) -> dict[str, Any]:
-        """What decides the rows, for the ledger."""
+        """Return the fingerprint inputs, for the ledger."""
         values = {name: value for name, value in asdict(self).items() if value and name not in _OF_THE_RUN}
         if self.bids != BidsOptions():
             values["bids"] = asdict(self.bids)
@@ -90,7 +90,7 @@ def check_split(name: str) -> None:
 
 
 def _matcher(globs: Iterable[str]) -> Callable[[str], bool] | None:
-    """Whether a relative path, or its last part, matches one of the globs. `*` crosses folders."""
+    """Return whether a relative path, or its last part, matches one of the globs. `*` crosses folders."""
     patterns = [re.compile(fnmatch.translate(glob)) for glob in globs]
     if not patterns:
         return None

@@ -248,10 +248,10 @@ def _merged_type(first: pa.DataType, second: pa.DataType, column: str) -> pa.Dat
         return second
     if pa.types.is_struct(first) and pa.types.is_struct(second):
         added = {field.name: field.type for field in second}
-        fields = [
-            field.with_type(_merged_type(field.type, added.pop(field.name, field.type), f"{column}.{field.name}"))
-            for field in first
-        ]
+        fields = []
+        for field in first:
+            kind = added.pop(field.name, field.type)
+            fields.append(field.with_type(_merged_type(field.type, kind, f"{column}.{field.name}")))
         return pa.struct(fields + [pa.field(name, kind) for name, kind in added.items()])
     if pa.types.is_list(first) and pa.types.is_list(second):
         return pa.list_(_merged_type(first.value_type, second.value_type, f"{column}[]"))

@@ -228,13 +228,7 @@ class ShardValues:
             cells = self.chunks.locate(group, leaf, rows, levels)
             value_of = np.cumsum(cells.definition == max_definition) - 1
             mask: Any = slice(None) if rows is None else np.isin(cells.rows, rows)
-            slots = _Slots(
-                cells,
-                cells.rows[mask],
-                cells.repetition[mask],
-                cells.definition[mask],
-                value_of[mask],
-            )
+            slots = _Slots(cells, cells.rows[mask], cells.repetition[mask], cells.definition[mask], value_of[mask])
             if np.count_nonzero(np.diff(slots.rows, prepend=-1)) != count:
                 raise ValueError("a column has other rows than its row group")
             yield slots
@@ -303,10 +297,8 @@ def fetch_chosen(shards: Sequence[ShardValues], stores: ValueStores) -> None:
     If a manifest lists the values of a shard, or a shard needs too much, nothing is fetched here.
     """
     remotes = [(s, s.chunks.source) for s in shards if isinstance(s.chunks.source, RemoteShard)]
-    indexed = [
-        (source, s.chunks.shard.index_ranges(s.chunks.shard.content_leaves(s.chunks.names))) for s, source in remotes
-    ]
-    fetch_together(indexed)
+    chunks = [(source, values.chunks) for values, source in remotes]
+    fetch_together([(source, c.shard.index_ranges(c.shard.content_leaves(c.names))) for source, c in chunks])
     remaining = COPIED_BYTES
     requests: list[tuple[RemoteShard, list[tuple[int, int]]]] = []
     bases: dict[RemoteShard, int] = {}

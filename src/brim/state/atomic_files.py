@@ -171,13 +171,13 @@ def _mounted_types(mounts: str) -> dict[str, str]:
     """Return the types of file systems by mount point; the last of several at one point hides the others."""
     try:
         with open(mounts, "rb") as file:  # psutil reads it too, and takes longer to import
-            lines = [line.split() for line in file]
+            lines = [entry.split() for entry in file]
     except FileNotFoundError:
         import psutil
 
         return {disk.mountpoint.rstrip("/"): disk.fstype for disk in psutil.disk_partitions(all=True)}
-    points = (re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line[1]) for line in lines)
-    return {os.fsdecode(point).rstrip("/"): os.fsdecode(line[2]) for point, line in zip(points, lines, strict=True)}
+    points = (re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), entry[1]) for entry in lines)
+    return {os.fsdecode(point).rstrip("/"): os.fsdecode(entry[2]) for point, entry in zip(points, lines, strict=True)}
 
 
 def reason(error: OSError) -> str:

@@ -28,7 +28,7 @@ from brim.state.record_log import RecordLog, broken_line, record_line, records_o
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StoredFile:
     """What a destination needs to know of a shard. `etag` is that of the object when it was uploaded."""
 
     name: str
@@ -54,8 +54,8 @@ class Receipt:
     source: str = ""  # of a unit: SHA-256 of the source bytes that it read
 
     @property
-    def piece(self) -> Piece:
-        return Piece(self.name, self.size, self.sha256, self.etag)
+    def stored_file(self) -> StoredFile:
+        return StoredFile(self.name, self.size, self.sha256, self.etag)
 
 
 Each = TypeVar("Each")
@@ -225,7 +225,7 @@ class Ledger:
         self.broken = 0
         try:
             self._read(self._log.replay())
-            self.broken = self._log.broken if self.done else 0
+            self.broken = self._log.broken if self.is_finished else 0
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:  # it belongs to another user, or is a folder
@@ -235,7 +235,7 @@ class Ledger:
             ) from error
 
     @classmethod
-    def of(cls, data: bytes) -> Ledger:
+    def from_bytes(cls, data: bytes) -> Ledger:
         """Return a ledger for reading from the bytes of a manifest."""
         ledger = cls(Path(os.devnull))
         ledger._read(records_of(io.BytesIO(data)))
@@ -244,7 +244,7 @@ class Ledger:
 
     def _read(self, records: Iterable[dict[str, Any]]) -> None:
         self.job: JobRecord | None = None
-        self.done = self.finished_unsynced = False
+        self.is_finished = self.finished_unsynced = False
         self.unsynced: dict[str, Receipt] = {}
         self.source: SourceRecord | None = None  # of a computed job
         self.receipts = PackedReceipts()
@@ -274,7 +274,7 @@ class Ledger:
         Such a file was written by brim even without a receipt: a run may be killed between the two. Ledgers of earlier
         versions do not record the planned names; in these, the names of shards with receipts decide.
         """
-        patterns = self._planned_patterns | (set() if self.done else set(map(shard_pattern, self.names)))
+        patterns = self._planned_patterns | (set() if self.is_finished else set(map(shard_pattern, self.names)))
         return [name for name in names if shard_pattern(name) in patterns]
 
     def receipts_by_key(self) -> dict[str, Receipt]:
@@ -287,10 +287,10 @@ class Ledger:
 
     def agree_with(self, published: bytes) -> None:
         """Replace the receipts by those published at the destination, unless an unfinished job is recorded here."""
-        manifest = Ledger.of(published)
+        manifest = Ledger.from_bytes(published)
         fingerprint = None if self.job is None else self.job.fingerprint
         published_fingerprint = None if manifest.job is None else manifest.job.fingerprint
-        if (fingerprint is None or self.done) and fingerprint != published_fingerprint:
+        if (fingerprint is None or self.is_finished) and fingerprint != published_fingerprint:
             damaged = self.damaged
             write_whole(self.path, published)
             self._read(records_of(io.BytesIO(published)))
@@ -303,7 +303,7 @@ class Ledger:
             job = JobRecord(**{**record, "left_out": tuple(record.get("left_out", ()))})
             _check_job(job)
             self.job = job
-            self.done = False
+            self.is_finished = False
             self._notes, self.source = {}, None
         elif kind == "source":
             units = [(str(key), str(dates), str(content)) for key, dates, content in record["units"]]
@@ -311,7 +311,9 @@ class Ledger:
         elif kind == "shard":
             is_synced = not record.pop("boot", "")
             receipt = Receipt(**record)
-            if not _stays_inside(receipt) or not _has_its_types(receipt):
+            # The names of a receipt stay inside the folder; the ledger may come from an untrusted source.
+            is_safe = stays_below(receipt.name) and (receipt.sha256 == "" or is_file_name(receipt.sha256))
+            if not is_safe or not _has_its_types(receipt):
                 raise ValueError(receipt.name)
             earlier = self.receipts.get(receipt.name)
             if earlier is not None:
@@ -333,17 +335,17 @@ class Ledger:
             receipt = self.receipts.pop(record["name"])
             self.old_receipts[receipt.key] = receipt
             self._old_names.add(receipt.name)
-            self.done = False
+            self.is_finished = False
         elif kind == "note":
             self._notes[record["name"]] = record["value"]
             if record["name"] == _PLANNED_NOTE:
                 self._planned_patterns |= set(record["value"])
         elif kind == "done":
-            self.done = True
+            self.is_finished = True
         elif kind == "done for now":
             self.finished_unsynced = True
 
-    def begin(self, job: JobRecord, names: Iterable[str] = ()) -> None:
+    def start_job(self, job: JobRecord, names: Iterable[str] = ()) -> None:
         """Record a job, together with the names of the shards that it plans."""
         patterns = sorted({*map(shard_pattern, names)})
         note = [{"type": "note", "name": _PLANNED_NOTE, "value": patterns}] if patterns else []
@@ -403,7 +405,7 @@ class Ledger:
         write_whole(
             self.path, finished_lines(self.job, receipts, [] if self.source is None else [source_line(self.source)])
         )
-        self.done, self.damaged = True, {}
+        self.is_finished, self.damaged = True, {}
 
     def _append(self, record: dict[str, Any]) -> None:
         with self._lock:
@@ -416,11 +418,6 @@ class Ledger:
 
     def close(self) -> None:
         self._log.close()
-
-
-def _stays_inside(receipt: Receipt) -> bool:
-    """Return whether the names of a receipt stay inside the folder, which may come from an untrusted source."""
-    return stays_below(receipt.name) and (receipt.sha256 == "" or is_file_name(receipt.sha256))
 
 
 def _has_its_types(receipt: Receipt) -> bool:

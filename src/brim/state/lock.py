@@ -65,7 +65,7 @@ def locked(
 def wait_for_lock(folder: Path, make: Callable[[], None], on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of a folder, however long other processes have it.
 
-    `make` creates the folder, again if another process removes it meanwhile. `on_wait` is called at every poll.
+    `make` creates the folder, again if another process removes it. `on_wait` is called at every poll.
     """
     while True:
         if not folder.is_dir():

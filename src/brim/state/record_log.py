@@ -38,13 +38,8 @@ class RecordLog:
 
     def lock(self, subject: str, busy: str) -> None:
         """Lock the log for this writer until it is closed. `busy` is the error if another process has the lock."""
-        lock_file(
-            self._open(),
-            subject=subject,
-            busy=busy,
-            hint="Wait for it to end, or close it.",
-            elsewhere="Write to another disk.",
-        )
+        hint, elsewhere = "Wait for it to end, or close it.", "Write to another disk."
+        lock_file(self._open(), subject=subject, busy=busy, hint=hint, elsewhere=elsewhere)
 
     def append(self, *records: dict[str, Any]) -> None:
         """Append records durably, or none of them and raise an error."""
@@ -78,20 +73,20 @@ def record_line(record: dict[str, Any]) -> bytes:
     return f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
 
 
-def record_of(line: bytes) -> dict[str, Any] | None:
-    """Return the record of a line without its end, or None if the line is torn or damaged."""
-    checksum, _, body = line.partition(b" ")
+def record_of(data: bytes) -> dict[str, Any] | None:
+    """Return the record of a line without its end, or None for a torn or damaged line."""
+    checksum, _, body = data.partition(b" ")
     if not body or checksum != b"%08x" % zlib.crc32(body):
         return None
     record = json.loads(body)
     return record if isinstance(record, dict) else None
 
 
-def append_line(descriptor: int, line: bytes) -> None:
+def append_line(descriptor: int, data: bytes) -> None:
     """Append a line durably; after an error the file is as before."""
     size = os.fstat(descriptor).st_size
     try:
-        write_all(descriptor, line)
+        write_all(descriptor, data)
     except OSError:
         os.ftruncate(descriptor, size)
         raise
@@ -100,9 +95,9 @@ def append_line(descriptor: int, line: bytes) -> None:
 
 def records_of(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the records of the undamaged lines."""
-    for line in lines:
+    for data in lines:
         try:
-            record = record_of(line.removesuffix(b"\n"))
+            record = record_of(data.removesuffix(b"\n"))
         except ValueError:
             continue  # the checksum of something that is not JSON
         if record is not None:

@@ -194,12 +194,8 @@ class Retry:
         patience_s: float = math.inf,
         wait: Callable[[BaseException, float], None] = lambda error, wait_s: pause(wait_s),
     ) -> None:
-        self._delays, self._is_transient, self._patience_s, self._wait = (
-            iter(waits_s),
-            is_transient,
-            patience_s,
-            wait,
-        )
+        self._delays, self._is_transient = iter(waits_s), is_transient
+        self._patience_s, self._wait = patience_s, wait
         self.begin()
 
     def begin(self) -> None:
@@ -214,7 +210,7 @@ class Retry:
         """Return how long to wait before the next try after this error; None after the last."""
         return self.next_s() if self._is_transient(error) else None
 
-    def again(self, error: BaseException) -> bool:
+    def wait_to_retry(self, error: BaseException) -> bool:
         """Wait, and return whether to try again."""
         wait_s = self.after(error)
         if wait_s is not None:
@@ -227,5 +223,5 @@ class Retry:
             try:
                 return ask()
             except Exception as error:
-                if not self.again(error):
+                if not self.wait_to_retry(error):
                     raise

@@ -3,7 +3,7 @@
 In a user's program only Ctrl-C is handled, and only in the main thread, where Python would handle it: the job ends
 cleanly, the handler is restored and KeyboardInterrupt is raised. All other signals are left to the program.
 
-A run records in the user's state folder that it polls a stop file; when it ends it removes the record and the file. A
+A run records in the user's state folder that it polls a stop file; at its end it removes the record and the file. A
 file that exists at the start is stale if its run was killed, and removed with a note. Any other was made on purpose,
 and is refused before anything is loaded. A file that appears later, even before the run has begun, stops it.
 """
@@ -98,7 +98,7 @@ class RunStop(Stop):
 
 @contextmanager
 def stoppable(*files: Path, requested: Stop | None = None) -> Iterator[RunStop]:
-    """Turn signals, stop files and the caller's stop into one stop. A second Ctrl-C ends the process at once.
+    """Turn signals, stop files and the caller's stop into one stop. A second Ctrl-C exits at once.
 
     A stop file that exists already is refused, or removed if it is stale. One that appears is removed at the end, as is
     one that appeared after this thread began to read the input of the run.

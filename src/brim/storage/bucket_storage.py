@@ -41,7 +41,7 @@ class BucketStorage(Storage):
                         etag, digest = self._upload(name, content, advance)
                         break
                     except StorageError as error:
-                        if not retry.again(error):
+                        if not retry.wait_to_retry(error):
                             raise
                     is_retry = True
             except BaseException:
@@ -53,7 +53,7 @@ class BucketStorage(Storage):
             listed = "is not there" if info is None else f"has {info.st_size:,} there"
             raise DestinationUnavailableError(
                 f"{self.location.child(name)} was sent with {content.size:,} bytes and {listed}.",
-                hint="Somebody else may be writing to the same place. Run the same command again.",
+                hint="Another process may be writing to the same destination. Run the same command again.",
             )
         # If a store answers with one ETag and then has another, they do not identify content.
         return PutResult(digest, etag=info.etag if etag in ("", info.etag) else "")

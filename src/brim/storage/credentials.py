@@ -200,7 +200,7 @@ def find_region() -> str:
     own = profile.values.get("region") if profile is not None else None
     region = _variable("AWS_REGION", "AWS_DEFAULT_REGION") or own or "us-east-1"
     if not _REGION.fullmatch(region):
-        raise InputError(f"{region!r} is no region.", hint="Set AWS_REGION to a name like us-east-1.")
+        raise InputError(f"Unknown region {region!r}.", hint="Set AWS_REGION to a name like us-east-1.")
     return region
 
 

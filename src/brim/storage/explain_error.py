@@ -29,10 +29,10 @@ _CREDENTIALS = {
 _STORE_HINT = "Run the same command to continue; finished work is kept."
 # Per kind: the error, and what to do.
 _TEXTS = {
-    "no_container": ("There is no bucket {bucket}.", "Check its name and the store (--endpoint-url).{create}"),
+    "no_container": ("The bucket {bucket} does not exist.", "Check its name and the store (--endpoint-url).{create}"),
     "no_container hf": ("There is no {container}, or the token may not see it (404).", "{credentials}"),
     "no_revision": ("{location.repo} has no branch or commit {location.revision!r} (404).", "{credentials}"),
-    "no_credentials": ("There are no credentials for {bucket}.", "{credentials}{public}"),
+    "no_credentials": ("Credentials for {bucket} are missing.", "{credentials}{public}"),
     "bad_credentials": ("{bucket} does not accept the credentials ({error.code}).", "{credentials}"),
     "denied": ("You may not {action} {location} ({reason}).", "{credentials}{public}"),
     "other_region": ("{bucket} is in another region.", "Set AWS_REGION to the one it is in."),
@@ -50,10 +50,10 @@ _TEXTS = {
     "refused": ("{bucket} refuses the request ({reason}).", "{is_store}"),
     "offline": ("huggingface_hub is in offline mode, so the Hub cannot be reached.", "Unset HF_HUB_OFFLINE."),
     "upload_gone": (
-        "An upload to {location} was aborted by somebody else, or by a rule of the bucket.",
+        "An upload to {location} was aborted by another process, or by a rule of the bucket.",
         "Run the same command to continue.",
     ),
-    "changed": ("{location} was changed by somebody else meanwhile.", "Run the same command again."),
+    "changed": ("{location} was changed by another process.", "Run the same command again."),
     "no_connection": (
         "The connection to {host} failed while brim read {location}: {cause}.",
         "Check the network, then run the same command again; finished work is kept.",

@@ -90,7 +90,7 @@ class HubBucketStorage(BucketStorage, HttpStorage):
             yield from (infos.get(key) for key in batch)
 
     def _list(self, prefix: str, page_done: Callable[[], None]) -> Iterator[tuple[str, FileInfo]]:
-        """The Hub matches the first letters of names, not folders."""
+        """List files. The Hub matches the first letters of names, not folders."""
         below = f"/{quote(prefix, safe='')}" if prefix else ""
         url = f"{hub_endpoint()}/api/{self.location.container}/tree{below}?recursive=true"
         entries = list(_files(read_pages(url, self._token, "EntryNotFound")))
@@ -130,7 +130,7 @@ class HubBucketStorage(BucketStorage, HttpStorage):
         return FileInfo(len(data), self._upload(name, _Bytes(data), lambda size: None)[0])
 
     def delete(self, names: Sequence[str]) -> None:
-        """A missing file gets no operation: the Hub would report it as failed."""
+        """Delete files. A missing file gets no operation, because the Hub would report it as failed."""
         existing = [name for name, info in zip(names, self.stat(names), strict=True) if info is not None]
         self._batch([{"type": "deleteFile", "path": self.location.key(name)} for name in existing])
 

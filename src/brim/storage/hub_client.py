@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from brim.errors import DestinationError
 from brim.records import dataclass
-from brim.state.ledger import Piece
+from brim.state.ledger import StoredFile
 from brim.storage.hub_private import hub_token
 from brim.storage.hub_session import UnexpectedAnswerError, ask_again, ask_hub, explain_hub_errors, status_of
 from brim.storage.location import MAIN, Location
@@ -29,7 +29,7 @@ class Snapshot:
     commit: str
     tree: dict[str, FileInfo]
 
-    def contains(self, shard: Piece) -> bool:
+    def contains(self, shard: StoredFile) -> bool:
         """Return whether a shard exists under its name."""
         info = self.tree.get(shard.name)
         return info is not None and (info.st_size, info.sha256) == (shard.size, shard.sha256)
@@ -76,7 +76,7 @@ class HubClient:
     def need_token(self) -> str:
         if not self.token:
             raise DestinationError(
-                "There is no token for the Hub.",
+                "The token for the Hub is missing.",
                 hint="Log in with `hf auth login`, or set HF_TOKEN to a token that may write.",
             )
         return self.token

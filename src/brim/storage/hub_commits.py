@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from brim.state.ledger import Piece
+from brim.state.ledger import StoredFile
 from brim.storage import hub_private
 from brim.storage.hub_client import HubClient, Snapshot
 from brim.storage.hub_session import UnexpectedAnswerError, hub_tries, is_transient, status_of, wait_after
@@ -28,7 +28,7 @@ class UploadsMissing(Exception):
         self.names = names
 
 
-def pointers(snapshot: Snapshot, shards: Iterable[Piece]) -> list[Any]:
+def pointers(snapshot: Snapshot, shards: Iterable[StoredFile]) -> list[Any]:
     """Return the operations that add shards which a revision does not have."""
     return [hub_private.addition(shard) for shard in shards if not snapshot.contains(shard)]
 
@@ -50,7 +50,7 @@ class HubCommits:
         self._on_commit()
 
     def commit(self, revision: str, operations: Operations, message: str, description: str | None = None) -> Snapshot:
-        """Commit until no operation is left, whatever other users commit and whichever answer is lost."""
+        """Commit until no operation is left, even if other users commit or answers are lost."""
         retry = hub_tries()
         while True:
             snapshot = self._client.snapshot(revision)
@@ -79,7 +79,7 @@ class HubCommits:
     def _raise_missing(self, operations: Sequence[Any]) -> None:
         """Raise UploadsMissing if the Hub no longer has an object that a commit names."""
         uploaded = [op for op in operations if hub_private.is_sent(op)]
-        shards = [Piece(op.path_in_repo, op.upload_info.size, op.upload_info.sha256.hex()) for op in uploaded]
+        shards = [StoredFile(op.path_in_repo, op.upload_info.size, op.upload_info.sha256.hex()) for op in uploaded]
         requested = self._lfs.request(shards)
         if requested:
             raise UploadsMissing([shard.name for shard in shards if shard.sha256 in requested])

@@ -15,17 +15,17 @@ from brim.errors import DestinationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from brim.state.ledger import Piece
+    from brim.state.ledger import StoredFile
 
 
-def upload_info(shard: Piece) -> Any:
+def upload_info(shard: StoredFile) -> Any:
     """Return an object as LFS requests describe it."""
     from huggingface_hub.lfs import UploadInfo
 
     return UploadInfo(size=shard.size, sample=b"", sha256=bytes.fromhex(shard.sha256))
 
 
-def addition(shard: Piece, content: io.BufferedIOBase | None = None) -> Any:
+def addition(shard: StoredFile, content: io.BufferedIOBase | None = None) -> Any:
     """Return a shard by its hash, to be sent from `content` or sent before."""
     from huggingface_hub import CommitOperationAdd
 

@@ -275,7 +275,7 @@ def explain_hub_errors(repo: str, *, started: bool, reading: bool = False) -> It
     except BrimError:
         raise
     except LocalTokenNotFoundError as error:
-        raise DestinationError("There is no token for the Hub.", hint=f"{_LOGIN} token that may write.") from error
+        raise DestinationError("The token for the Hub is missing.", hint=f"{_LOGIN} token that may write.") from error
     except HFValidationError as error:
         raise InputError(f"The Hub does not take this name: {scrubbed(str(error))}") from error
     except Exception as error:
@@ -324,7 +324,7 @@ def _explain(error: Exception, repo: str, started: bool, reading: bool) -> BrimE
     if type(error).__name__ == "UnsupportedProtocol":
         return InputError(f"HF_ENDPOINT is not the address of a Hub: {text}")
     if isinstance(error, ValueError) and "README" in str(error):
-        return DestinationError(f"The Hub refuses the card: {text}", hint="Mend its YAML at the top.")
+        return DestinationError(f"The Hub refuses the card: {text}", hint="Fix its YAML at the top.")
     if isinstance(error, StorageError):
         return unexpected(error.__cause__ if isinstance(error.__cause__, Exception) else error)
     return None

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from brim.errors import BrimError, DestinationError, DestinationUnavailableError, MemoryLimitError
 from brim.sizes import format_size
-from brim.state.ledger import Piece
+from brim.state.ledger import StoredFile
 from brim.state.retry import check_stop, may_pass
 from brim.storage.hub_private import addition, upload_info
 from brim.storage.hub_session import (
@@ -71,7 +71,7 @@ class LfsUpload:
     def send(self, name: str, content: HubContent, sha256: str | None, watcher: UploadWatcher) -> PutResult:
         from huggingface_hub.lfs import lfs_upload
 
-        shard = Piece(name, content.size, sha256 or content.sha256(watcher.hashed))
+        shard = StoredFile(name, content.size, sha256 or content.sha256(watcher.hashed))
         body = _UploadFile(content, watcher)
         was_renewed = False
         retry = hub_tries()
@@ -88,14 +88,14 @@ class LfsUpload:
                 is_expired = answer is not None and answer.status == _EXPIRED and not answer.by_hub
                 # The library has retried transient statuses; it does not know the codes of storage.
                 has_code = answer is not None and answer.status in _STATUS_OF_STORAGE
-                if not (is_expired and not was_renewed) and not (has_code and retry.again(error)):
+                if not (is_expired and not was_renewed) and not (has_code and retry.wait_to_retry(error)):
                     raise
                 was_renewed = was_renewed or is_expired  # the next round requests new URLs
                 continue
             return PutResult(shard.sha256, sent=True)
         raise AssertionError("counting does not end")
 
-    def request(self, shards: list[Piece]) -> dict[str, dict[str, object]]:
+    def request(self, shards: list[StoredFile]) -> dict[str, dict[str, object]]:
         """Return how to upload these objects, by SHA-256, without those that the Hub has."""
         from huggingface_hub.lfs import post_lfs_batch_info
 
@@ -208,7 +208,7 @@ class XetUpload:
 
 
 def _write_token(location: Location, token: str, endpoint: str | None) -> XetToken:
-    """Return the token of the Xet storage; XetUnavailableError where there is none."""
+    """Return the token of the Xet storage; raise XetUnavailableError without one."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 

@@ -231,7 +231,9 @@ class LocalStorage(Storage):
 
     def abort_uploads(self, prefix: str, is_own: Callable[[str], bool]) -> int:
         """Remove the temporary files that a killed run left in a folder; `is_own` gets the final name."""
-        stale = [path for path in (self.root / prefix).glob(".*.tmp") if is_own(_final_name(prefix, path))]
+        # By the name that a temporary file of `put` would have got.
+        files = {path: f"{prefix}/{path.name[1:].rsplit('.', 2)[0]}" for path in (self.root / prefix).glob(".*.tmp")}
+        stale = [path for path, name in files.items() if is_own(name)]
         for path in stale:
             path.unlink(missing_ok=True)
         return len(stale)
@@ -249,11 +251,6 @@ class LocalStorage(Storage):
 
     def free_bytes(self) -> int | None:
         return free_bytes(self.root)
-
-
-def _final_name(prefix: str, temporary: Path) -> str:
-    """Return the name that a temporary file of `put` would have got."""
-    return f"{prefix}/{temporary.name[1:].rsplit('.', 2)[0]}"
 
 
 def _info(stat: os.stat_result) -> FileInfo:

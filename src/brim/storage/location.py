@@ -189,7 +189,7 @@ def _parse_read_only(text: str) -> Location:
         return Location("hf", match["container"], prefix, revision=unquote(match["revision"] or MAIN))
     if (match := _WEB_FILE.fullmatch(text)) is not None:
         return Location(match["scheme"], match["host"], match["path"])
-    hint = "Write hf://datasets/ORG/NAME, with @REVISION or /PATH behind it, or https://HOST/FILE.parquet."
+    hint = "Write hf://datasets/ORG/NAME, with @REVISION or /PATH after it, or https://HOST/FILE.parquet."
     raise InputError(f"{_without_user(text)!r} is not an address that brim can read.", hint=hint)
 
 

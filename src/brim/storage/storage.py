@@ -134,7 +134,7 @@ class Storage:
                         yield name, info
                 return
             except StorageError as error:
-                if not retry.again(error):
+                if not retry.wait_to_retry(error):
                     raise
 
     def _list(self, prefix: str, page_done: Callable[[], None]) -> Iterator[tuple[str, FileInfo]]:

@@ -33,7 +33,7 @@ class PartialFile:
 
     def __init__(self, request: Request, *, resume: bool, overwrite: bool, retry_hint: str = RETRY_HINT) -> None:
         if resume and overwrite:
-            raise InputError("resume=True goes on, and overwrite=True starts over.", hint="Choose one of them.")
+            raise InputError("resume=True continues, and overwrite=True starts over.", hint="Choose one of them.")
         self.request = request
         self.folder = partial_folder(request.path)
         self.finished = False
@@ -76,7 +76,7 @@ class PartialFile:
             elif not resume:
                 raise DestinationError(
                     f"{self.folder.name} holds {receipts.rows:,} rows of an unfinished {self.request.path.name}.",
-                    hint="Go on with resume=True, or start over with overwrite=True.",
+                    hint="Continue with resume=True, or start over with overwrite=True.",
                     rows_done=receipts.rows,
                 )
             else:

@@ -66,7 +66,7 @@ def as_batch(name: str, value: Any) -> TensorBatch:
     if _is_torch(value):
         return _from_torch(name, value)
     if isinstance(value, np.ma.MaskedArray):
-        raise InputError(f"The batch for {name!r} is masked.", hint="Fill what is masked: batch.filled(0).")
+        raise InputError(f"The batch for {name!r} is masked.", hint="Fill masked values: batch.filled(0).")
     if isinstance(value, np.ndarray | list | tuple) or hasattr(value, "__array__"):
         return _from_numpy(name, np.asarray(value))
     raise InputError(

@@ -330,12 +330,14 @@ class _ColumnReader:
         self._tensor = tensor
         self._row_values = int(np.prod(tensor.dims, dtype=int))
         dtype = np.dtype(np.int64) if tensor.is_text else tensor.carrier
-        self._values = _memory_map(files[0], dtype, rows * self._row_values)
+        count = rows * self._row_values  # an empty file cannot be mapped
+        self._values = np.memmap(files[0], dtype, "r", shape=(count,)) if count else np.zeros(0, dtype)
         self._text = None
         self._text_position = 0
         self.size = self._values.nbytes
         if tensor.is_text:
-            self._text = _memory_map(files[1], np.dtype(np.uint8), int(self._values.sum()))
+            size = int(self._values.sum())
+            self._text = np.memmap(files[1], np.uint8, "r", shape=(size,)) if size else np.zeros(0, np.uint8)
             self.size += self._text.nbytes
 
     def read(self, start: int, stop: int) -> Any:
@@ -350,10 +352,6 @@ class _ColumnReader:
         for size in reversed(self._tensor.dims):
             array = pa.FixedSizeListArray.from_arrays(array, size)
         return array
-
-
-def _memory_map(path: Path, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
-    return np.memmap(path, dtype, "r", shape=(count,)) if count else np.zeros(0, dtype)
 
 
 def read_spec(path: Path) -> tuple[dict[str, Tensor], int]:

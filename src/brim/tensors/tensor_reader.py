@@ -198,7 +198,7 @@ def index_path(path: Path) -> Path:
 
 
 def shard_files(path: Path) -> list[str]:
-    """Return the names of the index of a sharded file and of its shards; nothing if there is no index."""
+    """Return the names of the index of a sharded file and of its shards; nothing without an index."""
     index = index_path(path)
     if not index.exists():
         return []

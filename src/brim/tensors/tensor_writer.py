@@ -181,7 +181,7 @@ class TensorWriter:
 
 
 SYNC_BYTES = 64_000_000  # batches stay in memory until they are on disk
-_RETRY_HINT = "call save_file again with the same lists: it goes on"
+_RETRY_HINT = "call save_file again with the same lists: it continues"
 
 
 class _Batches:

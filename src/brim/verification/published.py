@@ -403,7 +403,7 @@ def record_of(ledger: Ledger) -> DatasetRecord:
     listed: dict[Key, list[str]] = {}
     for name, receipt in ledger.receipts.items():
         listed.setdefault(("default", receipt.split), []).append(name)
-    is_unfinished = ledger.job is not None and not ledger.done
+    is_unfinished = ledger.job is not None and not ledger.is_finished
     damaged = () if (fault := ledger_fault(ledger)) is None else (f"{STATE}/{LEDGER}: {fault}",)
     return DatasetRecord(ledger.receipts, () if ledger.job is None else (ledger.job,), is_unfinished, listed, damaged)
 
@@ -412,7 +412,7 @@ def ledger_fault(ledger: Ledger) -> str | None:
     """Return the fault of a finished ledger: all of its lines count, that of the job too."""
     if ledger.broken:
         return f"its line {ledger.broken} is damaged"
-    if not ledger.done:
+    if not ledger.is_finished:
         return None
     if ledger.job is None:
         return "the record of the job is missing"
@@ -431,11 +431,11 @@ def read_manifests(names: Iterable[str], read: Callable[[str], bytes | None]) ->
     damaged = []
     for name in sorted(names):
         if name.endswith(".jsonl"):
-            ledger = Ledger.of(read(name) or b"")
+            ledger = Ledger.from_bytes(read(name) or b"")
             receipts |= ledger.receipts
             config, _, file = name.partition("/")[2].rpartition("/")
             listed[config, file.removesuffix(".jsonl")] = list(ledger.receipts)
-            fault = ledger_fault(ledger) or (None if ledger.done else "it ends before its last line")
+            fault = ledger_fault(ledger) or (None if ledger.is_finished else "it ends before its last line")
             damaged += [f"{name}: {fault}"] if fault else []
             if ledger.job is not None:
                 jobs[ledger.job.fingerprint] = ledger.job

@@ -278,23 +278,15 @@ class RowsOutput:
         return self.rows_per_shard is not None
 
     def check_room(self, limit_bytes: int) -> None:
-        """Rows stream."""
+        """Accept any limit: rows are streamed."""
 
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
         schema = with_features(merge_unit_schemas(units.folder, units.receipts, self.writing.format, units.schema))
         if self.rows_per_shard is None:
             files = make_shards(units.folder, units.receipts, schema, self.writing, self.split, advance)
         else:
-            files = cut_shards(
-                units.folder,
-                units.receipts,
-                schema,
-                self.writing.format,
-                self._shards,
-                self.rows_per_shard,
-                self.split,
-                advance,
-            )
+            source = (units.folder, units.receipts, schema, self.writing.format)
+            files = cut_shards(*source, self._shards, self.rows_per_shard, self.split, advance)
         return Finished(name_shards(files, shards, EXTENSIONS[self.format]), card_of(schema, EXTENSIONS[self.format]))
 
 
@@ -321,7 +313,7 @@ class CachedRows:
         return False
 
     def check_room(self, limit_bytes: int) -> None:
-        """Rows stream."""
+        """Accept any limit: rows are streamed."""
 
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
         """Write files again if their schema differs from the merged one."""

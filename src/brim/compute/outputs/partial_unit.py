@@ -26,7 +26,7 @@ _INTERVAL_S = 30.0  # between two receipts
 
 
 def partial_files(folder: Path, number: int) -> tuple[Path, Path, Path]:
-    """The results of a unit, its rows that were left out, and the receipt of both."""
+    """Return the paths of a unit's results, of its skipped rows, and of the receipt of both."""
     name = f"partial-{number:08d}"
     return folder / f"{name}.rows", folder / f"{name}.left-out", folder / f"{name}.receipt"
 

@@ -58,9 +58,8 @@ def lay_out(row_files: RowFiles) -> TableLayout:
     sizes: list[Ints] = []
     batch_offsets: list[Ints] = []
     files = (row_files.file(number) for number in range(len(row_files.files)))
-    for number, (file, footer) in enumerate(
-        footers(files) if row_files.kind == "parquet" else ((f, b"") for f in files)
-    ):
+    with_footers = footers(files) if row_files.kind == "parquet" else ((file, b"") for file in files)
+    for number, (file, footer) in enumerate(with_footers):
         shown = row_files.shown(number)
         if row_files.kind == "parquet":
             schema, own_rows, own_bytes = _of_parquet(file, shown, footer)

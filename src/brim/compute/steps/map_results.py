@@ -354,11 +354,7 @@ class Results:
     """Convert the return values of a function to tables, for one source schema."""
 
     def __init__(
-        self,
-        source: pa.Schema,
-        options: MapStepOptions,
-        requested: pa.Schema | None,
-        settled: pa.Schema | None,
+        self, source: pa.Schema, options: MapStepOptions, requested: pa.Schema | None, settled: pa.Schema | None
     ) -> None:
         self.source = SchemaFeatures.from_schema(source)
         self.requested = None if requested is None else SchemaFeatures.from_schema(requested)

@@ -33,7 +33,7 @@ def make_step(function: str, options: MapStepOptions) -> MapStep:
     except (pickle.UnpicklingError, EOFError) as error:
         raise InputError(
             f"Loading {function} ended its process ({process.returncode}).",
-            hint=f"Check that Python can import it: python -c 'import {function.partition(':')[0]}'.",
+            hint="Check that Python can import its module.",
         ) from error
     if isinstance(step, BrimError):
         raise step
