@@ -19,6 +19,7 @@ ADAPTERS = {
     "datasets": "sources/datasets_private.py",
     "ray": "execution/ray_private.py",
     "pyarrow": "block_pandas.py",
+    "torch": "loader/torch_private.py",
 }
 STANDARD = {"_exit", "_Hash", "_typeshed"}  # private names of Python's own library
 ASKING = {"getattr", "setattr", "hasattr", "delattr"}
@@ -134,6 +135,7 @@ NAMES: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "ray": {"_private": module("ray")},
     "pyarrow": {"_pandas_api": module("pyarrow.lib")},
+    "torch": {"_utils": module("torch.utils.data")},
 }
 # Names without an underscore that are reached through a private one, or compared with.
 BEHIND = {
@@ -147,6 +149,7 @@ BEHIND = {
         ("ray._private.worker", "print_to_stdstream"),
     ],
     "pyarrow": [],
+    "torch": [("torch.utils.data._utils.collate", "default_collate_fn_map")],
 }
 
 

@@ -8,24 +8,17 @@ from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from brim.errors import InputError
 from brim.loader.loader import Loader, Start, TrainingBatch
+from brim.loader.torch_private import refuse_collation
 
 _STATE_BYTES = 1 << 16
 _MOST_WORKERS = 1024
 _WORKERS, _LENGTH, _FINISHED = 0, 1, 2  # positions of numbers in shared memory
 
 
-def _refuse(batch: Any, *, collate_fn_map: Any = None) -> Any:
-    raise InputError(
-        "The batches of a brim.Loader are finished, and cannot be put in batches again.",
-        hint="Use DataLoader(loader.torch(), batch_size=None).",
-    )
-
-
-default_collate_fn_map[TrainingBatch] = _refuse
+refuse_collation(TrainingBatch)
 
 
 class _SharedPosition:
