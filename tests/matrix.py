@@ -1,4 +1,4 @@
-"""Which jobs, destinations and engines there are, and what is proved of each by tests/integration/test_matrix.py.
+"""Which jobs, destinations and engines there are, and what is proved of each by tests/contracts/test_matrix.py.
 
 python -m tests.matrix           print the table
 python -m tests.matrix --write   put it into docs/contributing/tests.md

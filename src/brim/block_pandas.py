@@ -2,7 +2,7 @@
 
 The command line and workers that run nothing of the user's have no use for it. Where a user's function runs, pyarrow
 goes without it until the function imports it. This is also the one place that touches a private name of pyarrow
-(`tests/unit/test_private_names.py`).
+(`tests/project/test_private_names.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The jobs of the goldens: what is run, where its ledgers are, when it is killed, and how what it left is told.
 
-`make.py` runs them with the version whose state is kept; tests/integration/test_goldens.py with the version at hand.
+`make.py` runs them with the version whose state is kept; tests/guarantees/test_goldens.py with the version at hand.
 Only public things are used: the command, `import brim`, and files on disk. The names of the latter are in one place
 below, so that a format that changes on purpose changes here.
 """

@@ -5,7 +5,7 @@
         s3.objects("private", "my/prefix/")
 
 Two buckets: `private` is for the credentials in `environment` only, `public` may be read and listed by anyone.
-What it does, and what it does differently from AWS, is written down in tests/integration/test_s3_server.py.
+What it does, and what it does differently from AWS, is written down in tests/storage/test_s3_server.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one place that touches what ray keeps private; `tests/unit/test_private_names.py` lists the names.
+"""The one place that touches what ray keeps private; `tests/project/test_private_names.py` lists the names.
 
 They are conveniences: Ray finds its cluster without brim, later, and prints more than it should.
 """

@@ -1,4 +1,4 @@
-"""The only module that uses private names of torch; `tests/unit/test_private_names.py` lists them."""
+"""The only module that uses private names of torch; `tests/project/test_private_names.py` lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All uses of private names of `datasets`; `tests/unit/test_private_names.py` lists the names.
+"""All uses of private names of `datasets`; `tests/project/test_private_names.py` lists the names.
 
 The library has no public names for the order of a dataset's rows, their fingerprint, and the steps of a stream.
 """

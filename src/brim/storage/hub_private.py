@@ -1,8 +1,8 @@
-"""The only module that uses private names of huggingface_hub; `tests/unit/test_private_names.py` lists them.
+"""The only module that uses private names of huggingface_hub; `tests/project/test_private_names.py` lists them.
 
 The library makes a pointer only for a file that it has read. brim has hashed and sent a shard long before
 the commit, often in an earlier run, so it gives the library the size and the hash.
-tests/integration/test_publish.py pins that the Hub gets the right pointer.
+tests/jobs/test_publish.py pins that the Hub gets the right pointer.
 """
 
 from __future__ import annotations

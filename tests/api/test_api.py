@@ -1,0 +1,286 @@
+"""Every verb in Python: the words of the command line, results, stopping, and docs/how-to/python.md."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import brim
+from brim.options.compute_options import SaveOptions
+from brim.options.declare import declared_options
+from brim.options.groups import ShowOptions
+from tests.conftest import write_files
+from tests.embed_models import hashing
+
+DOCS = Path(__file__).parents[2] / "docs/how-to/python.md"
+
+
+def test_help_shows_the_words() -> None:
+    """help() names every keyword, and an unknown one is a TypeError."""
+    assert "rows_per_shard: int | None = None" in str(inspect.signature(brim.tokenize))
+    with pytest.raises(TypeError, match=r"^build\(\) got .* 'worker'. Did you mean 'workers'\?"):
+        brim.build("a", "b", worker=2)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("command", ["map", "tokenize", "embed"])
+def test_command_and_function_take_options_of_one_class(command: str) -> None:
+    """Every option of a command is a keyword of the function, declared once, but for those of the terminal."""
+    options = importlib.import_module(f"brim.cli.{command}_command").COMMAND.options
+    function = getattr(brim, command).options
+    shared = next(kind for kind in options.__mro__ if kind in function.__mro__ and kind is not options)
+    assert shared.__name__ == f"{command.title()}Options"
+    terminal = {name for kind in (SaveOptions, ShowOptions) for name in declared_options(kind)}
+    parameters = inspect.signature(getattr(brim, command)).parameters
+    for name, item in declared_options(options).items():
+        if name in terminal or name == "destination":
+            continue
+        assert declared_options(shared)[name].option is item.option
+        default = parameters[name].default
+        assert default is inspect.Parameter.empty if item.default is MISSING else default == item.default
+
+
+def test_deprecated_keywords_warn_at_the_callers_line(corpus: Path, tmp_path: Path) -> None:
+    """Names and shares of earlier versions give the same result, and one warning each."""
+    words: dict[str, Any] = {"cache_dir": tmp_path / "cache", "memory": "1GB", "progress": False}
+    tokenizer = tokenizer_file(tmp_path)
+    with pytest.warns(DeprecationWarning, match="is now") as caught:
+        old = brim.tokenize(corpus, tokenizer, keep="n", split="0.9/0.1", **words)
+    assert [str(one.message) for one in caught] == [
+        "keep= is now keep_columns=.",
+        "split='0.9/0.1' is now split_into='train=0.9,validation=0.1'.",
+    ]
+    assert {one.filename for one in caught} == {__file__}
+    shares = {"train": 0.9, "validation": 0.1}
+    new = brim.tokenize(corpus, tokenizer, keep_columns="n", split_into=shares, **words)
+    assert list(new) == ["train", "validation"]
+    assert new["train"]["n"][:] == old["train"]["n"][:]
+    dev = brim.tokenize(corpus, tokenizer, split="dev", destination=tmp_path / "dev", memory="1GB", progress=False)
+    assert [path.name for path in (tmp_path / "dev" / "data").iterdir()] == ["dev-00000-of-00001.parquet"]
+    assert [label for label, _ in dev.next_steps()] == ["load", "verify with"]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": f"the cat {n} sat", "n": n}) + "\n" for n in range(300)))
+    return path
+
+
+def tokenizer_file(folder: Path) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[UNK]", "the", "cat", "sat", *map(str, range(300)), "[EOS]"]
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def test_tokens_without_a_destination(corpus: Path, tmp_path: Path) -> None:
+    """Ids are a Dataset of the cache, packed if wanted, and found again without being computed."""
+    tokenizer = tokenizer_file(tmp_path)
+    cache = tmp_path / "cache"
+    made = brim.tokenize(corpus, tokenizer, keep_columns="n", cache_dir=cache, memory="1GB")
+    assert made["input_ids"][7] == [1, 2, 4 + 7, 3]
+    assert made["n"][7] == 7
+    packed = brim.tokenize(corpus, tokenizer, pack=8, no_eos=True, cache_dir=cache, memory="1GB")
+    assert {len(row) for row in packed["input_ids"]} == {8}
+    assert packed["seq_lengths"][:] == [[4, 4]] * 150
+    assert len(packed) == 300 * 4 // 8
+    kept = brim.caches(cache)
+    assert [one.done for one in kept] == [True, True]
+    assert {one.rows for one in kept} == {300, 150}
+    assert all(one.removed for one in brim.clean(remove=True, cache_dir=cache))
+    assert brim.caches(cache) == []
+
+
+TEXT_LISTS = [["a", "b"], ("How are you?", "[fine] * thanks"), ["x" * 5000, "a\0b"]]
+
+
+@pytest.mark.parametrize("texts", TEXT_LISTS)
+def test_a_list_of_texts_is_refused_with_the_rows_to_give(tmp_path: Path, texts: Any) -> None:
+    """In every function that takes rows; what the hint says works."""
+    tokenizer = tokenizer_file(tmp_path)
+    words: dict[str, Any] = {"cache_dir": tmp_path / "cache", "memory": "1GB"}
+    calls = (
+        lambda rows: brim.tokenize(rows, tokenizer, **words),
+        lambda rows: brim.map(rows, len, cache_dir=tmp_path / "cache", memory="1GB"),
+        lambda rows: brim.embed(rows, hashing, column="text", **words),
+    )
+    for call in calls:
+        with pytest.raises(brim.InputError, match="A list of strings must name files") as caught:
+            call(texts)
+        assert '[{"text": text} for text in texts]' in caught.value.hint
+    assert len(brim.tokenize([{"text": text} for text in texts], tokenizer, **words)) == 2
+
+
+def test_a_list_of_paths_and_globs_names_files(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = tokenizer_file(tmp_path)
+    for given in ([str(corpus)], [corpus], [str(corpus.parent / "*.jsonl")]):
+        assert len(brim.tokenize(given, tokenizer, cache_dir=tmp_path / "cache", memory="1GB")) == 300
+    with pytest.raises(brim.InputError, match=r"'missing\.jsonl' does not exist"):
+        brim.tokenize([str(corpus), "missing.jsonl"], tokenizer, cache_dir=tmp_path / "cache", memory="1GB")
+
+
+def test_vectors_without_a_destination(corpus: Path, tmp_path: Path) -> None:
+    """Vectors are arrays by name, the same as in a file, and found again without being computed."""
+    model = "tests.embed_models:hashing"
+    words = {"column": "text", "keep_columns": "n", "model_arg": {"dim": 5}, "memory": "2GB"}
+    made = brim.embed(corpus, model, cache_dir=tmp_path / "cache", **words)  # type: ignore[call-overload]
+    (name,) = made
+    assert made[name].shape == (300, 5)
+    assert made.rows == 300
+    assert made.kept is not None
+    again = brim.embed(corpus, hashing, cache_dir=tmp_path / "cache", **words)  # type: ignore[call-overload]
+    assert again.computed.computed == 0
+    assert again.path == made.path
+    brim.embed(corpus, model, destination=tmp_path / "v.npy", **words)  # type: ignore[call-overload]
+    assert (np.load(tmp_path / "v.npy") == again[name]).all()
+    assert [one.done for one in brim.caches(tmp_path / "cache")] == [True]
+
+
+@pytest.mark.parametrize("model", [lambda: None, 3, None])
+def test_a_model_that_workers_cannot_import(corpus: Path, tmp_path: Path, model: object) -> None:
+    """It is told before anything runs, with what to do."""
+    with pytest.raises(brim.ArgumentError, match="model= takes a name") as caught:
+        brim.embed(corpus, model, destination=tmp_path / "v.npy", column="text")  # type: ignore[call-overload]
+    assert "MODULE:FACTORY" in str(caught.value)
+    assert list(tmp_path.iterdir()) == [corpus]
+
+
+def test_a_destination_is_what_the_command_makes(corpus: Path, tmp_path: Path) -> None:
+    """map and tokenize with a destination give the shards of the command line, byte for byte."""
+    tokenizer = tokenizer_file(tmp_path)
+    computed = brim.tokenize(corpus, tokenizer, destination=tmp_path / "python", memory="1GB")
+    assert isinstance(computed, brim.MapResult)
+    words = ["tokenize", corpus, tmp_path / "terminal", "--tokenizer", tokenizer, "--memory", "1GB", "--quiet"]
+    subprocess.run([sys.executable, "-m", "brim", *map(str, words)], check=True, capture_output=True)
+    ours, theirs = (sorted((tmp_path / way / "data").iterdir()) for way in ("python", "terminal"))
+    assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
+    mapped = brim.map(corpus, lambda row: {"n": row["n"] + 1}, destination=tmp_path / "mapped", memory="1GB")
+    assert mapped.rows == 300
+
+
+@pytest.mark.parametrize("word", [{"public": True}, {"state": "x"}, {"commit_message": "x"}, {"format": "arrow"}])
+def test_words_of_a_destination_need_one(corpus: Path, tmp_path: Path, word: dict[str, object]) -> None:
+    """What says how a result is published is refused where it stays in the cache."""
+    with pytest.raises(brim.InputError, match="needs a destination"):
+        brim.map(corpus, len, cache_dir=tmp_path / "cache", **word)  # type: ignore[call-overload]
+
+
+def test_a_plan_in_parts(tmp_path: Path) -> None:
+    """A saved plan is done in parts, tells how far it is, and finishes as a build does."""
+    source = tmp_path / "files"
+    source.mkdir()
+    for number in range(6):
+        (source / f"{number}.bin").write_bytes(bytes([number]) * 100)
+    brim.plan(source, tmp_path / "out", rows_per_shard=1, include="*.bin").save(tmp_path / "plan")
+    done = brim.open_plan(tmp_path / "plan").part("1/2")
+    assert (done.shards, done.parts) == (3, 2)
+    assert brim.open_plan(tmp_path / "plan").status.missing_parts == [2]
+    brim.open_plan(tmp_path / "plan").part("2/2")
+    assert brim.open_plan(tmp_path / "plan").finish().rows == 6
+    assert brim.open_plan(tmp_path / "plan").status.finished
+
+
+def test_how_a_path_is_read_is_not_said_of_a_table(tmp_path: Path) -> None:
+    """Words for reading are refused for a source that is read already."""
+    (tmp_path / "a.bin").write_bytes(b"a")
+    with pytest.raises(brim.InputError, match=r"has been read already"):
+        brim.plan(brim.files(tmp_path), None, include="*.bin")
+
+
+def test_another_thread_may_stop_a_job(corpus: Path, tmp_path: Path) -> None:
+    """A job in a thread ends with Stopped when it is asked to, and goes on when it is called again."""
+    stop, caught = brim.Stop(), []
+
+    def work() -> None:
+        try:
+            brim.map(corpus, _slow, cache_dir=tmp_path / "cache", unit_size=1000, workers=1, memory="1GB", stop=stop)
+        except brim.StoppedError as stopped:
+            caught.append(stopped)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not list((tmp_path / "cache").rglob("units/*.arrow")):  # the first is done
+        assert thread.is_alive()
+        time.sleep(0.02)
+    stop.request("the server")
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "the server" in caught[0].message
+
+
+def _slow(row: dict[str, int]) -> dict[str, int]:
+    time.sleep(0.05)
+    return {"n": row["n"]}
+
+
+_HOST = """
+import os, signal, sys, time
+import brim
+
+def slow(row):
+    time.sleep(0.05)
+    return row
+
+signal.signal(signal.SIGUSR1, lambda *_: print("heard", flush=True))
+class Said(brim.progress.Progress):
+    def start(self, *_):
+        print("begun", flush=True)
+
+try:
+    brim.map(sys.argv[1], slow, cache_dir=sys.argv[2], unit_size=1000, workers=1, memory="1GB", progress=Said())
+except KeyboardInterrupt:
+    print("interrupted", signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+"""
+
+
+def test_a_host_hears_its_own_signals(corpus: Path, tmp_path: Path) -> None:
+    """In a program, Ctrl-C ends the job with KeyboardInterrupt and other signals stay the program's."""
+    script = tmp_path / "host.py"
+    script.write_text(_HOST.replace("import brim\n", "import brim, brim.progress\n", 1))
+    with subprocess.Popen(
+        [sys.executable, script, corpus, tmp_path / "cache"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "heard\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted True\n"
+    assert process.returncode == 0
+
+
+def test_the_python_guide_names_every_function() -> None:
+    """Its blocks are run by make test-docs."""
+    named = set(re.findall(r"brim\.(\w+)", DOCS.read_text()))
+    assert {name for name in brim.__all__ if name[0].islower()} <= named
+
+
+def test_plan_has_its_numbers_as_attributes_and_build_reports_the_same_size(tmp_path: Path) -> None:
+    """The plan and the result print the size of the files under one label."""
+    source = write_files(tmp_path / "source", {f"{i}.bin": bytes(1000 + i) for i in range(6)})
+    plan = brim.plan(source, tmp_path / "out", rows_per_shard=2)
+    assert (plan.rows, plan.bytes, plan.shards) == (6, 6015, 3)
+    assert plan.bytes == plan.facts["file_bytes"]
+    done = plan.run()
+    assert done.file_bytes == plan.bytes < done.bytes
+    size = ("size of the files", "6.01 KB")
+    assert size in plan.lines
+    assert size in done.lines
+    added = write_files(tmp_path / "more", {"more.bin": bytes(500)})
+    assert brim.build(added, tmp_path / "out", append=True).file_bytes == 6515

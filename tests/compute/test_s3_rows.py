@@ -1,0 +1,473 @@
+"""Rows in a bucket: the same rows, units and output as from a copy on disk, whatever happens on the way."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import secrets
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import brim as library
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.read_unit import describe_row, read_unit
+from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.schemas import cast, unify
+from brim.compute.rows.unit import RowSource, Unit
+from brim.compute.steps.embed_options import EmbedStepOptions
+from brim.compute.steps.embed_step import EmbedStep
+from brim.compute.steps.step import BadRow, RowBatch
+from brim.errors import InputError, MissingDependencyError, SourceChangedError
+from brim.sources.open_dataset import open_dataset
+from brim.storage.location import Access
+from tests.conftest import brim, tree_digest, write_files
+from tests.s3 import FaultProxy, S3Server
+from tests.s3.server import PRIVATE, PUBLIC
+
+ROWS = [
+    {"n": n, "text": f"row {n} ü" * (n % 9), "l": [n, None] if n % 3 else None, "s": {"x": n / 2}} for n in range(6000)
+]
+TABLE = pa.Table.from_pylist(ROWS)
+NOISE = np.random.default_rng(1).bytes(4_000_000).hex()  # 8 MB that do not compress well
+
+
+def json_lines(rows: list[dict[str, Any]] = ROWS) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def comma_separated() -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["n", "text"])
+    writer.writerows([row["n"], row["text"] + ('\n"quoted"' if row["n"] % 7 == 0 else "")] for row in ROWS)
+    return text.getvalue().encode()
+
+
+def parquet(rows_in_group: int, table: pa.Table = TABLE) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, row_group_size=rows_in_group)
+    return sink.getvalue()
+
+
+def arrow(make: Any, table: pa.Table = TABLE) -> bytes:
+    sink = io.BytesIO()
+    with make(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=400)
+    return sink.getvalue()
+
+
+def large_parquet() -> bytes:
+    """Two row groups of a large column and three small ones: more than is read ahead of each."""
+    values = [NOISE[at : at + 4000] for at in range(0, len(NOISE), 4000)] * 2
+    small = list(range(len(values)))
+    return parquet(2000, pa.table({"a": small, "text": values, "b": small, "c": small}))
+
+
+def squeezed(data: bytes, codec: str) -> bytes:
+    return bytes(pa.Codec(codec).compress(data, asbytes=True))
+
+
+def contents() -> dict[str, bytes]:
+    named = TABLE.append_column("word", TABLE["text"].dictionary_encode())
+    return {
+        "jsonl/a.jsonl": json_lines(),
+        "jsonl/sub-1/b.jsonl": json_lines(ROWS[:700]),
+        "jsonl/sub/c.jsonl": json_lines(ROWS[700:]),
+        "jsonl/.hidden/d.jsonl": b"not rows",
+        "jsonl/README.md": b"# about",
+        "jsonl/built/.brim/ledger.jsonl": b"not rows",
+        "jsonl/built/e.jsonl": json_lines(ROWS[:5]),
+        "s*r [x]/a.jsonl": json_lines(),
+        "gz/a.jsonl.gz": squeezed(json_lines(), "gzip"),
+        "zst/a.jsonl.zst": squeezed(json_lines(), "zstd"),
+        "zst/b.jsonl.zst": squeezed(json_lines(ROWS[:999]), "zstd"),
+        "csv/a.csv": comma_separated(),
+        "csv/b.csv": comma_separated(),
+        "parquet/0.parquet": parquet(6000),
+        "parquet/1.parquet": parquet(500),
+        "shards/data/test-00000-of-00001.parquet": parquet(500, TABLE.slice(0, 900)),
+        "shards/data/train-00000-of-00001.parquet": parquet(500),
+        "hive/g=1/h=a b/0.parquet": parquet(500, TABLE.slice(0, 900)),
+        "hive/g=2/h=c%2Fd/0.parquet": parquet(500),
+        "large/0.parquet": large_parquet(),
+        "arrow/file.arrow": arrow(pa.ipc.new_file),
+        "arrow/stream.arrow": arrow(pa.ipc.new_stream),
+        "words/file.arrow": arrow(pa.ipc.new_file, named),
+        "words/stream.arrow": arrow(pa.ipc.new_stream, named),
+        **{f"text/{n:03}.txt": f"document {n} ü\r\nline\n".encode() * (n % 9 + 1) for n in range(60)},
+        "saved/dataset_info.json": b"{}",
+        "saved/state.json": json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}).encode(),
+        "saved/data-0.arrow": arrow(pa.ipc.new_stream),
+        "saved/cache-1.arrow": b"of somebody else",
+    }
+
+
+@dataclass(frozen=True)
+class Places:
+    """The same files in a folder and in a bucket."""
+
+    folder: Path
+    prefix: str
+
+    @property
+    def address(self) -> str:
+        return f"s3://{PRIVATE}/{self.prefix}"
+
+
+@pytest.fixture(scope="module")
+def places(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Places:
+    found = Places(tmp_path_factory.mktemp("rows"), f"rows-{secrets.token_hex(4)}")
+    for name, data in contents().items():
+        write_files(found.folder, {name: data})
+        s3.write(PRIVATE, f"{found.prefix}/{name}", data)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("BRIM_STALL_SECONDS", "20")
+
+
+def table_of(source: RowSource, units: list[Unit]) -> pa.Table:
+    tables = [table for unit in units for table in read_unit(source.reading, unit, 1 << 16)]
+    schema = unify([source.schema, *(table.schema for table in tables)])
+    return pa.concat_tables([cast(table, schema) for table in tables])
+
+
+def known(source: str, options: RowOptions, spool: Path) -> dict[str, Any]:
+    """All that a job could see of a source."""
+    rows = open_rows(source, options)
+    units = list(rows.units(100, spool=spool))
+    return {
+        "schema": rows.schema,
+        "facts": rows.facts,
+        "totals": (rows.total_bytes, rows.total_rows),
+        "units": [(unit.key, unit.bytes, unit.first_row, unit.rows, len(unit.spans)) for unit in units],
+        "rows": table_of(rows, units),
+        "where": [describe_row(unit, rows.reading, 1) for unit in (units[0], units[-1])],
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("jsonl", {}),
+        ("jsonl/a.jsonl", {}),
+        ("jsonl/**/*.jsonl", {"limit": 6500}),
+        ("jsonl/sub*/*.jsonl", {"columns": ("s", "n")}),
+        ("s*r [x]", {}),
+        ("gz", {}),
+        ("zst/*.zst", {}),
+        ("csv", {}),
+        ("csv/*.csv", {"limit": 6100, "as_text": ("n",)}),
+        ("parquet", {}),
+        ("parquet/?.parquet", {"columns": ("s", "n"), "limit": 9000}),
+        ("shards", {"from_split": "test", "unit_size": 20_000}),
+        ("shards/data/*.parquet", {"from_split": "train", "from_config": "default"}),
+        ("hive", {"unit_size": 20_000}),
+        ("hive", {"unit_size": 20_000, "columns": ("h", "n")}),
+        ("large", {"unit_size": 6_000_000}),
+        ("arrow", {}),
+        ("arrow/*", {"limit": 7300}),
+        ("words", {"unit_size": 400_000}),
+        ("text", {"unit_size": 500}),
+        ("text", {"text": "document"}),
+        ("saved", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value) or "plain",
+)
+def test_the_same_rows_and_units_as_from_a_copy(
+    places: Places, tmp_path: Path, source: str, options: dict[str, Any]
+) -> None:
+    """Names, order, facts, cuts, keys, rows, and how errors name a row."""
+    reading = RowOptions(**{"unit_size": 60_000, **options})
+    local = known(f"{places.folder}/{source}", reading, tmp_path / "a")
+    remote = known(f"{places.address}/{source}", reading, tmp_path / "b")
+    assert remote == local
+    assert len(local["units"]) > 1 or "text" in options
+
+
+def test_partition_columns_of_objects_are_read_and_choose_rows(places: Places) -> None:
+    for where_it_is in (str(places.folder), places.address):
+        chosen = open_dataset(f"{where_it_is}/hive").where("g == 2").table().rows
+        assert chosen.num_rows == TABLE.num_rows
+        assert set(chosen["h"].to_pylist()) == {"c/d"}
+        assert set(chosen["g"].to_pylist()) == {2}
+
+
+def test_marks_of_folders(s3: S3Server, s3_prefix: str) -> None:
+    """An empty object with the name of a folder is none of its rows, whatever is listed between the two."""
+    for name in ("at", "at/part.jsonl", "at/part.jsonl.old", "at/part.jsonl/a.jsonl"):
+        s3.write(PRIVATE, s3_prefix + name, json_lines(ROWS[:5]) if name.endswith("a.jsonl") else b"")
+    source = open_rows(f"s3://{PRIVATE}/{s3_prefix}at")
+    assert table_of(source, list(source.units(1)))["n"].to_pylist() == [*range(5)]
+
+
+def test_many_small_objects_wait_together(places: Places, s3_proxy: FaultProxy) -> None:
+    """Sixty documents are on their way before their turn, a dozen at a time; nobody asks for one twice."""
+    source = open_rows(f"{places.address}/text", RowOptions(text="document", access=Access(s3_proxy.endpoint)))
+    asked = s3_proxy.count("GET", ".txt")
+    s3_proxy.stall(0.5, contains=".txt", times=60)  # so long that all of those asked for together are seen together
+    assert table_of(source, list(source.units(1))).num_rows == 60
+    assert (asked, s3_proxy.count("GET", ".txt"), s3_proxy.count("HEAD", ".txt")) == (0, 60, 0)
+    assert s3_proxy.most_at_once > 8
+
+
+def test_small_columns_are_one_request(places: Places, s3_proxy: FaultProxy) -> None:
+    """A footer, then one request for each small row group, and none for columns that nobody wants."""
+    access = Access(s3_proxy.endpoint)
+    source = open_rows(f"{places.address}/large", RowOptions(columns=("a", "c"), access=access, unit_size=1 << 30))
+    before = s3_proxy.count("GET", ".parquet")
+    (unit,) = source.units(1)
+    assert table_of(source, [unit])["c"].to_pylist() == [*range(4000)]
+    assert s3_proxy.count("GET", ".parquet") - before <= 1 + 2 * 2
+    assert s3_proxy.received_bytes < 2_000_000
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "csv", "zst"])
+@pytest.mark.parametrize("gone", [False, True], ids=["changed", "gone"])
+def test_an_object_that_changed(s3: S3Server, s3_prefix: str, tmp_path: Path, kind: str, gone: bool) -> None:
+    """Between the plan and the reading: SourceChangedError, by name, although the size is the same."""
+    data = {
+        "jsonl": json_lines(), "parquet": parquet(500), "arrow": arrow(pa.ipc.new_stream), "csv": comma_separated(),
+        "zst": squeezed(json_lines(), "zstd"),
+    }[kind]  # fmt: skip
+    key = f"{s3_prefix}a.{'jsonl.zst' if kind == 'zst' else kind}"
+    s3.write(PRIVATE, key, data)
+    source = open_rows(f"s3://{PRIVATE}/{key}", RowOptions(unit_size=50_000))
+    units = source.units(100, spool=tmp_path)
+    planned = [] if kind == "zst" else list(units)
+    if gone:
+        s3.delete(PRIVATE, key)
+    else:
+        s3.write(PRIVATE, key, data[:-1] + b" ")
+    with pytest.raises(SourceChangedError) as caught:
+        table_of(source, planned or list(units))
+    assert caught.value.facts["path"] == key.removeprefix(s3_prefix)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "zst", "large", "arrow"])
+def test_faults_on_the_way(places: Places, s3_proxy: FaultProxy, tmp_path: Path, kind: str) -> None:
+    """A busy store, connections that break, one that is slow: the same rows."""
+    options = RowOptions(unit_size=300_000, access=Access(s3_proxy.endpoint))
+    expected = known(f"{places.folder}/{kind}", options, tmp_path / "a")
+    s3_proxy.fail(503, times=3, method="GET", skip=2)
+    cut = s3_proxy.cut(20_000, times=3, method="GET", answer=True, skip=4)
+    s3_proxy.slow(20_000_000, times=5)
+    assert known(f"{places.address}/{kind}", options, tmp_path / "b") == expected
+    assert cut.fired
+
+
+def test_what_cannot_be_read(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each error says what to do."""
+    for source, words in (
+        ("s3://nobody-has-this/x", "does not exist"),
+        (f"{places.address}/nothing", "There is nothing at"),
+        (f"{places.address}/nothing/*.jsonl", "Nothing was found"),
+        (f"{places.address}/zst/*.csv", "Nothing was found"),
+        ("s3://", "names no bucket"),
+        (f"{places.address}/**/*.*", "different formats"),
+    ):
+        with pytest.raises(InputError, match=words):
+            open_rows(source)
+    with pytest.raises(InputError, match="partly in a bucket"):
+        open_rows([str(places.folder), places.address])
+    with pytest.raises(InputError, match="may not read"):
+        open_rows(f"{places.address}/jsonl", RowOptions(access=Access(anonymous=True)))
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    monkeypatch.delitem(sys.modules, "brim.storage.objects", raising=False)
+    with pytest.raises(MissingDependencyError, match=r"pip install .*obstore"):
+        open_rows(f"{places.address}/jsonl", RowOptions(access=Access("http://127.0.0.1:1")))
+
+
+def test_a_public_bucket_needs_no_credentials(s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--anonymous, in a list of objects of one bucket."""
+    for name in s3.environment:
+        monkeypatch.delenv(name)
+    for name in ("x/a.jsonl", "y/b.jsonl"):
+        s3.write(PUBLIC, s3_prefix + name, json_lines(ROWS[:50]))
+    access = Access(s3.endpoint, anonymous=True)
+    source = open_rows([f"s3://{PUBLIC}/{s3_prefix}{name}" for name in ("x", "y/b.jsonl")], RowOptions(access=access))
+    (unit,) = source.units(1)
+    assert table_of(source, [unit])["n"].to_pylist() == 2 * [*range(50)]
+    assert describe_row(unit, source.reading, 60).startswith("y/b.jsonl, row 10")
+
+
+def test_marks_of_folders_are_no_files(s3: S3Server, s3_prefix: str) -> None:
+    """As Spark leaves them: data.parquet/ is empty, and the rows are below."""
+    s3.write(PRIVATE, f"{s3_prefix}data.parquet/", b"")
+    s3.write(PRIVATE, f"{s3_prefix}data.parquet/part-0.parquet", parquet(6000))
+    for source in ("", "data.parquet", "**/*.parquet"):
+        assert open_rows(f"s3://{PRIVATE}/{s3_prefix}{source}").total_rows == len(ROWS)
+
+
+def test_memory_does_not_grow_with_the_object(s3: S3Server, s3_prefix: str) -> None:
+    """One unit of 120 MB passes through a process that never holds more than what is on its way."""
+    line = ("x" * 999 + "\n").encode()
+    s3.write(PRIVATE, f"{s3_prefix}small.txt", line * 1000)
+    s3.write(PRIVATE, f"{s3_prefix}large.txt", line * 120_000)
+    code = """
+import os, sys, threading
+from brim.memory.meter import process_bytes
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.read_unit import read_unit
+from brim.compute.rows.row_options import RowOptions
+def count(name):
+    source = open_rows(sys.argv[1] + name, RowOptions(unit_size=1 << 30))
+    return sum(table.num_rows for unit in source.units(1) for table in read_unit(source.reading, unit))
+count("small.txt")
+before, peak, done = process_bytes(os.getpid()), 0, threading.Event()
+def look():
+    global peak
+    while not done.wait(0.005):
+        peak = max(peak, process_bytes(os.getpid()))
+thread = threading.Thread(target=look)
+thread.start()
+rows = count("large.txt")
+done.set(); thread.join()
+print(rows, peak - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"s3://{PRIVATE}/{s3_prefix}"],
+        env=os.environ | {"MALLOC_ARENA_MAX": "2"}, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    rows, grown_bytes = map(int, done.stdout.split())
+    assert rows == 120_000
+    assert grown_bytes < 90_000_000
+
+
+def test_images_of_a_bucket(s3: S3Server, s3_prefix: str) -> None:
+    """Paths below a place in a bucket, or whole addresses; one that is not there is the fault of its row."""
+    image = pytest.importorskip("PIL.Image")
+    colours = [(n, 2 * n, 255 - n) for n in range(20)]
+    for number, colour in enumerate(colours):
+        content = io.BytesIO()
+        image.new("RGB", (5, 4), colour).save(content, "PNG")
+        s3.write(PRIVATE, f"{s3_prefix}p/{number}.png", content.getvalue())
+    root = f"s3://{PRIVATE}/{s3_prefix}p"
+    names = [f"{number}.png" if number % 2 else f"{root}/{number}.png" for number in range(20)]
+    options = EmbedStepOptions(
+        "tests.embed_models:mean_colour", image="image", batch_size=8, image_root=root,
+        image_access=Access(s3.endpoint),
+    )  # fmt: skip
+    step = EmbedStep(options)
+    table = pa.table({"image": names})
+    step.open(table.schema)
+    try:
+        (made,) = step.apply(RowBatch(table, 0, None), False)
+        assert made["vision"].to_pylist() == [list(colour) for colour in colours]
+        with pytest.raises(BadRow) as caught:
+            list(step.apply(RowBatch(pa.table({"image": [*names[:3], "none.png"]}), 0, None), False))
+        assert caught.value.row == 3
+        assert "not in the bucket" in str(caught.value.__cause__)
+    finally:
+        step.close()
+
+
+def test_map_from_a_bucket(places: Places, tmp_path: Path) -> None:
+    """The real command, in two workers: shards are the same bytes."""
+    (tmp_path / "steps.py").write_text("def longer(row):\n    return {'m': row['text'] + '!'}\n")
+    common = ("--fn", f"{tmp_path}/steps.py:longer", "--unit-size", "600kB", "--memory", "1GB", "--workers", "2", "-q")
+    brim("map", f"{places.address}/parquet", tmp_path / "remote", *common)
+    brim("map", places.folder / "parquet", tmp_path / "local", *common)
+    assert tree_digest(tmp_path / "remote/data") == tree_digest(tmp_path / "local/data")
+
+
+def test_map_in_python(places: Places, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    options: dict[str, Any] = {"remove_columns": ["l", "s"], "cache_dir": tmp_path, "memory": "1GB"}
+    remote = library.map(f"{places.address}/parquet", _longer, endpoint_url=s3.endpoint, **options)
+    assert remote.to_list() == library.map(str(places.folder / "parquet"), _longer, **options).to_list()
+
+
+def _longer(row: dict[str, Any]) -> dict[str, Any]:
+    return {"m": row["text"] + "!"}
+
+
+def test_tokenize_from_a_bucket(places: Places, tmp_path: Path, s3: S3Server) -> None:
+    """The real command over compressed objects, by --endpoint-url: token ids are the same bytes."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(["row"], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    made.save(str(tmp_path / "tokenizer.json"))
+    common = ("--tokenizer", tmp_path / "tokenizer.json", "--unit-size", "300kB", "--memory", "1GB", "-q")
+    without = {name: value for name, value in os.environ.items() if name != "AWS_ENDPOINT_URL"}
+    glob = f"{places.address}/zst/*.jsonl.zst"
+    brim("tokenize", glob, tmp_path / "remote", *common, "--endpoint-url", s3.endpoint, env=without)
+    brim("tokenize", f"{places.folder}/zst/*.jsonl.zst", tmp_path / "local", *common)
+    assert tree_digest(tmp_path / "remote/data") == tree_digest(tmp_path / "local/data")
+
+
+def test_no_rows(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
+    """A dataset without rows has no shards: it is whole all the same, and not made again."""
+    s3.write(PRIVATE, f"{s3_prefix}none.parquet", parquet(1, TABLE.slice(0, 0)))
+    (tmp_path / "steps.py").write_text("def same(row):\n    return row\n")
+    source, made = f"s3://{PRIVATE}/{s3_prefix}none.parquet", f"s3://{PRIVATE}/{s3_prefix}made"
+    for _ in range(2):
+        brim("map", source, made, "--fn", f"{tmp_path}/steps.py:same", "--state", tmp_path / "state")
+    assert "0 rows" in brim("verify", made).stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "dest", "said"),
+    [
+        (("map", "--fn", "fn.py:same"), "s3://nowhere/out", "does not exist"),
+        (("map", "--fn", "fn.py:same"), "hf://datasets/ada/out", "The token for the Hub is missing"),
+        (("map", "--fn", "fn.py:same"), f"s3://{PRIVATE}/PREFIX", "that brim did not write"),
+        (("embed", "--model", "fn:same", "--column", "text"), "s3://nowhere/out.npy", "does not exist"),
+    ],
+)
+def test_a_destination_that_cannot_be_used(
+    command: tuple[str, ...], dest: str, said: str, s3: S3Server, s3_prefix: str, tmp_path: Path
+) -> None:
+    """Said before the first unit is computed, and not after the last."""
+    source = (
+        write_files(tmp_path, {"rows.jsonl": b'{"text": "a"}\n', "fn.py": b"def same(row): return row"}) / "rows.jsonl"
+    )
+    s3.write(PRIVATE, f"{s3_prefix}data/mine.parquet", b"not brim's")
+    own = {"HF_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"} | s3.environment | own
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tmp_path), environment.get("PYTHONPATH")]))
+    verb, *options = command
+    dest = dest.replace("PREFIX", s3_prefix.rstrip("/"))
+    done = brim(verb, source, dest, *options, "--json", check=2, env=environment, cwd=tmp_path)
+    assert said in done.stdout
+    assert "computed" not in done.stdout
+
+
+def test_what_others_published_since(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
+    """The bucket tells what it holds, and not the machine: found again there, and refused if it is another's."""
+    files = {"rows.jsonl": b'{"text": "a"}\n', "fn.py": b"def same(row): return row\ndef bad(row): 1 / 0"}
+    source, made = write_files(tmp_path, files) / "rows.jsonl", f"s3://{PRIVATE}/{s3_prefix}made"
+
+    def at(machine: str, *options: str, check: int = 0) -> str:
+        own = {**os.environ, **s3.environment, "XDG_STATE_HOME": str(tmp_path / machine)}
+        done = brim("map", source, made, *options, "--json", check=check, env=own, cwd=tmp_path)
+        return done.stdout
+
+    at("first", "--fn", "fn.py:bad", check=2)  # begun, and not ended
+    at("second", "--fn", "fn.py:same")
+    assert '"computed": 0' in at("third", "--fn", "fn.py:same")
+    for machine in ("first", "first", "fourth"):
+        said = at(machine, "--fn", "fn.py:bad", check=2)
+        assert "has another dataset" in said
+        assert "--update" not in said
+    assert "1 row," in brim("verify", made, env=os.environ | s3.environment).stdout
+    assert "was computed" in brim("verify", made, source, check=2, env=os.environ | s3.environment).stderr
+    assert "was computed" in brim("unpack", made, tmp_path / "out", check=2, env=os.environ | s3.environment).stderr

@@ -1,0 +1,274 @@
+"""Every job to every destination by every engine, undisturbed, killed, stopped, and on a disk that fills: one contract.
+
+The cells are those of tests/matrix.py. A job is caught while it writes a receipt (tests/guarantees/shim.c holds it),
+so that what happens to it happens in its middle, and not where a clock says. Whatever it was, the same command then
+ends with the data files that an undisturbed build into a folder makes.
+
+The suite runs some cells; `make test-matrix` all, those on Ray if it is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters import TestCluster, cluster_of
+from tests.conftest import random_bytes, write_files
+from tests.forked import Process, brim, start
+from tests.generators.small_jobs import MODEL, STEPS, TOKENIZER
+from tests.guarantees.injection import Fault, Shim
+from tests.hub import TestHub
+from tests.hub.server import TOKENS
+from tests.matrix import CELLS, PAGE, PLACES, Cell, block, table
+from tests.places import BucketPlace, FolderPlace, HubBucketPlace, HubPlace, Place
+from tests.s3 import S3Server
+from tests.small_disk import fill, small_disk
+
+# The receipt at which a run is caught: one is there, more are to come.
+RECEIPT = 3
+NODES_TOKEN = "hf_nodes"  # may write to buckets of its own, and not to the repositories of these tests
+Made = dict[tuple[str, str], dict[str, bytes]]
+_MARKS = {"suite": (), "matrix": (pytest.mark.matrix,), "ray": (pytest.mark.ray,)}
+
+
+def _commands() -> dict[str, list[str]]:
+    """The words of each verb, before and after its destination, as they are typed in the folder of the sources."""
+    units = ["--unit-size", "2KB", "--memory", "600MB"]
+    shards = ["--rows-per-shard", "40"]
+    return {
+        # So many that their receipts take more than a page: also where receipts are all that is written here.
+        "build": ["build", "files", "--rows-per-shard", "1"],
+        "map": ["map", "rows", "--fn", "steps.py:length", *units, *shards],
+        "tokenize": ["tokenize", "rows", "--tokenizer", "tokenizer.json", *units, *shards],
+        "embed": ["embed", "rows", "--model", "model:factory", "--column", "text", "--keep", "id", *units],
+    }
+
+
+@dataclass
+class Trial:
+    """A cell that is tried: where it goes, and the disk on which it leaves what it leaves here."""
+
+    cell: Cell
+    work: Path
+    place: Place
+    address: str
+    disk: Path
+    shim: Shim
+    options: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> list[str]:
+        verb, source, *more = _commands()[self.cell.verb]
+        workers = [] if self.cell.engine == "ray" else ["--workers", "1"]
+        return [verb, source, self.address, *more, *workers, *self.options, "--json"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**self.place.environment, "XDG_STATE_HOME": str(self.disk / "state")}
+
+    def finish(self) -> dict[str, Any]:
+        """The command without anything that happens to it; what it says at last."""
+        done = brim(*self.words, env=self.environment, cwd=self.work)
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    def caught(self) -> Process:
+        """The command, which is held while it notes a receipt."""
+        variables = self.shim.variables(Fault("fsync", RECEIPT, "hold", "*/ledger.jsonl"), [self.disk])
+        with open(self.shim.library.with_name("said"), "wb") as said:
+            process = start(
+                *self.words, env=self.environment | variables, cwd=self.work, preload=str(self.shim.library),
+                outputs=(said.fileno(), said.fileno()),
+            )  # fmt: skip
+        until = time.monotonic() + 120
+        while not self.shim.fired:
+            assert process.poll() is None, self.said
+            assert time.monotonic() < until, "it came to no receipt"
+            time.sleep(0.01)
+        return process
+
+    def goes_on(self, process: Process) -> int:
+        """How a run that was held ends."""
+        self.shim.release()
+        code = process.wait(120)
+        assert "Traceback" not in self.said, self.said
+        return code
+
+    @property
+    def said(self) -> str:
+        """By the run that was caught last."""
+        return self.shim.library.with_name("said").read_text()
+
+    def data(self) -> dict[str, bytes]:
+        """What was made: shards by their names, or a file and what lies beside it."""
+        content = self.place.content()
+        if self.cell.place in PLACES:
+            return {name: data for name, data in content.items() if name.startswith("data/")}
+        return {name: data for name, data in content.items() if not Path(name).parts[0].endswith(".brim")}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where commands are typed: files to package, rows, a function, a tokenizer, a model."""
+    folder = tmp_path_factory.mktemp("work")
+    write_files(folder / "files", {f"f{n:02d}.bin": random_bytes(9000 + n, n) for n in range(24)})
+    rows = [json.dumps({"id": n, "text": f"row {n} " + "word " * (n % 9)}) for n in range(240)]
+    write_files(folder, {
+        "rows/a.jsonl": "\n".join(rows[:120]).encode(), "rows/b.jsonl": "\n".join(rows[120:]).encode(),
+        "steps.py": STEPS, "model.py": MODEL, "tokenizer.json": TOKENIZER,
+    })  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Shim:
+    shim = Shim.build(tmp_path_factory.mktemp("shim"))
+    if shim is None:
+        pytest.skip("jobs that are caught in their middle are not proved here: that takes Linux and a C compiler")
+    return shim
+
+
+@pytest.fixture(scope="module")
+def expected() -> Made:
+    """What was made where nothing happened, by verb and kind of result; filled as it is asked for."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
+    tokens = {**TOKENS, NODES_TOKEN: {"user": "eve", "can_write": ["eve"]}}
+    with TestHub(tmp_path_factory.mktemp("hub"), tokens, xet=True) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def cluster(s3: S3Server, hub: TestHub) -> Iterator[TestCluster]:
+    """Its nodes have keys of their own for buckets; the token for a repository comes with what they are to do."""
+    pytest.importorskip("ray", reason="cells on Ray are not proved here: Ray is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        own = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": NODES_TOKEN, "HF_HUB_DISABLE_TELEMETRY": "1"}
+        for name, value in {**s3.environment, **own}.items():
+            patch.setenv(name, value)
+        with cluster_of(2, cpus=2) as cluster:
+            yield cluster
+
+
+@pytest.fixture
+def cell(request: pytest.FixtureRequest) -> Cell:
+    found: Cell = request.param
+    return found
+
+
+@pytest.fixture
+def disk(cell: Cell, tmp_path: Path) -> Iterator[Path]:
+    """Where the job writes on this machine; small, if it is to be full."""
+    disk = tmp_path / "disk"
+    if cell.event == "full disk":
+        with small_disk(disk):
+            yield disk
+        return
+    disk.mkdir()
+    yield disk
+
+
+@pytest.fixture
+def trial(request: pytest.FixtureRequest, cell: Cell, work: Path, shim: Shim, disk: Path, tmp_path: Path) -> Trial:
+    options = request.getfixturevalue("cluster").options if cell.engine == "ray" else ()
+    kind, _, suffix = cell.place.partition(".")
+    place: Place
+    if kind == "hub":
+        place = HubPlace(
+            request.getfixturevalue("hub"), tmp_path / "machine", f"hf://datasets/ada/{tmp_path.name[:80]}"
+        )
+    elif kind == "hubbucket":
+        place = HubBucketPlace(request.getfixturevalue("hub"), tmp_path / "machine", tmp_path.name[:80], "eve/things")
+    elif kind == "bucket":
+        s3: S3Server = request.getfixturevalue("s3")
+        place = BucketPlace(s3, tmp_path / "machine", request.getfixturevalue("s3_prefix").rstrip("/"))
+    else:
+        place = FolderPlace(disk / "out")
+        (disk / "out").mkdir()
+    address = f"{place.address}/v.{suffix}" if suffix else place.address
+    return Trial(cell, work, place, address, disk, shim, options)
+
+
+def _cells(event: str) -> list[object]:
+    return [pytest.param(cell, id=str(cell), marks=_MARKS[cell.target]) for cell in CELLS if cell.event == event]
+
+
+class TestEveryCell:
+    """What brim promises of a job, wherever it goes and whoever does it."""
+
+    @pytest.fixture(autouse=True)
+    def _the_same_bytes(self, trial: Trial, expected: Made, tmp_path: Path, work: Path) -> Iterator[None]:
+        """Each test ends with what an undisturbed run makes, on this machine and into a folder."""
+        yield
+        suffix = trial.cell.place.partition(".")[2]
+        key = (trial.cell.verb, suffix)
+        if key not in expected:
+            local = Cell(trial.cell.verb, f"file.{suffix}" if suffix else "folder", "local", "undisturbed")
+            place = FolderPlace(tmp_path / "expected")
+            place.folder.mkdir()
+            address = f"{place.address}/v.{suffix}" if suffix else place.address
+            plain = Trial(local, work, place, address, tmp_path / "expected-state", trial.shim)
+            plain.finish()
+            expected[key] = plain.data()
+        assert trial.data() == expected[key]
+        left = [path for path in trial.disk.rglob("*") if path.suffix == ".tmp" or path.name in ("units", "made")]
+        assert not left, "leftovers"
+
+    @pytest.mark.parametrize("cell", _cells("undisturbed"), indirect=True)
+    def test_undisturbed(self, trial: Trial) -> None:
+        """It ends; the same command again does nothing, and changes nothing."""
+        trial.finish()
+        before = trial.place.content()
+        again = trial.finish()
+        assert again.get("written", 0) == 0
+        assert again.get("computed", 0) == 0
+        assert trial.place.content() == before
+        if trial.cell.place in PLACES:
+            source = [trial.work / "files"] if trial.cell.verb == "build" else []
+            brim("verify", trial.address, *source, "--deep", "--quiet", env=trial.environment, cwd=trial.work)
+
+    @pytest.mark.parametrize("cell", _cells("killed"), indirect=True)
+    def test_killed_and_continued(self, trial: Trial) -> None:
+        """Twice, in its middle; then the same command does what is missing, and not what has a receipt."""
+        for _ in range(2):
+            process = trial.caught()
+            process.kill()
+            process.wait()
+            trial.shim.release()  # workers that were started by it
+        done = trial.finish()
+        assert done["kept"] > 0 if trial.cell.verb == "build" else done["computed"] < done["units"], done
+
+    @pytest.mark.parametrize("cell", _cells("stopped"), indirect=True)
+    def test_stopped(self, trial: Trial) -> None:
+        """SIGTERM: exit 6, with the words that the same command continues; and it does."""
+        process = trial.caught()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert trial.goes_on(process) == 6, trial.said
+        assert "run the same command to continue" in trial.said.lower(), trial.said
+        trial.finish()
+
+    @pytest.mark.parametrize("cell", _cells("full disk"), indirect=True)
+    def test_full_disk(self, trial: Trial) -> None:
+        """Others fill the disk meanwhile: exit 5 and words about it, no bug; with room again, it goes on."""
+        process = trial.caught()
+        ballast = fill(trial.disk)
+        assert trial.goes_on(process) == 5, trial.said
+        assert "full" in trial.said or "No space" in trial.said, trial.said
+        assert "bug" not in trial.said
+        ballast.unlink()
+        trial.finish()
+
+
+def test_the_page_has_the_table() -> None:
+    """docs/contributing/tests.md has the table that `python -m tests.matrix --write` writes."""
+    assert block(PAGE.read_text()) == table()

@@ -1,0 +1,406 @@
+"""Tensor writers that are killed, that run out of disk, and whose files are damaged meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import brim
+from brim.errors import DestinationUnavailableError, InputError, SourceError
+from brim.tensors import tensor_writer
+from tests.conftest import tree_digest
+from tests.guarantees.test_disk_full import grow
+
+pytest.importorskip("safetensors", reason="what a killed writer leaves is not proved here: no safetensors")
+
+ROWS, STEP = 4000, 100
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "known": ("a.safetensors", {"rows": ROWS}),
+    "unknown": ("a.safetensors", {}),
+    "shards": ("a.safetensors", {"shard_size": "200kB"}),
+    "npy": ("a.npy", {"rows": ROWS}),
+    "parquet": ("a.parquet", {}),
+}
+
+
+def job(folder: Path, kind: str, pause_s: float = 0.0, replace: bool = False) -> int:
+    """Write all rows, or those that are missing; how many were there."""
+    name, options = KINDS[kind]
+    text = np.random.default_rng(0).random((ROWS, 64), dtype=np.float32)
+    number = np.arange(ROWS)
+    spec = {"text": (64, "float32"), "number": "int64"}
+    options = {**options, "resume": not replace, "overwrite": replace, "checkpoint_rows": 3 * STEP}
+    with brim.TensorWriter(folder / name, tensors=spec, **options) as writer:
+        done = writer.rows_done
+        assert done % STEP == 0
+        for at in range(done, ROWS, STEP):
+            writer.append(text=text[at : at + STEP], number=number[at : at + STEP])
+            time.sleep(pause_s)
+    return done
+
+
+# Forking from a process that has imported everything makes a writer that can be killed from its first moment on.
+NURSERY = """
+import os, sys
+from pathlib import Path
+from tests.guarantees.test_tensor_faults import job
+print("ready", flush=True)
+while line := sys.stdin.readline():
+    folder, kind = line.split()
+    pid = os.fork()
+    if pid == 0:
+        job(Path(folder), kind, 0.003)
+        os._exit(0)
+    print(pid, flush=True)
+    sys.stdin.readline()
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
+class Nursery:
+    def __init__(self) -> None:
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join([root, *sys.path])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", NURSERY],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def run(self, folder: Path, kind: str, kill_after_s: float | None = None, first_receipt: bool = False) -> float:
+        """The seconds that the job lived. The kill comes so long after its start, or after its first receipt."""
+        self._say(f"{folder} {kind}")
+        pid, begin = int(self._line()), time.monotonic()
+        if kill_after_s is not None:
+            while first_receipt and not _has_receipt(folder / KINDS[kind][0]) and time.monotonic() - begin < 5:
+                time.sleep(0.002)
+            time.sleep(kill_after_s)
+            os.kill(pid, signal.SIGKILL)
+        self._say("wait")  # not before: until then the number is its own, even if it has ended
+        status = int(self._line())
+        assert status in (0, signal.SIGKILL)
+        return time.monotonic() - begin
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def _has_receipt(path: Path) -> bool:
+    try:
+        return b'"type": "rows"' in (path.with_name(f"{path.name}.partial") / "receipts.jsonl").read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+def visible_rows(path: Path) -> int:
+    """What a reader finds under the file's name: all or nothing."""
+    try:
+        if path.suffix == ".parquet":
+            return pq.ParquetFile(path).metadata.num_rows if path.exists() else 0
+        return len(next(iter(brim.open_tensors(path).values())))
+    except SourceError:
+        return 0
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "moments"), [(kind, 30 if kind == "known" else 12) for kind in KINDS])
+def test_killed_at_random_moments(tmp_path: Path, nursery: Nursery, kind: str, moments: int) -> None:
+    """After kill -9 the rows of the last receipt are there, and the file that is finished then is the same."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    lived = nursery.run(whole, kind)
+    undisturbed = tree_digest(whole)
+    when = random.Random(kind)
+    landed = 0
+    for number in range(moments):
+        killed.mkdir()
+        if number % 3:  # most in the writing, whatever else the machine does
+            nursery.run(killed, kind, when.uniform(0, lived / 2), first_receipt=True)
+        else:
+            nursery.run(killed, kind, when.uniform(0, lived * 1.1))
+        assert visible_rows(killed / KINDS[kind][0]) in (0, ROWS)
+        landed += 0 < job(killed, kind) < ROWS
+        assert tree_digest(killed) == undisturbed
+        shutil.rmtree(killed)
+    assert landed >= moments // 4, "too few kills fell into the writing to prove anything"
+
+
+def test_killed_again_and_again(tmp_path: Path, nursery: Nursery) -> None:
+    """One job that is killed until it is done still ends whole, and goes forward every time that it wrote a receipt."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    lived = nursery.run(whole, "unknown")
+    for _ in range(12):
+        nursery.run(killed, "unknown", lived / 4)
+    job(killed, "unknown")
+    assert tree_digest(killed) == tree_digest(whole)
+
+
+class Crash(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize(("kind", "replacing"), [*((kind, False) for kind in KINDS), ("shards", True), ("npy", True)])
+def test_a_crash_at_every_step_of_finishing(
+    tmp_path: Path, kind: str, replacing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the receipts, between the renames, while the folder is removed: the next run ends with the same files."""
+    (tmp_path / "whole").mkdir()
+    job(tmp_path / "whole", kind)
+    undisturbed = tree_digest(tmp_path / "whole")
+    name, options = KINDS[kind]
+    earlier = {"text": (64, "float32"), "number": "int64"} if replacing else None
+    steps = 0
+    for step in range(100):
+        folder = tmp_path / f"crash{step}"
+        folder.mkdir()
+        with monkeypatch.context() as patch:
+            if earlier is not None:
+                with brim.TensorWriter(folder / name, tensors=earlier, **{**options, "rows": 0}):
+                    pass
+            crashed = _crash_at(step, patch)
+            with contextlib.suppress(Crash):
+                job(folder, kind, replace=replacing)
+        if not crashed():
+            assert tree_digest(folder) == undisturbed
+            break
+        steps += 1
+        assert visible_rows(folder / name) in (0, ROWS)
+        assert job(folder, kind) in (0, ROWS)
+        assert tree_digest(folder) == undisturbed
+    assert steps >= 3
+
+
+def _crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """The step-th durable act of finishing does not happen, and nothing after it either."""
+    acts = 0
+
+    def counted(act: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            nonlocal acts
+            if threading.current_thread() is not threading.main_thread():
+                return act(*arguments, **options)  # a sync while writing is no step of finishing
+            if acts >= step:
+                acts = step + 1
+                raise Crash
+            acts += 1
+            return act(*arguments, **options)
+
+        return run
+
+    from brim.tensors import partial_file
+
+    for name in ("rename", "sync_folder"):
+        patch.setattr(partial_file, name, counted(getattr(partial_file, name)))
+    patch.setattr(partial_file.CheckpointLog, "finish", counted(partial_file.CheckpointLog.finish))
+    patch.setattr(partial_file.shutil, "rmtree", counted(shutil.rmtree))
+    return lambda: acts > step
+
+
+def test_damage_is_found_and_written_again(tmp_path: Path) -> None:
+    """A flipped bit in what a receipt covers: the rows from that block on are done again, with a warning."""
+    text = np.random.default_rng(0).random((100, 8), dtype=np.float32)
+    path = tmp_path / "a.npy"
+    writer = brim.TensorWriter(path, 100, text=(8, "float32"), checkpoint_rows=10)
+    for at in range(0, 90, 10):
+        writer.append(text=text[at : at + 10])
+    with pytest.raises(InputError):
+        writer.close()
+    [part] = (tmp_path / "a.npy.partial").glob("*.part")
+    data = bytearray(part.read_bytes())
+    data[128 + 45 * 32] ^= 1
+    part.write_bytes(data)
+    with pytest.warns(UserWarning, match="those after row 40 are damaged"):
+        again = brim.TensorWriter(path, 100, text=(8, "float32"), resume=True)
+    assert again.rows_done == 40
+    again.append(text=text[40:60])
+    with pytest.raises(InputError):
+        again.close()
+    with brim.TensorWriter(path, 100, text=(8, "float32"), resume=True) as last:  # and no warning any more
+        assert last.rows_done == 60
+        last.append(text=text[60:])
+    np.testing.assert_array_equal(np.load(path), text)
+
+
+@pytest.mark.parametrize("harm", ["torn", "flipped", "gone"])
+def test_damaged_receipts(tmp_path: Path, harm: str) -> None:
+    """A line that is torn or flipped counts as not written; without receipts everything is done again."""
+    text = np.arange(400, dtype=np.float32).reshape(100, 4)
+    path, receipts = tmp_path / "a.npy", tmp_path / "a.npy.partial" / "receipts.jsonl"
+    writer = brim.TensorWriter(path, 100, text=(4, "float32"), checkpoint_rows=10)
+    for at in range(0, 50, 10):
+        writer.append(text=text[at : at + 10])
+    with pytest.raises(InputError):
+        writer.close()
+    lines = receipts.read_bytes()
+    made = {"torn": lines[:-5], "flipped": lines.replace(b'"rows": 50', b'"rows": 60'), "gone": b""}[harm]
+    receipts.write_bytes(made)
+    with brim.TensorWriter(path, 100, text=(4, "float32"), resume=True) as again:
+        assert again.rows_done == {"torn": 40, "flipped": 40, "gone": 0}[harm]
+        again.append(text=text[again.rows_done :])
+    np.testing.assert_array_equal(np.load(path), text)
+
+
+def test_a_disk_that_fails_while_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a failed sync leaves is unknown: the writer says so at its next call, and the receipts decide."""
+    text = np.arange(400, dtype=np.float32).reshape(100, 4)
+    path = tmp_path / "a.npy"
+    writer = brim.TensorWriter(path, 100, text=(4, "float32"), checkpoint_rows=20)
+    writer.append(text=text[:20])
+    writer.checkpoint()
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        writer.append(text=text[20:40])
+        with pytest.raises(DestinationUnavailableError, match="resume=True"):
+            writer.checkpoint()
+    for act in (writer.checkpoint, writer.close, lambda: writer.append(text=text[40:60])):
+        with pytest.raises((DestinationUnavailableError, InputError)):
+            act()
+    with brim.TensorWriter(path, 100, text=(4, "float32"), resume=True) as again:
+        assert again.rows_done == 20
+        again.append(text=text[20:])
+    np.testing.assert_array_equal(np.load(path), text)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_interrupt_between_two_tensors(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C when one tensor of a batch counts already and the other does not: no row is torn."""
+    from brim.tensors.tensor_stream import Stream
+
+    path, spec = tmp_path / "a.safetensors", {"x": (3, "float32"), "y": (2, "float32")}
+    x, y = np.arange(120, dtype=np.float32).reshape(40, 3), np.arange(80, dtype=np.float32).reshape(40, 2)
+    commit, calls = Stream.commit, 0
+
+    def interrupted(stream: Stream) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4 + at:
+            raise KeyboardInterrupt
+        commit(stream)
+
+    def go_on() -> None:
+        with brim.TensorWriter(path, 40, tensors=spec, resume=True, checkpoint_rows=10) as writer:
+            for start in range(writer.rows_done, 40, 10):
+                writer.append(x=x[start : start + 10], y=y[start : start + 10])
+
+    monkeypatch.setattr(Stream, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go_on()
+    go_on()
+    np.testing.assert_array_equal(brim.open_tensors(path)["x"], x)
+    np.testing.assert_array_equal(brim.open_tensors(path)["y"], y)
+
+
+def test_too_small_from_the_start(small_disk: Path) -> None:
+    """What cannot fit is said before the first byte, with both numbers."""
+    path = small_disk / "a.safetensors"
+    with pytest.raises(
+        DestinationUnavailableError, match=r"10\.0 MB of disk, and 8\.\d+ MB are left.*Make room"
+    ) as caught:
+        brim.TensorWriter(path, 10_000, text=(250, "float32"))
+    assert caught.value.exit_code == 5
+    assert not list(small_disk.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["known", "unknown"])
+def test_full_in_the_middle(small_disk: Path, kind: str) -> None:
+    """When others fill the disk meanwhile: a clear error, the rows of the last receipt, and on when there is room."""
+    text = np.random.default_rng(0).random((5000, 250), dtype=np.float32)
+    rows = 5000 if kind == "known" else None
+    path = small_disk / "a.safetensors"
+
+    def go_on(resume: bool) -> int:
+        with brim.TensorWriter(path, rows, text=(250, "float32"), checkpoint_rows=500, resume=resume) as writer:
+            done = writer.rows_done
+            for at in range(done, 5000, 100):
+                writer.append(text=text[at : at + 100])
+                if at == 2000 and not resume:
+                    (small_disk / "ballast").write_bytes(bytes(4_000_000))
+        return done
+
+    with pytest.raises(
+        DestinationUnavailableError, match=r"destination is full.*Free disk space, then open it again with resume"
+    ):
+        go_on(resume=False)
+    assert not path.exists()
+    grow(small_disk, 40)
+    assert 2000 <= go_on(resume=True) < 5000
+    np.testing.assert_array_equal(brim.open_tensors(path)["text"], text)
+
+
+def test_full_while_it_is_put_together(small_disk: Path) -> None:
+    """Without a known number of rows the end needs the room again: the rows stay, and a second try needs no data."""
+    text = np.random.default_rng(0).random((5000, 250), dtype=np.float32)
+    path = small_disk / "a.safetensors"
+    writer = brim.TensorWriter(path, text=(250, "float32"))
+    writer.append(text=text)
+    with pytest.raises(DestinationUnavailableError, match="full"):
+        writer.close()
+    grow(small_disk, 40)
+    with brim.TensorWriter(path, text=(250, "float32"), resume=True) as again:
+        assert again.rows_done == 5000
+    np.testing.assert_array_equal(brim.open_tensors(path)["text"], text)
+    assert [file.name for file in small_disk.iterdir()] == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("kind", ["list", "iterator"])
+def test_save_file_goes_on_after_a_full_disk(small_disk: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that were let go are in the unfinished file: the same call with the same lists finishes it."""
+    monkeypatch.setattr(tensor_writer, "SYNC_BYTES", 300_000)
+    text = np.random.default_rng(0).random((5000, 250), dtype=np.float32)
+    batches = np.array_split(text, 50)
+    given: dict[str, Any] = {"text": batches if kind == "list" else iter(batches)}
+    given["more"] = np.array_split(text[:1000], 7)
+    path = small_disk / "a.safetensors"
+    (small_disk / "ballast").write_bytes(bytes(4_000_000))
+    monkeypatch.setattr("brim.tensors.partial_file.free_bytes", lambda folder: None)  # as where nobody says
+    with pytest.raises(DestinationUnavailableError, match="call save_file again with the same lists"):
+        brim.save_file(given, path)
+    if kind == "list":
+        assert 0 < len(batches) < 50
+        assert batches[0] is not None
+    grow(small_disk, 40)
+    brim.save_file(given, path)
+    np.testing.assert_array_equal(brim.open_tensors(path)["text"], text)
+    np.testing.assert_array_equal(brim.open_tensors(path)["more"], text[:1000])

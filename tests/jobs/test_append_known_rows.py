@@ -1,0 +1,164 @@
+"""`--append` of a source that overlaps with the dataset: only rows that it does not hold are added."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import brim as api
+from brim.errors import InputError
+from tests.conftest import random_bytes, write_files
+from tests.forked import brim
+from tests.guarantees.test_kill_before_receipt import killed
+from tests.places import BucketPlace, FolderPlace, HubPlace, Place, run
+
+ROWS = ("--rows-per-shard", "2", "--quiet")
+
+
+@pytest.fixture(params=["folder", "bucket", "hub"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "folder":
+        return FolderPlace(tmp_path / "out")
+    if request.param == "hub":
+        return HubPlace(request.getfixturevalue("hub"), tmp_path / "machine")
+    prefix = request.getfixturevalue("s3_prefix").rstrip("/")
+    return BucketPlace(request.getfixturevalue("s3"), tmp_path / "machine", prefix)
+
+
+def files(folder: Path, start: int, stop: int) -> Path:
+    return write_files(folder, {f"d{i % 2}/{i}.bin": random_bytes(3000 + i, i) for i in range(start, stop)})
+
+
+def unpacked(place: Place, back: Path) -> dict[str, bytes]:
+    shutil.rmtree(back, ignore_errors=True)
+    run(place, "unpack", place.address, back, "--quiet")
+    return {str(path.relative_to(back)): path.read_bytes() for path in back.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("format", ["parquet", "webdataset"])
+def test_append_of_a_grown_folder_adds_only_the_new_rows(place: Place, tmp_path: Path, format: str) -> None:
+    source = files(tmp_path / "in", 0, 3)
+    run(place, "build", source, place.address, *ROWS, "--format", format)
+    files(source, 3, 4)
+    done = run(place, "build", source, place.address, "--append", "--format", format, "--json")
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert told[-1]["rows"] == 4
+    assert any("3 rows of 4 already in the dataset" in one.get("text", "") for one in told)
+    assert unpacked(place, tmp_path / "back") == {
+        str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*.bin")
+    }
+    again = run(place, "build", source, place.address, "--append", "--format", format, "--json")
+    assert json.loads(again.stdout.splitlines()[-1])["rows"] == 4
+    if isinstance(place, FolderPlace):
+        assert "4 files are inside" in run(place, "verify", place.address, source).stdout
+
+
+@pytest.mark.parametrize("change", ["size", "content"])
+def test_append_refuses_a_path_with_other_content(place: Place, tmp_path: Path, change: str) -> None:
+    source = files(tmp_path / "in", 0, 3)
+    run(place, "build", source, place.address, *ROWS)
+    before = place.content()
+    data = (source / "d1" / "1.bin").read_bytes()
+    (source / "d1" / "1.bin").write_bytes(data + b"x" if change == "size" else data[:-1] + bytes([data[-1] ^ 1]))
+    files(source, 3, 4)
+    done = run(place, "build", source, place.address, "--append", check=2)
+    assert "'d1/1.bin'" in done.stderr
+    assert "--allow-duplicate-paths" in done.stderr
+    assert place.content() == before
+    run(place, "verify", place.address, "--quiet")
+    told = run(place, "build", source, place.address, "--append", "--allow-duplicate-paths", "--json").stdout
+    assert json.loads(told.splitlines()[-1])["rows"] == 5
+    run(place, "verify", place.address, "--quiet")
+
+
+def test_append_compares_files_of_one_split_only(tmp_path: Path) -> None:
+    source, out = files(tmp_path / "in", 0, 2), tmp_path / "out"
+    api.build(source, out, split="train")
+    assert api.build(source, out, split="test", append=True).rows == 4
+
+
+def test_append_keeps_rows_of_a_table_that_name_a_known_file_with_other_values(tmp_path: Path) -> None:
+    """As annotations of images do: only a row that is there as a whole is skipped."""
+    source, out = files(tmp_path / "in", 0, 2), tmp_path / "out"
+    (source / "t.csv").write_text("f,note\nd0/0.bin,a\nd1/1.bin,b\n")
+    api.build(source / "t.csv", out)
+    (source / "t.csv").write_text("f,note\nd0/0.bin,a\nd1/1.bin,c\nd1/1.bin,b\n")
+    assert api.build(source / "t.csv", out, append=True).rows == 3
+    rows = [row for path in sorted((out / "data").iterdir()) for row in pq.read_table(path).to_pylist()]
+    assert [row["note"] for row in rows] == ["a", "b", "c"]
+
+
+def test_append_of_lists_of_files_skips_rows_that_are_there(tmp_path: Path) -> None:
+    source, out = files(tmp_path / "in", 0, 4), tmp_path / "out"
+    rows = [{"f": ["d0/0.bin", "d1/1.bin"]}, {"f": []}, {"f": ["d0/2.bin"]}]
+    api.build(api.table(rows, files="f:file", root=source), out)
+    more = [*rows, {"f": ["d0/0.bin"]}, {"f": ["d1/3.bin", "d0/0.bin"]}]
+    # A row without files is nobody's twin.
+    assert api.build(api.table(more, files="f:file", root=source), out, append=True).rows == 6
+
+
+def test_append_of_a_killed_append_continues_with_the_same_rows(tmp_path: Path) -> None:
+    source, out = files(tmp_path / "in", 0, 4), tmp_path / "out"
+    api.build(source, out, rows_per_shard=2)
+    files(source, 4, 10)
+    killed(FolderPlace(out), 1, "build", source, out, "--append", *ROWS, "--workers", "1")
+    built = api.build(source, out, append=True, rows_per_shard=2)
+    assert (built.rows, built.shards, built.written) == (10, 5, 2)
+    api.verify(out)
+
+
+def test_append_to_webdataset_of_others_is_refused(tmp_path: Path) -> None:
+    import tarfile
+
+    shard = tmp_path / "out" / "data" / "train-00000-of-00001.tar"
+    shard.parent.mkdir(parents=True)
+    source = files(tmp_path / "in", 0, 1)
+    with tarfile.open(shard, "w") as archive:
+        archive.add(source / "d0" / "0.bin", "0.bin")
+    done = brim("build", source, tmp_path / "out", "--append", "--format", "webdataset", check=2)
+    assert "bug" not in done.stderr
+
+
+def test_allow_duplicate_paths_needs_append(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="append"):
+        api.build(files(tmp_path / "in", 0, 1), tmp_path / "out", allow_duplicate_paths=True)
+
+
+def test_append_maps_labels_onto_the_classes_of_the_dataset(tmp_path: Path) -> None:
+    """New files show some of the classes only."""
+    old = write_files(tmp_path / "old", {f"{name}/{i}.bin": random_bytes(50, i) for i, name in enumerate("abc")})
+    new = write_files(tmp_path / "new", {"c/9.bin": b"9", "b/8.bin": b"8"})
+    words = ("--label-from", "parent", "--quiet")
+    brim("build", old, tmp_path / "out", *words)
+    brim("build", new, tmp_path / "out", *words, "--append")
+    tables = [pq.read_table(path, columns=["label"]) for path in sorted((tmp_path / "out" / "data").iterdir())]
+    assert [label for table in tables for label in table.column("label").to_pylist()] == [0, 1, 2, 1, 2]
+    brim("verify", tmp_path / "out", new)
+    brim("verify", tmp_path / "out", old)
+
+
+def test_append_to_webdataset_refuses_other_classes(tmp_path: Path) -> None:
+    """Its shards hold numbers, and nothing says which names they stand for."""
+    old = write_files(tmp_path / "old", {f"{name}/{i}.bin": b"1" for i, name in enumerate("ab")})
+    words = ("--label-from", "parent", "--format", "webdataset")
+    brim("build", old, tmp_path / "out", *words, "--quiet")
+    new = write_files(tmp_path / "new", {"b/9.bin": b"9"})
+    assert "names of classes" in brim("build", new, tmp_path / "out", *words, "--append", check=2).stderr
+    write_files(new, {"a/8.bin": b"8"})
+    brim("build", new, tmp_path / "out", *words, "--append", "--quiet")
+    brim("verify", tmp_path / "out", new)
+
+
+def test_append_refuses_a_new_class(tmp_path: Path) -> None:
+    old = write_files(tmp_path / "old", {f"{name}/{i}.bin": b"1" for i, name in enumerate("ab")})
+    new = write_files(tmp_path / "new", {"a/9.bin": b"9", "z/8.bin": b"8"})
+    brim("build", old, tmp_path / "out", "--label-from", "parent", "--quiet")
+    done = brim("build", new, tmp_path / "out", "--label-from", "parent", "--append", check=2)
+    assert "has new classes: z." in done.stderr
+    assert "--update" in done.stderr
+    assert "a, b" in done.stderr
+    brim("verify", tmp_path / "out", old)

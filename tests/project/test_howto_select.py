@@ -1,0 +1,107 @@
+"""The results of the guides about selecting; make test-docs runs the pages with their output."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.api.test_api import tokenizer_file
+from tests.forked import brim
+from tests.generators.arc import make_arc
+from tests.hub import TestHub
+from tests.publishing import Machine
+
+DOCS = Path(__file__).parents[2] / "docs/how-to"
+
+
+def commands(page: str) -> list[list[str]]:
+    blocks = (DOCS / page).read_text().split("```console\n")[1:]
+    lines = [line for block in blocks for line in block.split("```")[0].splitlines()]
+    return [shlex.split(line.removeprefix("$ ")) for line in lines if line.startswith("$ brim ")]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine, and a Hub with me/arc and me/corpus."""
+    home = tmp_path_factory.mktemp("howto")
+    with TestHub(home / "hub", tokens={"hf_write": {"user": "me", "can_write": True}}) as hub:
+        found = Machine(hub, home / "machine")
+        env = found.environment
+        make_arc(found.folder / "ds", 40)
+        brim("build", found.folder / "ds", "hf://datasets/me/arc", "--recipe", "arc", "--rows-per-shard", "8", env=env)
+        texts = [f"Sentence number {n} of a corpus." * (1 + n % 3) for n in range(300)]
+        table = pa.table({"text": texts, "lang": [("en", "de", "en", None)[n % 4] for n in range(300)]})
+        pq.write_table(table, found.folder / "corpus.parquet")
+        brim("select", found.folder / "corpus.parquet", "hf://datasets/me/corpus", env=env)
+        tokenizer_file(found.folder)
+        yield found
+
+
+def run(machine: Machine, page: str, count: int) -> dict[str, str]:
+    """What each command of a page printed; each ends well."""
+    said = {}
+    found = commands(page)
+    assert len(found) == count
+    for words in found:
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(
+            command,
+            cwd=machine.folder,
+            env=machine.environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-2000:]}"
+        said[shlex.join(words)] = done.stdout
+    return said
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_one_subject(machine: Machine) -> None:
+    """The files of one person, as they were, and those of one column alone."""
+    said = run(machine, "one-subject-from-the-hub.md", 6)
+    there = files(machine.folder / "ds")
+    taken = files(machine.folder / "files")
+    assert taken
+    assert all("sub-M2002" in name and there[name] == data for name, data in taken.items())
+    assert {name for name in there if "sub-M2002" in name and name.endswith(".nii.gz")} <= set(taken)
+    some = files(machine.folder / "t1w")
+    assert some
+    assert all("T1w" in name for name in some)
+    plan = next(text for command, text in said.items() if "--dry-run" in command)
+    assert "of 40 rows" in plan
+    assert "reads" in plan
+    assert "hf://datasets/me/arc@" in (machine.folder / "one" / "README.md").read_text()
+
+
+def test_split(machine: Machine) -> None:
+    """No subject is in both splits."""
+    run(machine, "split-without-leaks.md", 2)
+    for name in ("parts", "seven"):
+        subjects: dict[str, set[str]] = {}
+        for path in (machine.folder / name / "data").iterdir():
+            split = path.name.partition("-")[0]
+            subjects.setdefault(split, set()).update(pq.read_table(path)["subject_id"].to_pylist())
+        assert len(subjects) >= 2
+        assert sum(map(len, subjects.values())) == len(set().union(*subjects.values()))
+
+
+def test_tokenise(machine: Machine) -> None:
+    """Ids of all rows, and of the chosen ones in blocks."""
+    run(machine, "tokenize-from-the-hub.md", 4)
+    rows = [pq.read_table(path) for path in sorted((machine.folder / "tokens" / "data").iterdir())]
+    assert sum(map(len, rows)) == 300
+    (blocks, *_) = [pq.read_table(path) for path in sorted((machine.folder / "english" / "data").iterdir())]
+    assert {len(ids) for ids in blocks["input_ids"].to_pylist()} == {128}
