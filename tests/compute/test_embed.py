@@ -200,7 +200,7 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
 def test_models_that_are_not_there(tmp_path: Path) -> None:
     """A folder that is missing, and a module."""
     for spec in (str(tmp_path / "nowhere"), "no_such_module_here:f"):
-        with pytest.raises(InputError, match=r"No module named|There is no"):
+        with pytest.raises(InputError, match=r"No module named|does not exist"):
             run(EmbedStepOptions(spec, column="caption"), texts_table())
 
 

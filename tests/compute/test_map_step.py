@@ -275,12 +275,12 @@ def test_dictionary_columns_are_plain_text() -> None:
 
 STORED = """
 import sys, pickle, pyarrow as pa
-from brim.compute.steps.step import Batch
+from brim.compute.steps.step import RowBatch
 table = pa.ipc.open_stream(sys.argv[1]).read_all()
 assert "datasets" not in sys.modules
 step = pickle.load(sys.stdin.buffer)
 step.open(table.schema)
-(found,) = step.apply(Batch(table, 0, None))
+(found,) = step.apply(RowBatch(table, 0, None))
 from datasets import Features
 print(found["s"].to_pylist(), Features.from_arrow_schema(found.schema)["m"])
 """
@@ -321,11 +321,11 @@ def test_facts_say_what_decides() -> None:
 
 LIGHT = """
 import sys, pickle, numpy as np, pyarrow as pa
-from brim.compute.steps.step import Batch
+from brim.compute.steps.step import RowBatch
 step = pickle.load(sys.stdin.buffer)
 table = pa.table({"n": [1, 2, 3], "text": ["a", "b", None], "tags": [["x"], [], None]})
 step.open(table.schema)
-print([t.to_pylist() for t in step.apply(Batch(table, 0, None))][0][0], "datasets" in sys.modules)
+print([t.to_pylist() for t in step.apply(RowBatch(table, 0, None))][0][0], "datasets" in sys.modules)
 """
 LIGHT_FUNCTION = """
 import numpy as np

@@ -276,7 +276,7 @@ def test_errors_about_memory_in_python_name_the_limit_and_what_keeps_memory(work
     leak, row, small = done.stdout.splitlines()
     assert leak.startswith("The function keeps memory: its worker used ")
     assert "does not fit" not in leak
-    assert "release what it keeps" in leak
+    assert "Let the function release data of earlier rows" in leak
     assert row.startswith("The row rows.jsonl, row 0 (byte 0) (unit 0) does not fit: ")
     for said in (leak, row):
         assert "reached the limit of 400 MB" in said

@@ -121,7 +121,7 @@ def test_forked_child_that_comes_back_is_ended_and_the_rows_are_right(function: 
     (work / "steps.py").write_text(FORKS)
     (work / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(20)))
     said = run(work, function, *(["--batched"] if function == "batched" else []))
-    assert "end it with os._exit()" in said
+    assert "exit it with os._exit()" in said
     (made,) = (work / "out" / "data").iterdir()
     assert pq.read_table(made)["n"].to_pylist() == list(range(20))
     workers = {line.split()[0] for line in (work / "rows").read_text().splitlines()}

@@ -64,7 +64,7 @@ def test_complete_files_are_kept(work: Path, done: bool) -> None:
     assert not Ledger(ledger.parent).receipts
     assert computed(work) == 0
     kept = Ledger(ledger.parent)
-    assert kept.done
+    assert kept.is_finished
     assert len(kept.receipts) == count
     assert not kept.unsynced
     assert b"boot" not in ledger.read_bytes()

@@ -30,7 +30,7 @@ _STORE_HINT = "Run the same command to continue; finished work is kept."
 # Per kind: the error, and what to do.
 _TEXTS = {
     "no_container": ("The bucket {bucket} does not exist.", "Check its name and the store (--endpoint-url).{create}"),
-    "no_container hf": ("There is no {container}, or the token may not see it (404).", "{credentials}"),
+    "no_container hf": ("The {container} does not exist, or the token may not see it (404).", "{credentials}"),
     "no_revision": ("{location.repo} has no branch or commit {location.revision!r} (404).", "{credentials}"),
     "no_credentials": ("Credentials for {bucket} are missing.", "{credentials}{public}"),
     "bad_credentials": ("{bucket} does not accept the credentials ({error.code}).", "{credentials}"),
