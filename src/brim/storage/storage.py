@@ -126,6 +126,7 @@ class Storage:
 
         A listing that breaks begins again: then some files come twice, because stores sort in several ways.
         """
+        self.pinned_revision()  # has retries of its own, which would multiply with those of the listing
         retry = self.tries()
         while True:
             try:
