@@ -134,7 +134,11 @@ def test_commit_message(hub: TestHub, machine: Machine, source: Path, many: Path
 def test_who_may_not(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
     """A token that only reads, no token and a wrong token are each said before the first byte."""
     hub.create(REPO, private=True)
-    for token, words in (("hf_read", "no right to write to ada/data"), (None, "token for the Hub is missing"), ("hf_no", "not accept")):
+    for token, words in (
+        ("hf_read", "no right to write to ada/data"),
+        (None, "token for the Hub is missing"),
+        ("hf_no", "not accept"),
+    ):
         done = Machine(hub, tmp_path / "other", token).publish(source, check=2)
         assert words in done.stderr
     done = Machine(hub, tmp_path / "other", "hf_read").publish(source, to="hf://datasets/ada/new", check=2)
