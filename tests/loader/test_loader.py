@@ -258,6 +258,19 @@ def test_invalid_arguments_are_named(rows: Path, arguments: dict[str, Any], mess
         brim.Loader(rows, **arguments)
 
 
+def test_memory_error_says_what_each_reader_takes(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brim.loader.loader.process_bytes", lambda pid: 300_000_000)
+    with pytest.raises(
+        brim.MemoryLimitError, match=r"^Each of 32 readers takes .* \(300 MB for its process\)"
+    ) as caught:
+        brim.Loader(rows, batch_size=2, rank=0, world_size=32, memory="5GB")
+    assert caught.value.facts["limit_bytes"] == 5_000_000_000
+    assert caught.value.facts["need_bytes"] > 32 * 300_000_000
+    with pytest.raises(brim.MemoryLimitError, match=r"shuffle window of 200 rows.* or shuffle_window=\d+ or smaller"):
+        brim.Loader(rows, batch_size=2, shuffle=True, shuffle_window=200, memory=308_400_000)
+    brim.Loader(rows, batch_size=2, rank=0, world_size=32, memory="10GB")
+
+
 def test_other_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(brim.InputError, match="no Parquet"):

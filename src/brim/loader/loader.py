@@ -410,21 +410,24 @@ class Loader:
         """Return how many bytes a reader may read ahead, after its window; MemoryLimitError if that does not fit."""
         local = min(int(os.environ.get("LOCAL_WORLD_SIZE") or self.world_size), self.world_size)
         readers = max(local, 1) * max(workers, 1)
-        budget = self._limit_bytes // readers - min(process_bytes(os.getpid()), _MOST_PROCESS_BYTES)
+        reader_limit = self._limit_bytes // readers
+        process_held = min(process_bytes(os.getpid()), _MOST_PROCESS_BYTES)
         row_bytes = int(self._groups.bytes.sum()) / max(self.rows, 1)
-        window_bytes = int(row_bytes * min(self.window, self.rows)) if self.shuffle else 0
-        held_bytes = _COPIES_OF_WINDOW * window_bytes + 2 * int(row_bytes * self.batch_size)
-        if budget < held_bytes + _LEAST_AHEAD_BYTES:
-            fitting = max(budget - _LEAST_AHEAD_BYTES - 2 * int(row_bytes * self.batch_size), 0)
-            rows = int(fitting / max(_COPIES_OF_WINDOW * row_bytes, 1))
+        window_bytes = int(_COPIES_OF_WINDOW * row_bytes * min(self.window, self.rows)) if self.shuffle else 0
+        other_bytes = process_held + 2 * int(row_bytes * self.batch_size)
+        needed = other_bytes + window_bytes + _LEAST_AHEAD_BYTES
+        if reader_limit < needed:
+            of_window = f", {format_size(window_bytes)} for a shuffle window of {self.window:,} rows" * self.shuffle
+            rows = int((reader_limit - other_bytes - _LEAST_AHEAD_BYTES) / max(_COPIES_OF_WINDOW * row_bytes, 1))
             raise MemoryLimitError(
-                f"A shuffle window of {self.window:,} rows takes {format_size(window_bytes)} in each of {readers} "
-                f"readers, which does not fit the memory limit of {format_size(self._limit_bytes)}.",
-                hint=f"Use shuffle_window={rows} or smaller." if rows else "Use a larger memory= or fewer workers.",
-                need_bytes=held_bytes + _LEAST_AHEAD_BYTES,
+                f"Each of {readers} readers takes {format_size(needed)} ({format_size(process_held)} for its process"
+                f"{of_window}), which does not fit the memory limit of {format_size(self._limit_bytes)}.",
+                hint="Use a larger memory= or fewer workers"
+                + (f", or shuffle_window={rows} or smaller." if rows > 0 and self.shuffle else "."),
+                need_bytes=needed * readers,
                 limit_bytes=self._limit_bytes,
             )
-        return min(budget - held_bytes, _MOST_AHEAD_BYTES)
+        return min(reader_limit - needed + _LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_shared": None, "_opened_by": None}
