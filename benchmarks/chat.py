@@ -148,22 +148,22 @@ def main() -> None:
         for marks in ("marks", "bare"):
             signs = ("{% generation %}", "{% endgeneration %}") if marks == "marks" else ("", "")
             write_tokenizer(work / marks, work / "rows.jsonl", _TEMPLATE.replace("«", signs[0]).replace("»", signs[1]))
-            for way, code in WAYS.items():
-                times, peaks = [], []
-                for _ in range(options.repeats):
+            runs: dict[str, list[tuple[float, int]]] = {way: [] for way in WAYS}
+            for _ in range(options.repeats):  # in turns, so that another load on the machine slows all ways alike
+                for way, code in WAYS.items():
                     out = work / "out"
                     arguments = [str(work / "rows.jsonl"), str(work / marks), str(out), marks, str(options.processes)]
-                    seconds, peak = measure(sys.executable, code, arguments)
-                    times.append(seconds)
-                    peaks.append(peak)
+                    runs[way].append(measure(sys.executable, code, arguments))
                     for path in work.glob("out*"):
                         shutil.rmtree(path)
-                row = {"seconds": statistics.median(times), "peak_bytes": max(peaks)}
+            for way, measured in runs.items():
+                seconds = statistics.median(seconds for seconds, _ in measured)
+                row = {"seconds": seconds, "peak_bytes": max(peak for _, peak in measured)}
                 results["ways"][f"{marks}: {way}"] = row
                 base = results["ways"][f"{marks}: TRL"]["seconds"]
                 print(
-                    f"{marks:6} {way:17} {row['seconds']:8.1f} s  {options.rows / row['seconds']:8,.0f} rows/s  "
-                    f"{row['peak_bytes'] / 1e6:7,.0f} MB  {base / row['seconds']:5.1f} x TRL",
+                    f"{marks:6} {way:17} {seconds:8.1f} s  {options.rows / seconds:8,.0f} rows/s  "
+                    f"{row['peak_bytes'] / 1e6:7,.0f} MB  {base / seconds:5.1f} x TRL",
                     flush=True,
                 )
     if options.json is not None:
