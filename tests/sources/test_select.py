@@ -209,6 +209,8 @@ def test_steps_on_every_type(tmp_path: Path) -> None:
     (_, train), (_, test) = rows.split({"train": 0.5, "test": 0.5}, group_by="word").rows_of
     assert not {table["word"][n].as_py() for n in train} & {table["word"][n].as_py() for n in test}
     assert len(rows.sample("100%")) == 6
+    assert len(rows.sample("0.3e1")) == len(rows.sample(3)) == 3
+    assert len(rows.sample("2,857,545")) == 6
     assert order(rows.shuffle(-1)) != order(rows.shuffle(1))
     for wrong in (lambda: len(rows.sample("inf%")), lambda: rows.take([0.5]), lambda: rows.take([True] * 6),
                   lambda: rows.shuffle(1.5), lambda: rows.shuffle(True), lambda: len(rows.limit(0)),

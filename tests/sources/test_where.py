@@ -107,6 +107,9 @@ def test_errors_point(text: str, words: str, position: int | None) -> None:
         ("sex like 'F%'", "Use --sql"),
         ("sex LIKE 'F%'", "Use --sql"),
         ("sex = 'F'", "=="),
+        ("age > 3 && sex == 'F'", "Write and instead of &&"),
+        ("age > 3 || sex == 'F'", "Write or instead of ||"),
+        ("age <> 3", "Write != instead of <>"),
         ("sex == 'a AND b' age", ""),  # words in quotes are values
     ],
 )
@@ -117,6 +120,13 @@ def test_syntax_error_hints_at_what_to_write(text: str, hint: str, monkeypatch: 
     assert "^" in error.value.message
     assert hint in error.value.hint
     assert bool(hint) == bool(error.value.hint)
+
+
+@pytest.mark.parametrize(("text", "hint"), [("sex is null", "Write None"), ("sex is 'F'", "Equality is written ==")])
+def test_test_for_null_hints_at_none(text: str, hint: str) -> None:
+    with pytest.raises(InputError, match="not None") as error:
+        where_mask(text, TABLE)
+    assert hint in error.value.hint
 
 
 NUMBERS = pa.table(

@@ -26,6 +26,7 @@ from brim.formats.nested_values import map_leaves
 from brim.formats.parquet_levels import is_list_type
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
+from brim.sizes import parse_count
 from brim.sources.file_table import FileTable, Split, comparable, one_array, stacked, type_conflict_error
 from brim.sources.source_options import check_split
 from brim.sources.value_spool import with_content
@@ -509,8 +510,8 @@ class _SelectedRows:
         rows, text = self.rows, amount.strip()
         is_share = text.endswith("%")
         try:
-            count = round(len(rows) * float(text[:-1]) / 100) if is_share else int(text)
-        except (ValueError, OverflowError):
+            count = round(len(rows) * float(text[:-1]) / 100) if is_share else parse_count(text)
+        except (ValueError, OverflowError, InputError):
             raise InputError(f"--sample takes a number of rows or a percentage like 10%, not {amount!r}.") from None
         if count < 0 or (is_share and count > len(rows)):
             raise InputError(f"--sample takes a number of rows or a percentage up to 100%, not {amount!r}.")

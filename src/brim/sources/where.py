@@ -39,6 +39,7 @@ from brim.sources.file_table import one_array
 
 MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 128_000, 40_000, 60  # as long as an argument of a command can be
 _SQL_MEMORY = "256MB"
+_OTHER_OPERATORS = {"&&": "and", "||": "or", "<>": "!="}  # of SQL and other languages
 _NOT_OPERATORS = frozenset(keyword.kwlist) - {"and", "or", "not", "in", "is", "None", "True", "False"}
 _NO_KERNEL = re.compile(r"has no kernel matching input types \((.+)\)")
 _COMMA_BETWEEN_TYPES = re.compile(r", (?![^(<]*[)>])")
@@ -353,7 +354,9 @@ class _Condition:
         self.has_negation |= isinstance(sign, ast.NotEq | ast.IsNot | ast.NotIn)
         if isinstance(sign, ast.Is | ast.IsNot) or (is_none and isinstance(sign, ast.Eq | ast.NotEq)):
             if not is_none:
-                raise self._error("has `is` with a value that is not None", right)
+                is_null = isinstance(right, ast.Name) and right.id.lower() == "null"
+                hint = "Write None for a missing value." if is_null else "Equality is written ==."
+                raise self._error("has `is` with a value that is not None", right, hint)
             self.tested_for_null |= {name for node in ast.walk(left) if (name := _column_name(node)) is not None}
             null = _call(pc.is_null, self._compile(left))
             return null if isinstance(sign, ast.Is | ast.Eq) else _call(pc.invert, null)
@@ -526,10 +529,12 @@ def _parse_time(text: str, kind: pa.DataType) -> pa.Scalar:
 
 def _syntax_hint(text: str) -> str:
     """Return what to write instead of SQL's keywords, or of a column whose name is a keyword of Python."""
-    tokens = re.findall(r"[^\W\d]\w*|[<>!=]=?", re.sub(r"""(['"]).*?\1""", "", text))
+    tokens = re.findall(r"[^\W\d]\w*|<>|&&|\|\||[<>!=]=?", re.sub(r"""(['"]).*?\1""", "", text))
     for token in tokens:
         if token in ("AND", "OR", "NOT", "IN", "IS"):
             return f"Write {token.lower()} in lower case."
+        if token in _OTHER_OPERATORS:
+            return f"Write {_OTHER_OPERATORS[token]} instead of {token}."
         if token.lower() in ("like", "ilike", "between"):
             return f"--where has no {token}. Use --sql instead, or .contains() and .startswith()."
         if token in _NOT_OPERATORS:
