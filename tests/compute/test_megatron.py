@@ -69,6 +69,15 @@ def prefixes(out: Path, split: str = "train") -> list[Path]:
     return [out / "data" / name for name in (out / "data" / f"{split}-data-path.txt").read_text().split()]
 
 
+def test_summary_names_the_pair_and_its_reader(work: Path, tmp_path: Path) -> None:
+    """The last lines for people: what to pass to Megatron's reader, and files that are no shards."""
+    words = ("tokenize", "rows.jsonl", tmp_path / "out", "--format", "megatron", "--tokenizer", "small.json")
+    printed = brim(*words, "--limit", "20", cwd=work).stdout
+    (prefix,) = prefixes(tmp_path / "out")
+    assert f"IndexedDataset({str(prefix)!r})" in printed
+    assert " in 3 files" in printed
+
+
 @pytest.mark.parametrize(("tokenizer", "code"), [("small", 8), ("large", 4)])
 def test_documents_are_read_back(work: Path, tmp_path: Path, tokenizer: str, code: int) -> None:
     """Ids of 16 bits for small vocabularies, else of 32; empty documents are left out and counted."""

@@ -217,6 +217,7 @@ class Job:
         size = sum(receipt.size for receipt in receipts)
         return BuildResult(
             str(paths.location), rows, bytes=size, shards=count, written=written, kept=count - written, steps=steps,
+            shard_noun="file" if any(receipt.name.endswith(".bin") for receipt in receipts) else "shard",
             **{"files": 0, "left_out": (), **values},
         )  # fmt: skip
 

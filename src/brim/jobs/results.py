@@ -45,9 +45,11 @@ class BuildResult(Result):
     proved: str = ""
     file_bytes: int = 0  # of the source's files, as the plan reports them; `bytes` is the size of the shards
     steps: tuple[tuple[str, str], ...] = ()
+    shard_noun: str = "shard"  # in the summary; "file" if not every file is a shard that can be read alone
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in BuildResult.__dataclass_fields__ if name != "steps"}
+        internal = ("steps", "shard_noun")
+        return {name: getattr(self, name) for name in BuildResult.__dataclass_fields__ if name not in internal}
 
     def next_steps(self) -> list[tuple[str, str]]:
         """Return the commands that load and verify the result."""
@@ -96,7 +98,9 @@ class MapResult(BuildResult):
 
     @classmethod
     def from_build(cls, built: BuildResult, stats: UnitStats | None = None, **values: Any) -> MapResult:
-        return cls(**built.as_dict(), steps=built.steps, stats=stats or UnitStats(), **values)
+        return cls(
+            **built.as_dict(), steps=built.steps, shard_noun=built.shard_noun, stats=stats or UnitStats(), **values
+        )
 
     @property
     def units(self) -> int:
@@ -151,7 +155,7 @@ class MapResult(BuildResult):
     def summary(self) -> list[tuple[str, str]]:
         """Return the result as text lines."""
         stats, units = self.stats, self.units
-        contents = f"{plural(self.rows, 'row')}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}"
+        contents = f"{plural(self.rows, 'row')}, {format_size(self.bytes)} in {plural(self.shards, self.shard_noun)}"
         lines = [("destination", self.place), ("contents", contents)]
         lines += [(name, f"{number:,}") for name, number in self.counts.items()]
         unchanged = f", {units - stats.computed:,} kept" if units > stats.computed else ""
@@ -291,12 +295,14 @@ def next_steps(
     if suffix in (".parquet", ".arrow"):
         load = load_dataset(destination, config, splits, endpoint, suffix.removeprefix("."))
         return ("load", load), verify
-    tokens = next((receipt.name for receipt in receipts if receipt.name.endswith(".bin")), None)
+    tokens = next((Path(destination) / receipt.name for receipt in receipts if receipt.name.endswith(".bin")), None)
     if tokens is None or "://" in destination:
         return (verify,)
-    header = Path(destination) / Path(tokens).with_suffix(".json")
-    dtype = f"json.load(open({str(header)!r}))['dtype']"
-    return ("load", f"numpy.memmap({str(Path(destination) / tokens)!r}, {dtype}, 'r')"), verify
+    if any(receipt.name.endswith(".idx") for receipt in receipts):
+        reader = "megatron.core.datasets.indexed_dataset.IndexedDataset"
+        return ("load", f"{reader}({str(tokens.with_suffix(''))!r})"), verify
+    dtype = f"json.load(open({str(tokens.with_suffix('.json'))!r}))['dtype']"
+    return ("load", f"numpy.memmap({str(tokens)!r}, {dtype}, 'r')"), verify
 
 
 def load_dataset(
