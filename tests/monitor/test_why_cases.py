@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,21 @@ def test_document_that_contains_a_log_gives_no_certain_finding(name: str, tmp_pa
     report = why(logs=[path])
     assert {kill.sure for kill in report.kills} == {"possible"}
     assert "document or source code" in str(report)
+
+
+def test_compiled_program_with_a_kill_line_gives_no_certain_finding(tmp_path: Path) -> None:
+    text = "Feb 20 10:59:34 h kernel: Out of memory: Killed process 5 (x) total-vm:9kB, anon-rss:5kB"
+    path = tmp_path / "quoting"
+    path.write_bytes(marshal.dumps(compile(f"def a(b):\n    return b, {text!r}\n", "quoting", "exec")))
+    assert {kill.sure for kill in why(logs=[path]).kills} == {"possible"}
+
+
+def test_log_with_zeros_of_a_power_failure_is_not_taken_for_a_program(tmp_path: Path) -> None:
+    path = tmp_path / "kern"
+    line = b"Feb 20 10:59:34 h kernel: Out of memory: Killed process 5 (x) total-vm:9kB, anon-rss:5kB\n"
+    path.write_bytes(b"Feb 20 10:58:00 h kernel: x\n" + bytes(600) + line)
+    (kill,) = why(logs=[path]).kills
+    assert (kill.pid, kill.sure) == (5, "certain")
 
 
 def test_job_output_with_comment_lines_is_not_taken_for_a_document(tmp_path: Path) -> None:

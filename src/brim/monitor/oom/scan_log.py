@@ -56,7 +56,8 @@ _DOCUMENT_NAME = re.compile(
 )
 _DOCUMENT_START = re.compile(
     rb"\A#!|\A\s*(?:<!DOCTYPE|<html|<!--|//|/\*|#include\b|diff --git)|\A# [^\n]+\n\n|^```|^package \w+$|^func \w+\("
-    rb"|^(?:def|class) \w+.*:\s*$|\]\(https?://",
+    rb"|^(?:def|class) \w+.*:\s*$|\]\(https?://"
+    rb"|\0[^\0\n]{1,20}\0[^\0\n]{1,20}\0",  # a compiled program; a power failure leaves one run of zeros in a log
     re.M | re.I,
 )
 QUOTED_REASON = "the file is a document or source code, which may quote a kill"
