@@ -61,6 +61,17 @@ def test_joining_holds_everything_twice() -> None:
     assert "twice the vectors" in seen["seen"][0]
 
 
+def test_peak_between_two_samples_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's high-water mark shows that both copies existed, though no sample was taken at that time."""
+    monkeypatch.setattr("brim.lab.measure._EVERY_S", 60.0)
+    options = {"path": str(tmp_path / "joined.npy"), "rows": 10_000, "dims": 1024, "batch_size": 500}
+    part = measure("x", "append_and_join", options, tmp_path, lambda name, step: None)
+    data = 10_000 * 1024 * 4
+    assert max(sample.memory_bytes for sample in part.samples) - part.base_bytes < 1.2 * data
+    assert part.work_bytes == pytest.approx(2 * data, rel=0.15)
+    assert [step.name for step in part.steps if step.peak_bytes == part.peak_bytes] == ["joined"]
+
+
 def test_embedding_against_splices() -> None:
     """Embedding lies in its forecast and holds the files several times; brim does not hold them."""
     seen = lab("push", "--files", "20", "--file-size", "4MB")

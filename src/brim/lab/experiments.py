@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import InputError
-from brim.lab.measure import check_space, measure, require, send, step
+from brim.lab.measure import check_space, measure, require, send, send_and_wait, step
 from brim.lab.steps import Experiment, ExperimentPart, Watch, installed_versions
 from brim.memory.prediction import median
 from brim.memory.release import give_back_heap
@@ -312,7 +312,11 @@ def map_texts(folder: str, mode: str, batch_size: int, writer_batch_size: int, n
     workers = num_proc if num_proc > 1 else None
     for number, shard in enumerate(shards, start=1):
         mapped = shard.map(
-            upper, batched=True, batch_size=batch_size, writer_batch_size=writer_batch_size, num_proc=workers
+            upper if workers else upper_and_wait,
+            batched=True,
+            batch_size=batch_size,
+            writer_batch_size=writer_batch_size,
+            num_proc=workers,
         )
         for _ in mapped.iter(batch_size):
             pass
@@ -328,6 +332,12 @@ def map_texts(folder: str, mode: str, batch_size: int, writer_batch_size: int, n
 def upper(batch: dict[str, list[str]]) -> dict[str, list[str]]:
     """Child: the mapped function. It reports its rows, so that rows from the cache can be counted."""
     send(rows=len(batch["text"]))
+    return {"text": [text.upper() for text in batch["text"]]}
+
+
+def upper_and_wait(batch: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Child: as `upper`, in the process that may be interrupted; the standard input of workers is not the child's."""
+    send_and_wait(rows=len(batch["text"]))
     return {"text": [text.upper() for text in batch["text"]]}
 
 

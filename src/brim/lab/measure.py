@@ -20,7 +20,7 @@ from typing import Any
 from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.extras import missing
 from brim.lab.steps import ExperimentPart, ExperimentStep, LabSample, Watch
-from brim.memory.meter import Usage, machine_now
+from brim.memory.meter import Usage, machine_now, proven_bytes
 from brim.memory.tree_meter import TreeMeter
 from brim.sizes import format_size
 
@@ -39,6 +39,12 @@ def step(name: str) -> None:
 def send(**facts: Any) -> None:
     """Child: report facts to the measuring process."""
     os.write(1, json.dumps(facts).encode() + b"\n")
+
+
+def send_and_wait(**facts: Any) -> None:
+    """Child: report facts, and wait until they were read: this process may be killed because of them."""
+    send(**facts, waits=True)
+    sys.stdin.readline()
 
 
 def measure(
@@ -97,14 +103,20 @@ def _follow(
     steps: list[ExperimentStep] = []
     samples: list[LabSample] = []
     messages: list[dict[str, Any]] = []
-    unread, peak = b"", 0
+    unread, peak, highest, most_files = b"", 0, 0, 0
 
     def sample() -> Usage:
-        nonlocal peak
-        usage = meter.read().usage
+        """Measure. The kernel's high-water mark shows a peak between two samples."""
+        nonlocal peak, highest, most_files
+        reading = meter.read()
+        usage, most_files = reading.usage, max(most_files, reading.usage.file_bytes)
         if usage.total_bytes or not samples:
             samples.append(LabSample(time.monotonic() - start, usage.total_bytes, usage.file_bytes))
             peak = max(peak, usage.total_bytes)
+        for process in reading.processes:
+            if (proven := proven_bytes(process.most_resident_bytes, most_files)) > highest:
+                highest = proven
+                peak = max(peak, proven)
         return usage
 
     while True:
@@ -119,14 +131,17 @@ def _follow(
                 message = json.loads(line)
             except ValueError:
                 continue  # a library printed it
-            if not isinstance(message, dict) or "step" not in message:
-                messages += [message] if isinstance(message, dict) else []
+            if not isinstance(message, dict):
                 continue
-            usage = sample()
-            steps.append(ExperimentStep(message["step"], samples[-1].seconds, usage, peak, machine))
-            watch(name, steps[-1])
-            peak = 0
-            if not should_stop(messages):  # otherwise it waits until it is killed
+            if "step" in message:
+                usage = sample()
+                steps.append(ExperimentStep(message["step"], samples[-1].seconds, usage, peak, machine))
+                watch(name, steps[-1])
+                peak = 0
+            else:
+                messages.append(message)
+            is_waiting = "step" in message or message.get("waits")
+            if is_waiting and not should_stop(messages):  # otherwise it waits until it is killed
                 try:
                     child.stdin.write(b"\n")
                     child.stdin.flush()

@@ -76,7 +76,9 @@ class ExperimentPart:
 
     @property
     def peak_bytes(self) -> int:
-        return max((sample.memory_bytes for sample in self.samples), default=0)
+        """The highest memory of all samples and steps."""
+        samples = [sample.memory_bytes for sample in self.samples]
+        return max([*samples, *(step.peak_bytes for step in self.steps)], default=0)
 
     @property
     def base_bytes(self) -> int:

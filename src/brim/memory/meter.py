@@ -186,6 +186,14 @@ class Process:
     most_resident_bytes: int = 0  # since it was started, file pages included (VmHWM)
 
 
+def proven_bytes(resident_bytes: int, file_bytes: int) -> int:
+    """Return the memory without file pages that a peak of resident memory proves; 0 if nothing.
+
+    File pages may have grown between a sample and the peak: if they are a large part of it, it proves nothing.
+    """
+    return resident_bytes - file_bytes if 2 * file_bytes < resident_bytes else 0
+
+
 def largest_first(processes: Iterable[Process]) -> list[Process]:
     return sorted(processes, key=lambda process: -process.usage.total_bytes)
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from brim.memory.meter import Process, blind_spots, largest_first
+from brim.memory.meter import Process, blind_spots, largest_first, proven_bytes
 from brim.memory.prediction import Prediction
 from brim.memory.sampler import Gpus, Sample
 from brim.monitor.log_writer import SHOWN_PROCESSES, LogWriter, head_entry, process_entries, sample_entry
@@ -67,7 +67,7 @@ class Journal:
             files = self._most_files
             for process in sample.reading.processes:
                 files[process.pid] = file_peak = max(files.get(process.pid, 0), process.usage.file_bytes)
-                proven = _proven_bytes(process.most_resident_bytes, file_peak)
+                proven = proven_bytes(process.most_resident_bytes, file_peak)
                 if proven > self.peak_bytes:
                     self.peak_bytes, self.peak_t = proven, sample.t
                     self.peak_from = "VmHWM, the kernel's own mark, less file pages"
@@ -134,7 +134,7 @@ class Journal:
         # ru_maxrss includes children that lived between two samples. It starts at the size of brim itself when it
         # started the command, and means nothing below that.
         usage = facts.get("usage") or {}
-        proven = _proven_bytes(usage.get("max_rss_bytes", 0), max(self._most_files.values(), default=0))
+        proven = proven_bytes(usage.get("max_rss_bytes", 0), max(self._most_files.values(), default=0))
         if usage.get("max_rss_bytes", 0) > usage.get("own_rss_bytes", 0) and proven > self.peak_bytes:
             self.peak_bytes, self.peak_from = proven, "ru_maxrss of an ended process, less file pages"
         end = {
@@ -153,11 +153,3 @@ class Journal:
     def close(self) -> None:
         """Close the log when it is durable."""
         self._log.close()
-
-
-def _proven_bytes(resident_bytes: int, file_bytes: int) -> int:
-    """Return the memory without file pages that a peak of resident memory proves; 0 if nothing.
-
-    File pages may have grown between a sample and the peak: if they are a large part of it, it proves nothing.
-    """
-    return resident_bytes - file_bytes if 2 * file_bytes < resident_bytes else 0
