@@ -47,7 +47,7 @@ def kinds(log: Path) -> list[str]:
     return [event["kind"] for event in entries(log, "event") if not event.get("machine") and event["kind"] != "stacks"]
 
 
-def eventually(true: Callable[[], Any], seconds: float = 10.0) -> Any:
+def eventually(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < deadline, "it did not come to pass"
@@ -224,7 +224,7 @@ while True:
     time.sleep(0.01)
 """
     done = brim(
-        *("run", "--memory", "210MB", "--no-cgroup", "--alert-after", "0.2", "--stop-after", "2", "--grace", "0.6"),
+        *("run", "--memory", "210MB", "--no-cgroup", "--alert-after", "0.2", "--stop-after", "2", "--grace", "3"),
         *("--stop-lead", "0"),  # the lines alone: on a busy machine filling is a climb, by which a stop is predicted
         *("--stop-file", stop, "--log", log, "--on-alert", f"env > {tmp_path}/hook-$BRIM_ALERT"),
         *("--", PYTHON, "-c", script, stop),
