@@ -20,7 +20,7 @@ from brim.errors import InputError
 TrainOn = Literal["assistant", "last", "completion", "all"]
 Spans = list[tuple[int, int]]
 IGNORED_LABEL = -100  # the label of tokens that do not count, as torch's cross entropy has it
-_MARKS_HINT = "pass a template that marks answers with {% generation %}: --chat-template=FILE."
+_MARKED_TEMPLATE = "a template that marks answers with {% generation %}: --chat-template=FILE."
 
 
 class RenderedText(Protocol):
@@ -50,9 +50,16 @@ def render_with_spans(renderer: TemplateRenderer, conversation: Conversation, tr
         return text, [(0, len(text))]
     if train_on == "completion":
         count = conversation.prompt_messages or 0
-        prompted = count > 0 and messages[count - 1]["role"] != "assistant"
-        return text, [(_prefix(renderer, conversation, text, count, train_on, prompted), len(text))]
+        # The prompt ends with the start of an answer only if an answer follows a message of another role.
+        around = [message["role"] == "assistant" for message in messages[max(count - 1, 0) : count + 1]]
+        return text, [(_prefix(renderer, conversation, text, count, train_on, around == [False, True]), len(text))]
     turns = assistant_turns(messages)
+    if not turns and not full.spans:
+        roles = ", ".join(sorted({message["role"] for message in messages}))
+        raise InputError(
+            f"No message is from the assistant: the roles are {roles}.",
+            hint="Name the role of the answers with --role, such as gpt=assistant, or use --train-on=all.",
+        )
     if train_on == "last":
         turns = turns[-1:]
     if renderer.has_marks(conversation):
@@ -72,7 +79,7 @@ def _prefix(
     renderer: TemplateRenderer, conversation: Conversation, text: str, count: int, train_on: TrainOn, prompted: bool
 ) -> int:
     """Return the length of the first messages as rendered, which must be how the full text starts."""
-    hint = _MARKS_HINT.capitalize() if train_on != "assistant" else f"Use --train-on=last, or {_MARKS_HINT}"
+    hint = f"Pass {_MARKED_TEMPLATE}" if train_on != "assistant" else f"Use --train-on=last, or pass {_MARKED_TEMPLATE}"
     try:
         before = renderer.render(conversation, count, generation_prompt=prompted).text
     except InputError as error:

@@ -88,9 +88,18 @@ def read_conversation(row: Mapping[str, Any], columns: ChatColumns) -> Conversat
     prompt, completion = values[columns.prompt], values[columns.completion]
     if isinstance(prompt, str) and isinstance(completion, str):
         return TextPair(prompt, completion)
+    if _is_plain_text(prompt) or _is_plain_text(completion):
+        raise InputError(
+            f"Of the columns {columns.prompt!r} and {columns.completion!r}, one has text and the other does not.",
+            hint="Write both as text, or both as lists of messages.",
+        )
     before = _read_messages(prompt, columns.prompt, columns)
     after = _read_messages(completion, columns.completion, columns)
     return Conversation(before + after, len(before), tools, arguments)
+
+
+def _is_plain_text(value: Any) -> bool:
+    return isinstance(value, str) and not value.lstrip().startswith(("[", "{"))
 
 
 def without_nulls(value: Any) -> Any:
@@ -172,10 +181,14 @@ def _read_message(value: Any, number: int, column: str, roles: Mapping[str, str]
 def _read_part(part: Any, number: int, column: str) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+    if not isinstance(part, dict):
+        kind = type(part).__name__
+    else:
+        kind = part.get("type") or ("text" if "text" in part else next(iter(part), "none"))
     if kind != "text" or not isinstance(part.get("text"), str):
+        wrong = f"a part of type {kind!r}" if kind != "text" else "a text part without a text"
         raise InputError(
-            f"Message {number} of {column!r} has a part of type {kind!r}: brim tokenizes text parts only.",
+            f"Message {number} of {column!r} has {wrong}: brim tokenizes text parts only.",
             hint="Use the processor of a model for images.",
             column=column,
         )
@@ -204,7 +217,15 @@ def _read_arguments(value: Any) -> Mapping[str, Any] | None:
             f"The column {TEMPLATE_ARGUMENTS!r} is not an object.", hint='Write it like {"enable_thinking": false}.'
         )
     found: dict[str, Any] = without_nulls(value)
+    check_template_arguments(found, f"The column {TEMPLATE_ARGUMENTS!r}")
     return found
+
+
+def check_template_arguments(arguments: Mapping[str, Any], where: str) -> None:
+    """Raise InputError for an argument that is not one of the template: brim sets it."""
+    taken = sorted({"messages", TOOLS, "add_generation_prompt"} & {*arguments})
+    if taken:
+        raise InputError(f"{where} sets {taken[0]!r}, which brim sets.", hint=f"Remove {taken[0]!r}.")
 
 
 def takes_text(message: Message) -> Message:

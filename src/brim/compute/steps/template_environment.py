@@ -24,7 +24,7 @@ import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from brim.compute.steps.chat_template_files import ChatTemplates
-from brim.compute.steps.conversations import Conversation, Message, takes_text
+from brim.compute.steps.conversations import Conversation, Message, check_template_arguments, takes_text
 from brim.errors import InputError
 from brim.records import dataclass
 
@@ -108,7 +108,8 @@ class ChatRenderer:
 
     def __init__(self, templates: ChatTemplates, arguments: Mapping[str, Any], date: datetime.date) -> None:
         self._templates = templates
-        self._arguments = {**dict(templates.special_tokens), **arguments}
+        check_template_arguments(arguments, "--template-arg")
+        self._arguments = {**dict(templates.special_tokens), "documents": None, **arguments}
         self.eos: str = dict(templates.special_tokens).get("eos_token", "")
         self._environment: Any = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, jinja2.ext.loopcontrols]
@@ -175,7 +176,7 @@ class ChatRenderer:
         generation_prompt: bool,
         arguments: Mapping[str, Any],
     ) -> Rendered:
-        values = {**self._arguments, **arguments, "messages": messages, "tools": tools, "documents": None}
+        values = {**self._arguments, **arguments, "messages": messages, "tools": tools}
         marks = self._environment.generation_marks
         marks.position, marks.spans = 0, []
         blocks = []
