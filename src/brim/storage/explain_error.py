@@ -30,7 +30,7 @@ _STORE_HINT = "Run the same command to continue; finished work is kept."
 # Per kind: the error, and what to do.
 _TEXTS = {
     "no_container": ("The bucket {bucket} does not exist.", "Check its name and the store (--endpoint-url).{create}"),
-    "no_container hf": ("The {container} does not exist, or the token may not see it (404).", "{credentials}"),
+    "no_container hf": ("{no_container}, or the token may not see it (404).", "{credentials}"),
     "no_revision": ("{location.repo} has no branch or commit {location.revision!r} (404).", "{credentials}"),
     "no_credentials": ("Credentials for {bucket} are missing.", "{credentials}{public}"),
     "bad_credentials": ("{bucket} does not accept the credentials ({error.code}).", "{credentials}"),
@@ -85,7 +85,9 @@ def explain(error: StorageError, location: Location, action: Action = "write") -
         "location": location,
         "error": error,
         "bucket": bucket,
-        "container": f"bucket {bucket}" if location.is_hub_bucket else f"dataset {location.repo} on the Hub",
+        "no_container": f"The bucket {bucket} does not exist"
+        if location.is_hub_bucket
+        else f"There is no dataset {location.repo} on the Hub",
         "credentials": _HUB_BUCKET if location.is_hub_bucket else _CREDENTIALS.get(location.scheme, ""),
         "public": " A public bucket can be read with --anonymous."
         if is_read and not (location.access.anonymous or location.is_hub_bucket)
