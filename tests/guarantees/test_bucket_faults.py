@@ -322,6 +322,28 @@ def test_two_runs_at_once(place: BucketPlace, source: Path, tmp_path: Path) -> N
     is_whole(place, source)
 
 
+def test_a_second_machine_computes_nothing(place: BucketPlace, tmp_path: Path) -> None:
+    """The bucket is reserved before the first unit is computed, not when results are sent after hours."""
+    rows = write_files(tmp_path / "rows", {"rows.jsonl": b"".join(b'{"n": %d}\n' % n for n in range(600))})
+    marks = [tmp_path / "first", tmp_path / "second"]
+    steps = tmp_path / "steps.py"
+    body = "    import time\n    open({!r}, 'w').close()\n    time.sleep(0.2)\n    return row\n"
+    steps.write_text("\n".join(f"def {mark.name}(row):\n{body.format(str(mark))}" for mark in marks))
+    lines = [("map", rows, place.address, "--quiet", "--fn", f"{steps}:{mark.name}") for mark in marks]
+    first = start(place, *lines[0])
+    until = time.monotonic() + 60
+    while not marks[0].exists():
+        assert time.monotonic() < until, "nothing was computed"
+        time.sleep(0.05)
+    environment = {**place.environment, "XDG_STATE_HOME": str(tmp_path / "other")}
+    second = brim(*lines[1], check=2, env=environment)
+    assert "Another brim is building" in second.stderr
+    assert not marks[1].exists()
+    assert first.poll() is None, "the first one still computes"
+    first.kill()
+    first.wait()
+
+
 def test_source_object_changes(place: BucketPlace, source: Path, tmp_path: Path) -> None:
     """A bucket as the source: what was planned is not what is there."""
     for path in sorted(source.iterdir()):
