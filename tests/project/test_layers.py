@@ -164,6 +164,19 @@ def test_storage_alone_distinguishes_locations() -> None:
     assert asking == ASKING.keys()
 
 
+def test_the_runner_asks_no_destination_for_its_type() -> None:
+    """What differs between folders, repositories and caches is in the methods and paths of their destinations."""
+    kinds = {"Destination", "FilesDestination", "HubDestination", "CacheDestination", "DestinationPaths"}
+    asked = [
+        f"{module}: isinstance {name}"
+        for module, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
+        for name in names_in(node.args[1]) & kinds
+    ]
+    assert not asked
+
+
 def test_backends_import_the_network_libraries() -> None:
     """A process that works on local files loads none of them."""
     found = {

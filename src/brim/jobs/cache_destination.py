@@ -49,7 +49,7 @@ class CacheDestination(Destination):
         except FileNotFoundError:
             return False
 
-    def finish(self, units: Ledger, receipts: Sequence[Receipt], files: Iterable[OutputShard]) -> None:
+    def finish_in_place(self, units: Ledger, receipts: Sequence[Receipt], files: Iterable[OutputShard]) -> None:
         """Replace the unit files that were written again with the types of all, and finish the ledger."""
         folder = self.paths.units_dir
         rewritten = {file.path.name: file for file in files if file.path.parent != folder}

@@ -21,7 +21,6 @@ from brim.execution.process_backend import ProcessBackend
 from brim.execution.scheduler import UnitStats
 from brim.execution.unit_receipts import UnitFiles, UnitJob, compute_units
 from brim.execution.unit_storage import BucketUnits, clear_units, download_units
-from brim.jobs.cache_destination import CacheDestination
 from brim.jobs.cache_entries import CachedFiles, read_cached
 from brim.jobs.destination import Destination, Existing, Run
 from brim.jobs.job import Delivery, Job
@@ -294,8 +293,8 @@ class ComputeRun:
         self, units: Ledger, stats: UnitStats, finished: Finished, requirements: NodeRequirements | None
     ) -> MapResult:
         destination, ledger, plan = self._destination, self._run.ledger, self._plan
-        if isinstance(destination, CacheDestination):
-            destination.finish(units, stats.receipts, finished.shards.values())
+        if destination.is_in_place:
+            destination.finish_in_place(units, stats.receipts, finished.shards.values())
             return self._finished_result(units, stats)
         # First, so that nothing is done again once the result exists.
         target, fresh = self._paths.bad_rows, self._settings.fresh

@@ -20,6 +20,7 @@ from brim.storage.storage import PutResult
 from brim.storage.upload_content import UploadWatcher
 
 if TYPE_CHECKING:
+    from brim.compute.outputs.output import OutputShard
     from brim.jobs.preflight import JobSettings
 
 
@@ -149,6 +150,10 @@ class Destination:
 
     def publish(self, publication: Publication) -> str:
         """Make the shards visible to readers; return in words how that was verified."""
+        raise NotImplementedError
+
+    def finish_in_place(self, units: Ledger, receipts: Sequence[Receipt], files: Iterable[OutputShard]) -> None:
+        """Finish results that are computed where they stay. `files` may replace those of some units."""
         raise NotImplementedError
 
     def open_work_dir(self, fingerprint: str, fresh: bool) -> Path:
