@@ -116,7 +116,7 @@ def test_not_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end_warm_worker()
     start_warm_worker(MAP)
     worker = warm()
-    assert gone_or_zombie(worker.pid)
+    assert worker.wait(20) == 0  # a zombie one of whose threads has not ended yet could still be taken
     assert take_warm_worker(MAP, 1, None) is None
 
 

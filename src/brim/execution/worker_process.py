@@ -195,16 +195,7 @@ def _kill(pids: Iterable[int]) -> None:
 WAIT_S = 60.0  # a warm worker waits so long for a job
 _EXIT_S = 2.0
 ANY_WORK = ""  # the digest of a worker that has run no code of the user
-# Modules that every worker imports sooner or later.
-_MODULES = (
-    "pyarrow",
-    "brim.memory.meter",
-    "brim.memory.release",
-    "brim.compute.outputs.rows_file",
-    "brim.compute.rows.read_unit",
-    "brim.execution.worker_messages",
-    "brim.state.atomic_files",
-)
+_MODULES = ("brim.execution.unit_worker",)  # every worker imports them
 _STEP_MODULES = {"brim.compute.steps.tokenize_step": ("tokenizers",), "brim.compute.steps.map_step": ("cloudpickle",)}
 
 
