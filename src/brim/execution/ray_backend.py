@@ -24,7 +24,7 @@ from brim.compute.steps.step import HasTypeInference
 from brim.errors import BrimError, DestinationUnavailableError, MemoryLimitError
 from brim.execution.failures import does_not_start, too_small
 from brim.execution.memory_limiter import MemoryBudget, WorkMemory, divide_node
-from brim.execution.ray_cluster import Cluster, Loss, Node, NodeRequirements, check_nodes, loss_of
+from brim.execution.ray_cluster import INTERPRETER_BYTES, Cluster, Loss, Node, NodeRequirements, check_nodes, loss_of
 from brim.execution.ray_monitors import NodeMonitors, NodeReport
 from brim.execution.ray_worker import UNITS_FOLDER, FinishOrder, UnitAnswer, UnitRequest, run_task
 from brim.execution.scheduler import (
@@ -48,7 +48,6 @@ from brim.state.stop import Stop
 from brim.storage.destination_address import Uploader
 from brim.storage.location import Access, Location
 
-INTERPRETER_BYTES = 130_000_000  # a Ray worker with brim and pyarrow, before any work
 _POLL_S, _FIRST_S = 0.1, 0.01
 _WORKER_BYTES, _WORK_BYTES = 80 << 20, 48 << 20  # before any was measured: a worker with imports, and a batch
 _MOST_BAD_STARTS = 3
@@ -56,18 +55,6 @@ _NODES_S, _CANCEL_S = 2.0, 1.5
 _FINISH_CPUS = 2  # one that reads and packs, one that compresses
 _STATUS_HINT = "Look at the cluster with `ray status`, then run the same command to continue."
 UPLOAD_RETRIES = Retries(crashes=4, alone_text="with a node to itself")
-
-
-def check_memory(need_bytes: int, limit_bytes: int) -> None:
-    """Refuse uploads whose tasks do not fit the limit of a node, before hours of work."""
-    if need_bytes > limit_bytes:
-        raise MemoryLimitError(
-            f"A Ray task needs about {format_size(need_bytes)} of memory with its interpreter, and a node may use "
-            f"{format_size(limit_bytes)} (--memory).",
-            hint=f"Raise it with --memory={-(-need_bytes // 10**6)}MB, or leave out --engine=ray.",
-            need_bytes=need_bytes,
-            limit_bytes=limit_bytes,
-        )
 
 
 class RayBackend:

@@ -25,6 +25,7 @@ from brim.errors import (
     DestinationError,
     DestinationUnavailableError,
     InputError,
+    MemoryLimitError,
     SourceChangedError,
     SourceError,
     StoppedError,
@@ -34,6 +35,7 @@ from brim.extras import missing
 from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
 from brim.records import dataclass
+from brim.sizes import format_size
 from brim.storage.destination_address import Uploader
 from brim.storage.listing import list_files, stat_files
 from brim.storage.location import Access, Location, is_remote, parse_location
@@ -76,6 +78,7 @@ def loss_of(ray: Any, error: BaseException) -> Loss:
 
 
 NAMESPACE = "brim"
+INTERPRETER_BYTES = 130_000_000  # a Ray worker with brim and pyarrow, before any work
 _CONNECT_S = 5.0
 _HEAD_S = 20.0  # the head may be silent so long: Ray kills the process after a minute, without an error of brim
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of HTTP/2, with no settings
@@ -115,6 +118,18 @@ class Cluster:
                 "No node of the Ray cluster offers a CPU.", hint="Start nodes, then run the same command to continue."
             )
         return nodes
+
+    def check_memory(self, work_bytes: int, limit_bytes: int) -> None:
+        """Refuse uploads whose tasks do not fit the limit of a node, before hours of work."""
+        need_bytes = INTERPRETER_BYTES + work_bytes
+        if need_bytes > limit_bytes:
+            raise MemoryLimitError(
+                f"A Ray task needs about {format_size(need_bytes)} of memory with its interpreter, and a node may use "
+                f"{format_size(limit_bytes)} (--memory).",
+                hint=f"Raise it with --memory={-(-need_bytes // 10**6)}MB, or leave out --engine=ray.",
+                need_bytes=need_bytes,
+                limit_bytes=limit_bytes,
+            )
 
     def _need_head(self) -> None:
         until = time.monotonic() + _HEAD_S

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brim.execution.worker_messages import JobEnd, JobStart
 from brim.memory.limit import usable_cores
 from brim.memory.meter import process_bytes, tree
 from brim.monitor.watching.launch import HOME
@@ -69,8 +70,6 @@ class WorkerProcess:
         return worker
 
     def start_job(self, number: int, setup: Path) -> None:
-        from brim.execution.worker_messages import JobStart
-
         self._reset(number, setup)
         self.was_warm = True
         self.send(JobStart(str(setup), str(self.log)))
@@ -272,8 +271,6 @@ def keep_worker(worker: WorkerProcess, step: str, threads: int, work: str | None
 
     `work` is the digest of the user's function that it has run, None if that cannot be known.
     """
-    from brim.execution.worker_messages import JobEnd
-
     if not _WARM.callers or work is None:
         return False
     with _WARM.lock:

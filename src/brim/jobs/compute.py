@@ -215,10 +215,9 @@ class ComputeRun:
         location = self._paths.location
         if self._cluster is None or self._bucket is not None or location.is_local or self._paths.file_names:
             return None
-        from brim.execution.ray_backend import check_memory
         from brim.execution.ray_cluster import NodeRequirements
 
-        check_memory(self._job.task_bytes(self._shard_bytes), self._job.limit.bytes)
+        self._cluster.check_memory(self._job.task_bytes(self._shard_bytes), self._job.limit.bytes)
         return NodeRequirements(paths=(str(self._paths.units_dir.absolute()),))
 
     @property

@@ -128,9 +128,9 @@ class Job:
                     destination = open_destination(self.paths, self.settings, run, scope.names)
                     return ComputeRun(self, run, destination, cluster).run(scope)
             if cluster is not None:  # work that does not fit a node is an error before anything is made
-                from brim.execution.ray_backend import check_memory
-
-                check_memory(self.task_bytes(0 if self.forecast is None else self.forecast.worker), self.limit.bytes)
+                cluster.check_memory(
+                    self.task_bytes(0 if self.forecast is None else self.forecast.worker), self.limit.bytes
+                )
             with self._lock(progress, scope) as run:
                 destination = open_destination(self.paths, self.settings, run, scope.names)
                 if self.settings.append:
@@ -193,10 +193,8 @@ class Job:
         return UploadBudget(max(self.limit.bytes - tree_bytes(), 0), workers, self.limit.asked_for)
 
     def task_bytes(self, shard_bytes: int) -> int:
-        """Return the memory of a Ray task that makes and uploads a shard."""
-        from brim.execution.ray_backend import INTERPRETER_BYTES
-
-        return INTERPRETER_BYTES + shard_bytes + upload_bytes(self.paths.location, self.settings.hub)
+        """Return the memory that a Ray task takes, above its interpreter, to make and upload a shard."""
+        return shard_bytes + upload_bytes(self.paths.location, self.settings.hub)
 
     # Results
 
@@ -338,7 +336,7 @@ class Delivery:
         if self._cluster is None or (self._requirements is None and not isinstance(job.plan, Plan)):
             return ThreadBackend(self._budget.workers, self._upload_shard, run.progress, run.stop)
         from brim.execution.ray_backend import RayBackend
-        from brim.execution.ray_cluster import NodeRequirements, sample_of
+        from brim.execution.ray_cluster import INTERPRETER_BYTES, NodeRequirements, sample_of
         from brim.execution.ray_worker import UploadOrder
 
         requirements, shard_bytes = self._requirements, self._shard_bytes
@@ -354,7 +352,7 @@ class Delivery:
         return RayBackend(
             self._cluster,
             replace(requirements, uploader=uploader),
-            job.task_bytes(shard_bytes),
+            INTERPRETER_BYTES + job.task_bytes(shard_bytes),
             job.limit.bytes,
             self,
             run.progress,

@@ -22,7 +22,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from brim.compute.steps.step import HasTypeInference
 from brim.errors import InputError, SourceChangedError, UserFunctionError
+from brim.execution.unit_receipts import UnitFiles
+from brim.execution.unit_storage import bad_rows_name
+from brim.jobs.destination import Destination, Run
 from brim.jobs.destination_paths import dataset_paths
 from brim.jobs.job import Job, connect
 from brim.jobs.plan_storage import (
@@ -530,8 +534,6 @@ class _AllUnits(Scope):
         return True
 
     def _copy_unit(self, part: Part, ledger: Ledger, receipt: Receipt, units: Ledger) -> None:
-        from brim.execution.unit_storage import bad_rows_name
-
         folder, receipts = self._job.paths.units_dir, self._saved.receipts
         receipts.download(part, receipt.name, folder, receipt.sha256)
         if ledger.recall(f"bad rows {receipt.name}") and self._job.settings.on_error == "quarantine":
@@ -546,8 +548,6 @@ def save_job_plan(
     path: str | os.PathLike[str], job: Job, words: dict[str, Any], progress: Progress | None, access: Access | None
 ) -> None:
     """Count the units of a job, find its types with the first batch, and save what parts need to know."""
-    from brim.compute.steps.step import HasTypeInference
-
     check_plan_place(path)
     plan = job.plan
     assert isinstance(plan, ComputePlan)
@@ -567,8 +567,6 @@ def save_job_plan(
 
 def _first_types(job: Job, progress: Progress) -> str:
     """Return the types of the first batch. A first unit that fails shows that before a hundred machines start."""
-    from brim.execution.unit_receipts import UnitFiles
-
     with tempfile.TemporaryDirectory(prefix="brim-types-") as folder:
         files = UnitFiles(Path(folder) / "units")
         # Units go to the parts in turn: with so many parts, the first one has one unit.
@@ -580,8 +578,7 @@ def _first_types(job: Job, progress: Progress) -> str:
 @contextmanager
 def _computing(job: Job, folder: Path, progress: Progress) -> Iterator[ComputeRun]:
     """Open a run that computes units in a folder, without the lock of the destination."""
-    from brim.jobs.compute import ComputeRun
-    from brim.jobs.destination import Destination, Run
+    from brim.jobs.compute import ComputeRun  # plans of builds do not need it
 
     files = stop_files(folder, job.settings.stop_file)
     with (
