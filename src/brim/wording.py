@@ -74,6 +74,11 @@ def worded(text: str) -> str:
     return _pattern().sub(_flag if _in_terminal else _keyword, text) if "--" in text else text
 
 
+def terminal_text(text: str) -> str:
+    """Return a text with flags, also where this process is not the `brim` command."""
+    return _pattern().sub(_flag, text) if "--" in text else text
+
+
 def renamed(text: str, names: Mapping[str, str]) -> str:
     """Return a text with the names that a Python function has for some options, or for a switch with its value."""
     if _in_terminal or "--" not in text:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from dataclasses import field
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
@@ -212,6 +213,16 @@ def test_help_fits_a_small_terminal(path: str, monkeypatch: pytest.MonkeyPatch) 
     assert not [line for line in [*page, *help_page(made, context, show_all=True).splitlines()] if len(line) > 80]
     assert len(made.command.examples) in (1, 2, 3)
     assert all(line.startswith("brim ") for line in made.command.examples)
+
+
+@pytest.mark.parametrize("path", commands())
+def test_help_names_what_help_all_adds(path: str) -> None:
+    """More options, or only an explanation; values of options are written as people type them."""
+    made: Any = command(path)
+    context = click.Context(made, info_name=f"brim {path}")
+    short, full = (help_page(made, context, show_all=show_all) for show_all in (False, True))
+    assert (f"brim {path} --help-all " in short.splitlines()[-1]) == (short != full)
+    assert not re.search(r"--[a-z-]+=", re.sub("`[^`]*`", "", full.partition("Arguments:")[2]))
 
 
 @pytest.mark.parametrize("path", commands())

@@ -4,6 +4,7 @@ The list of commands and the version are printed without importing anything else
 itself.
 """
 
+import gc
 import os
 import sys
 
@@ -16,6 +17,8 @@ def main() -> None:
     page = None if "_BRIM_COMPLETE" in os.environ else static_page(arguments)
     if page is not None and _write(f"{page}\n".encode()):
         return
+    # Imports create 70,000 objects; with the default threshold of 700, the collector would run a hundred times.
+    gc.set_threshold(100_000)
     from brim.cli.program import run
 
     run(arguments)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from brim.cli.command import Command
 from brim.cli.plan_command import show_plan
 from brim.cli.print_output import emit, memory_held, print_lines, show_progress, waiting_for
+from brim.memory.peak import PeakSampler
 from brim.options.build_options import BuildOptions
 from brim.options.declare import Common, Option, Path
 from brim.options.groups import RunOptions, SavedPlanOptions, ShowOptions
@@ -47,7 +48,6 @@ class BuildPartCommand(SavedPlanOptions):
 
 def run(options: BuildCommand | BuildPartCommand) -> None:
     from brim.api.build_api import make_build_plan, open_plan
-    from brim.memory.peak import PeakSampler
 
     part = options.part if isinstance(options, BuildPartCommand) else None
     job: Any

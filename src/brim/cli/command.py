@@ -27,13 +27,15 @@ class Command(NamedTuple):
     """A command: its options and the function that runs it.
 
     The docstring of the options class is the help text: a sentence, a paragraph `Examples:`, and details for
-    --help-all. With `saved`, the command also accepts a saved plan: with --plan, the options are those of that class.
+    --help-all, to which `shared_details` are added. With `saved`, the command also accepts a saved plan: with --plan,
+    the options are those of that class.
     """
 
     options: type[Options]
     run: Callable[[Any], None]
     saved: type[Options] | None = None
     is_wrapper: bool = False  # all arguments after the first one belong to another command
+    shared_details: str = ""  # with other commands
 
     @property
     def summary(self) -> str:
@@ -49,7 +51,7 @@ class Command(NamedTuple):
         return [" ".join(text.split()) for text in self._paragraphs()[1:] if not text.startswith("Examples:")]
 
     def _paragraphs(self) -> list[str]:
-        return cleandoc(self.options.__doc__ or "").split("\n\n")
+        return [*cleandoc(self.options.__doc__ or "").split("\n\n"), *filter(None, [self.shared_details])]
 
 
 def click_command(name: str, command: Command, summary: str = "") -> "ClickCommand":
@@ -216,6 +218,8 @@ def help_page(click_command: ClickCommand, ctx: click.Context, *, show_all: bool
             formatter.write_dl(rows, col_max=28)
     if len(shown) < len(options):
         formatter.write(f"\n{ctx.command_path} --help-all shows {len(options) - len(shown)} more options.\n")
+    elif command.details and not show_all:
+        formatter.write(f"\n{ctx.command_path} --help-all explains the command.\n")
     return formatter.getvalue().rstrip("\n").replace(_HYPHEN, "-")
 
 

@@ -1,5 +1,7 @@
 """The list of commands and the page that `brim` and `brim --help` print, without loading the parser or a command."""
 
+from brim import __version__
+
 GROUPS = {
     "Build": {
         "plan": "Show what would be built, how large it is and whether it fits.",
@@ -82,7 +84,5 @@ def static_page(arguments: list[str]) -> str | None:
             sections += [f"{title}:", *(f"  {name:<{width}}  {text}" for name, text in rows.items()), ""]
         return "\n".join([*sections, f"brim COMMAND --help shows examples and options. Docs: {_DOCS}"])
     if arguments[0] in ("--version", "-V"):
-        from brim import __version__
-
         return f"brim {__version__}"
     return None

@@ -8,7 +8,9 @@ from typing import Any
 
 from brim.cli.print_output import emit, memory_held, print_lines, print_result, show_progress, waiting_for
 from brim.errors import InputError
+from brim.execution.worker_process import start_warm_worker
 from brim.options.groups import SavedPlanOptions
+from brim.storage.location import Access
 
 # Lines for people, and values for the JSON object, about a result that took some seconds.
 Describe = Callable[[Any, Any, float], tuple[list[tuple[str, str]], dict[str, Any]]]
@@ -22,8 +24,6 @@ def run_compute(
     workers: int = 0,
 ) -> None:
     """Run a job, save it as a plan (--save), or process a saved plan (--plan). `workers` is the usual number."""
-    from brim.execution.worker_process import start_warm_worker
-
     if getattr(options, "engine", "local") == "local":
         # The first worker imports its modules while this process opens the source.
         start_warm_worker(f"brim.compute.steps.{command}_step", options.workers or workers or None)
@@ -43,7 +43,6 @@ def run_compute(
 def _run_saved(command: str, options: SavedPlanOptions) -> None:
     """Process a part of a saved plan, publish all parts, or process the missing parts and publish."""
     from brim.api.saved_jobs import no_caller, open_saved_job
-    from brim.storage.location import Access
 
     saved = open_saved_job(options.plan, Access(options.endpoint_url), options, no_caller)
     if saved.plan.verb != command:

@@ -12,9 +12,13 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from brim import __version__
 from brim.cli.command import Command
 from brim.cli.print_output import emit, print_lines
 from brim.extras import EXTRAS, install_command, installed_version, is_missing, own_requirements
+from brim.memory.cgroup import hard_limit_here
+from brim.memory.limit import effective_limit, headrooms
+from brim.memory.meter import blind_spots
 from brim.options.groups import JsonOptions
 from brim.records import dataclass
 from brim.sizes import format_size
@@ -37,8 +41,6 @@ class DoctorCommand(JsonOptions):
 
 def run(options: DoctorCommand) -> None:
     from huggingface_hub import constants, get_token
-
-    from brim import __version__
 
     token = get_token()
     hub: dict[str, Any] = {"endpoint": constants.ENDPOINT, "token": token is not None}
@@ -115,9 +117,6 @@ def _hub_text(hub: dict[str, Any]) -> str:
 
 
 def _memory() -> dict[str, Any]:
-    from brim.memory.cgroup import hard_limit_here
-    from brim.memory.limit import effective_limit, headrooms
-    from brim.memory.meter import blind_spots
     from brim.storage.destination_address import state_root
 
     limit, state, home = effective_limit(), state_root(), Path.home()

@@ -14,6 +14,11 @@ brim forecast concat --rows 3M --dims 768,1024 --memory 64GB
 brim forecast embed-files scans/
 brim forecast pid 4242 --adds 19GB
 """
+_DETAILS = """
+Adds up the peak memory, as a range where a value is uncertain, and compares it with the limit: LOW below 70 %,
+MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate cannot be
+made.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +28,6 @@ class EmbedFilesForecastCommand(JsonOptions, EmbedFilesForecast):
     Examples:
         brim forecast embed-files scans/ --memory 32GB
         brim forecast embed-files --shard-bytes 3.6GB --largest-file 300MB --workers 4
-
-    Adds up the peak memory, as a range where a value is uncertain, and compares it with the limit: LOW below 70 %,
-    MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate cannot be
-    made.
     """
 
 
@@ -37,10 +38,6 @@ class MapForecastCommand(JsonOptions, MapForecast):
     Examples:
         brim forecast map --row-bytes 200KB --batch-size 1000 --workers 8
         brim forecast map --row-bytes 5KB --output-bytes 40KB --per-worker 500MB
-
-    Adds up the peak memory, as a range where a value is uncertain, and compares it with the limit: LOW below 70 %,
-    MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate cannot be
-    made.
     """
 
 
@@ -50,10 +47,6 @@ class ConcatForecastCommand(JsonOptions, ConcatForecast):
 
     Examples:
         brim forecast concat --rows 2,857,545 --dims 768,1024 --dtype float32
-
-    Adds up the peak memory, as a range where a value is uncertain, and compares it with the limit: LOW below 70 %,
-    MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate cannot be
-    made.
     """
 
 
@@ -64,10 +57,6 @@ class PidForecastCommand(JsonOptions, PidForecast):
     Examples:
         brim forecast pid 4242 --adds 19GB
         brim forecast pid 4242 --rows 3M --dims 768,1024
-
-    Adds up the peak memory, as a range where a value is uncertain, and compares it with the limit: LOW below 70 %,
-    MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate cannot be
-    made.
     """
 
 
@@ -79,10 +68,6 @@ class SampledForecastCommand(JsonOptions, SampledForecast):
         brim run --fraction 1/32 --log a.jsonl -- python job.py
         brim run --fraction 1/8 --log b.jsonl -- python job.py
         brim forecast sampled a.jsonl b.jsonl --memory 64GB
-
-    Adds up the peak memory, as a range where a value is uncertain, and compares it with the limit: LOW below 70 %,
-    MODERATE up to 90 %, HIGH above. Nothing is run. Exits with 0 whatever the verdict; with 2 if the estimate cannot be
-    made.
     """
 
 
@@ -98,7 +83,7 @@ def run(shape: str, options: Any) -> None:
 
 
 SUBCOMMANDS = {
-    name: Command(options, functools.partial(run, name))
+    name: Command(options, functools.partial(run, name), shared_details=_DETAILS)
     for name, options in {
         "embed-files": EmbedFilesForecastCommand,
         "map": MapForecastCommand,

@@ -7,6 +7,11 @@ from typing import Annotated, Literal
 
 from brim.cli.command import Command
 from brim.cli.print_output import emit, page_path, wrapped
+from brim.lab.experiments import RUNS
+from brim.lab.measure import scratch
+from brim.lab.steps import ExperimentStep, heading, row
+from brim.monitor.report.page import write_page
+from brim.monitor.report.recording import log_next_to
 from brim.options.declare import Option, Path, Size
 from brim.options.groups import JsonOptions
 from brim.records import dataclass
@@ -19,6 +24,10 @@ brim lab map --mode shard --interrupt-after 3
 """
 
 
+_DETAILS = """
+Each experiment runs in separate processes, is measured from outside, and takes some seconds and less than 1 GB.
+Prints the memory at each step, a chart, and the result with the installed versions in two sentences.
+"""
 _SIZES = ("size", "file_size", "text_size")
 
 
@@ -36,9 +45,6 @@ class LeakExperimentCommand(ExperimentOptions):
 
     Examples:
         brim lab leak --size 500MB
-
-    Each experiment runs in separate processes, is measured from outside, and takes some seconds and less than 1 GB.
-    Prints the memory at each step, a chart, and the result with the installed versions in two sentences.
     """
 
     size: Annotated[Size, Option("Size of the list and of the file.")] = "200MB"
@@ -51,9 +57,6 @@ class EmbedListExperimentCommand(ExperimentOptions):
 
     Examples:
         brim lab embed-list --rows 100000 --dims 768
-
-    Each experiment runs in separate processes, is measured from outside, and takes some seconds and less than 1 GB.
-    Prints the memory at each step, a chart, and the result with the installed versions in two sentences.
     """
 
     rows: Annotated[int, Option("Number of vectors.", minimum=1)] = 40_000
@@ -67,9 +70,6 @@ class PushExperimentCommand(ExperimentOptions):
 
     Examples:
         brim lab push --files 40 --file-size 10MB
-
-    Each experiment runs in separate processes, is measured from outside, and takes some seconds and less than 1 GB.
-    Prints the memory at each step, a chart, and the result with the installed versions in two sentences.
     """
 
     files: Annotated[int, Option("Number of files.", minimum=1)] = 24
@@ -83,9 +83,6 @@ class MapExperimentCommand(ExperimentOptions):
     Examples:
         brim lab map --mode shard --num-files 8 --interrupt-after 3
         brim lab map --mode basic --num-proc 2
-
-    Each experiment runs in separate processes, is measured from outside, and takes some seconds and less than 1 GB.
-    Prints the memory at each step, a chart, and the result with the installed versions in two sentences.
     """
 
     mode: Annotated[Literal["basic", "shard"], Option("All files in one call, or one call per file.")] = "shard"
@@ -104,12 +101,6 @@ _SHARED = {each.name for each in fields(ExperimentOptions)}
 
 
 def _run(name: str, options: ExperimentOptions) -> None:
-    from brim.lab.experiments import RUNS
-    from brim.lab.measure import scratch
-    from brim.lab.steps import ExperimentStep, heading, row
-    from brim.monitor.report.page import write_page
-    from brim.monitor.report.recording import log_next_to
-
     parts: list[str] = []
 
     def watch(part: str, step: ExperimentStep) -> None:
@@ -141,7 +132,7 @@ def _run(name: str, options: ExperimentOptions) -> None:
 
 
 SUBCOMMANDS = {
-    name: Command(options, functools.partial(_run, name))
+    name: Command(options, functools.partial(_run, name), shared_details=_DETAILS)
     for name, options in (
         ("leak", LeakExperimentCommand),
         ("embed-list", EmbedListExperimentCommand),

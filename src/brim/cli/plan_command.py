@@ -10,6 +10,7 @@ from brim.options.build_options import PlanOptions
 from brim.options.declare import PARTS, Common, Option, Path
 from brim.options.groups import JsonOptions, RunOptions
 from brim.records import dataclass
+from brim.storage.location import Access
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,6 @@ def show_plan(job: Any, as_json: bool) -> None:
 def _show_saved(options: ShowPlanCommand) -> None:
     from brim.api.build_api import open_plan
     from brim.jobs.plan_storage import is_job_plan, listed, open_place
-    from brim.storage.location import Access
 
     running = options.values(RunOptions)
     saved: Any

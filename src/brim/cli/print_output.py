@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import BrimError, InputError
+from brim.memory.limit import effective_limit
+from brim.monitor.report.progress_renderers import JsonLines, PlainLines, TerminalBar
+from brim.monitor.report.recording import recorded
 from brim.progress import Progress, notify_if_slow
+from brim.redact import redact_command
 from brim.sizes import format_size
 from brim.storage.location import is_object_address
 from brim.wording import escape_controls
@@ -76,8 +80,6 @@ def silence_stdout() -> None:
 
 
 def progress_for(as_json: bool, quiet: bool) -> Any:
-    from brim.monitor.report.progress_renderers import JsonLines, PlainLines, TerminalBar
-
     if as_json:
         return Progress(JsonLines())
     if quiet:
@@ -102,10 +104,6 @@ def show_progress(
         takes: Predicted bytes by purpose, for the report.
         stop_file: The file whose creation stops the job.
     """
-    from brim.memory.limit import effective_limit
-    from brim.monitor.report.recording import recorded
-    from brim.redact import redact_command
-
     shown = progress_for(options.json, options.quiet)
     if limit is None:
         limit = effective_limit()

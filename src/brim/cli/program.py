@@ -6,19 +6,19 @@ import gc
 import io
 import os
 import sys
+import traceback
 from typing import NoReturn, TextIO
 
 from brim.block_pandas import do_without_pandas
 from brim.cli.commands import static_page
 from brim.cli.print_output import Escaped, Printed, fail, missing_working_folder
 from brim.errors import BrimError, DestinationUnavailableError, StoppedError
+from brim.memory.release import keep_heap_small
+from brim.redact import hide_values, redact
 from brim.state.atomic_files import reason
 from brim.state.stop import handle_all_signals
 from brim.wording import use_terminal_names
 
-# New objects before the garbage collector runs. Imports create 70,000 objects, and with the default threshold of 700
-# the collector would run about a hundred times during them.
-_OBJECTS = 100_000
 _ORIGINAL_STREAMS: list[TextIO] = []  # kept open: closing them would close the file descriptors
 
 
@@ -57,17 +57,12 @@ _ON_ARRAYS = {"build", "check", "embed", "map", "plan", "select", "tokenize", "u
 
 def _print_traceback(error: Exception) -> None:
     """Print the traceback with all causes, without secrets: a server's response may contain a token."""
-    import traceback
-
-    from brim.redact import hide_values, redact
-
     text = "".join(traceback.format_exception(error))
     print(redact(hide_values(text, os.environ)), end="", file=sys.stderr)
 
 
 def run(arguments: list[str]) -> None:
     """Run the command that the arguments name, and exit."""
-    gc.set_threshold(_OBJECTS)
     use_terminal_names()
     handle_all_signals()
     _replace_streams()
@@ -83,8 +78,6 @@ def run(arguments: list[str]) -> None:
         if any("://" in argument for argument in arguments):
             # Remote data is transferred by threads of libraries. By default each thread has a separate heap and cannot
             # reuse the memory that others have freed. The limit must be set before the first of these threads starts.
-            from brim.memory.release import keep_heap_small
-
             keep_heap_small(large_bytes=None)
         if _ON_ARRAYS.intersection(arguments[:1]) and not {"--help", "-h", "--help-all"}.intersection(arguments):
             # Imported from inside the parser, numpy would be so many calls deep that Python's stack chunk may be full

@@ -6,6 +6,8 @@ from typing import Annotated
 from brim.cli.command import Command
 from brim.cli.print_output import emit, print_lines, print_stderr
 from brim.errors import InputError
+from brim.monitor.report.page import write_page, write_side_by_side
+from brim.monitor.run_log import read_run
 from brim.options.declare import Argument, Common, Names
 from brim.options.groups import JsonOptions, LiveOptions
 from brim.records import dataclass
@@ -31,8 +33,6 @@ class ReportCommand(LiveOptions, JsonOptions):
 
 
 def run(options: ReportCommand) -> None:
-    from brim.monitor.report.page import write_page, write_side_by_side
-
     logs = [Path(name) for name in options.logs]
     pages = [path for path in logs[1:] if path.suffix in (".html", ".htm")]
     logs = [path for path in logs if path not in pages]
@@ -57,7 +57,6 @@ def _follow(logs: list[Path], pages: list[Path], options: ReportCommand) -> None
     import webbrowser
 
     from brim.monitor.report.live_server import open_server
-    from brim.monitor.run_log import read_run
 
     if len(logs) > 1 or pages:
         raise InputError("--follow shows one log and writes no page.", hint="brim report run.jsonl --follow")

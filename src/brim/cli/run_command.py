@@ -13,11 +13,23 @@ from typing import Annotated, Any
 
 from brim.cli.command import Command
 from brim.cli.print_output import absolute, page_path, print_stderr, print_stderr_lines
-from brim.errors import BrimError, InputError
+from brim.errors import BrimError, CommandStartError, InputError
+from brim.memory.cgroup import Cgroup, open_group
+from brim.memory.limit import watch_limit
+from brim.memory.meter import blind_spots
+from brim.monitor.log_records import parse_end
+from brim.monitor.log_writer import LogWriter, alerts_path, check_log, new_log_path, prepare_log
+from brim.monitor.report.live_server import shown_live
+from brim.monitor.report.run_summary import evidence, screen, summary_facts
+from brim.monitor.run_log import read_run
+from brim.monitor.watching.launch import StopLevels, WatchConfig, WatchTarget
+from brim.monitor.watching.stop_sequence import lead_of
+from brim.monitor.watching.supervisor import run as supervise
 from brim.options.declare import Argument, Common, Names, Option
 from brim.options.groups import LiveOptions, QuietOptions
 from brim.options.monitor_options import MonitorOptions
 from brim.records import dataclass
+from brim.redact import redact_command
 from brim.state.stop import settle_stop_file
 
 _FOR_MEMORY = 4
@@ -54,18 +66,6 @@ class RunCommand(LiveOptions, QuietOptions, MonitorOptions, panel="Run"):
 
 
 def run(options: RunCommand) -> None:
-    from brim.errors import CommandStartError
-    from brim.memory.cgroup import Cgroup, open_group
-    from brim.memory.limit import watch_limit
-    from brim.memory.meter import blind_spots
-    from brim.monitor.log_writer import prepare_log
-    from brim.monitor.report.live_server import shown_live
-    from brim.monitor.report.run_summary import screen, summary_facts
-    from brim.monitor.run_log import read_run
-    from brim.monitor.watching.launch import WatchConfig, WatchTarget
-    from brim.monitor.watching.supervisor import run as supervise
-    from brim.redact import redact_command
-
     command, is_silent = list(options.command), options.quiet or options.json
     check_report(options)
     if not is_silent:
@@ -138,10 +138,7 @@ def _warn_of_own_options(command: list[str]) -> None:
 
 def _explain(outcome: Any, log: Path, began: datetime) -> list[str]:
     """Explain why the command was killed, from the system logs and from brim's log, and append it; [] if it was not."""
-    from brim.monitor.log_records import parse_end
-    from brim.monitor.log_writer import LogWriter
     from brim.monitor.oom.why import why
-    from brim.monitor.report.run_summary import evidence
 
     if outcome.signal is None and not outcome.stopped_for_memory:
         return []
@@ -177,10 +174,6 @@ def make_levels(
     enforce_all: bool = False,
 ) -> Any:
     """Return the levels of the watch. Raise for wrong ones, before anything runs."""
-    from brim.monitor.log_writer import alerts_path
-    from brim.monitor.watching.launch import StopLevels
-    from brim.monitor.watching.stop_sequence import lead_of
-
     stop_file = None if options.stop_file is None else absolute(str(options.stop_file))
     if stop_file is not None and (note := settle_stop_file(stop_file)):
         print_stderr(f"brim: {note}")
@@ -208,8 +201,6 @@ def make_levels(
 
 def log_path(options: MonitorOptions, name: str) -> Path:
     """Return the path of the log: the file of --log, which must be new or a log, or a new file. Write nothing."""
-    from brim.monitor.log_writer import check_log, new_log_path
-
     if options.log is None:
         try:
             return new_log_path(name)

@@ -6,6 +6,7 @@ from typing import Annotated
 from brim.cli.command import Command
 from brim.cli.plan_command import show_plan
 from brim.cli.print_output import emit, memory_held, print_lines, show_progress, waiting_for
+from brim.memory.peak import PeakSampler
 from brim.options.build_options import SelectOptions
 from brim.options.declare import Common
 from brim.options.groups import ShowOptions
@@ -39,7 +40,6 @@ class SelectCommand(ShowOptions, SelectOptions, panel="Run"):
 def run(options: SelectCommand) -> None:
     from brim.api.build_api import make_select_plan
     from brim.jobs.results import load_dataset
-    from brim.memory.peak import PeakSampler
 
     destination = str(options.destination)
     with PeakSampler() as sampler:

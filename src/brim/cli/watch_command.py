@@ -14,10 +14,20 @@ from brim.cli.command import Command
 from brim.cli.print_output import emit, print_stderr, print_stderr_lines
 from brim.cli.run_command import check_report, log_path, make_levels, write_report
 from brim.errors import InputError
+from brim.memory.limit import Limit, watch_limit
+from brim.memory.meter import machine_now, started, tree_bytes
+from brim.monitor.log_writer import prepare_log
+from brim.monitor.report.live_server import shown_live
+from brim.monitor.report.run_summary import screen, summary_facts
+from brim.monitor.run_log import read_run
+from brim.monitor.text_formats import sparkline
+from brim.monitor.watching.find_processes import command_line, find, leaders
+from brim.monitor.watching.launch import SharedValues, WatchConfig, WatcherProcess, WatchTarget
 from brim.options.declare import Argument, Common, Option
 from brim.options.groups import ShowOptions
 from brim.options.monitor_options import MonitorOptions, Seconds
 from brim.records import dataclass
+from brim.redact import redact_command
 from brim.sizes import format_size
 from brim.wording import drawing_stream
 
@@ -69,12 +79,6 @@ class WatchCommand(ShowOptions, MonitorOptions):
 
 
 def run(options: WatchCommand) -> None:
-    from brim.monitor.log_writer import prepare_log
-    from brim.monitor.report.live_server import shown_live
-    from brim.monitor.report.run_summary import screen, summary_facts
-    from brim.monitor.run_log import read_run
-    from brim.monitor.watching.launch import SharedValues, WatchConfig, WatcherProcess
-
     check_report(options)
     target = _target(options)
     if options.enforce and options.match:
@@ -116,11 +120,6 @@ def run(options: WatchCommand) -> None:
 
 
 def _target(options: WatchCommand) -> Any:
-    from brim.memory.meter import started
-    from brim.monitor.watching.find_processes import command_line
-    from brim.monitor.watching.launch import WatchTarget
-    from brim.redact import redact_command
-
     if options.system:
         return WatchTarget("machine")
     if options.match is not None:
@@ -133,9 +132,6 @@ def _target(options: WatchCommand) -> Any:
 
 def _show_matches(pattern: str, enforce_all: bool, as_json: bool) -> None:
     """Print the processes that --enforce would stop; raise for several programs without --enforce-all."""
-    from brim.monitor.watching.find_processes import command_line, find, leaders
-    from brim.redact import redact_command
-
     roots = leaders(find(pattern))
     lines = [f"{pid}  {' '.join(redact_command(command_line(pid)))[:100]}" for pid in roots]
     if len(roots) > 1 and not enforce_all:
@@ -151,9 +147,6 @@ def _show_matches(pattern: str, enforce_all: bool, as_json: bool) -> None:
 
 def _limit(memory: str | int | float | None, target: Any) -> tuple[Any, bool]:
     """Return the limit and whether the user has set it. The default is the memory in use plus the available memory."""
-    from brim.memory.limit import Limit, watch_limit
-    from brim.memory.meter import machine_now, tree_bytes
-
     used_bytes = None if target.pid is None else tree_bytes(target.pid)
     limit = watch_limit(memory, held_bytes=used_bytes, pid=target.pid or "self")
     if memory is not None or os.environ.get("BRIM_MEMORY"):
@@ -199,8 +192,6 @@ def _view(as_json: bool, quiet: bool, limit_bytes: int) -> Iterator[tuple[float,
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
-
-        from brim.monitor.text_formats import sparkline
 
         points: deque[tuple[float, float]] = deque()
         console = Console(file=drawing_stream())

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_
 
 from brim.errors import ArgumentError, InputError
 from brim.sizes import parse_count, parse_size
-from brim.wording import worded
+from brim.wording import terminal_text, worded
 
 P = ParamSpec("P")
 O = TypeVar("O")  # noqa: E741
@@ -217,7 +217,7 @@ class Declared(NamedTuple):
     @property
     def help(self) -> str:
         """The help text with the default, for the terminal and for the tables of the docs."""
-        text = self.option.help
+        text = terminal_text(self.option.help)
         if self.is_negated and self.option.cli and not self.option.flags:
             text = f"Do not {text[0].lower()}{text[1:]}"
         repeated = " May be repeated." if self.is_multiple and not self.option.argument else ""
@@ -226,7 +226,7 @@ class Declared(NamedTuple):
     @property
     def short_help(self) -> str:
         """The first sentence of the help text, with the default."""
-        return self._with_default(f"{self.option.help.partition('. ')[0].rstrip('.')}.")
+        return self._with_default(f"{terminal_text(self.option.help).partition('. ')[0].rstrip('.')}.")
 
     @property
     def python_help(self) -> str:
