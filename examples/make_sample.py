@@ -2,7 +2,8 @@
 
     python examples/make_sample.py examples/sample
 
-The photos are JPEG files of drawn shapes. The texts have a function and a tokenizer next to them, for README.md.
+The photos are JPEG files of drawn shapes. The texts have a function and a tokenizer next to them, for README.md, and
+conversations with a chat tokenizer.
 The scans are NIfTI files with a real header and affine, with PNG and JPEG slices of them and a table that names both.
 Everything is drawn from formulas with fixed seeds, so running this again gives the same data. Needs nibabel and Pillow.
 """
@@ -106,6 +107,8 @@ def write_texts(folder: Path, rng: np.random.Generator) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(made | dict.fromkeys(parts), indent=1) + "\n")
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}) + "\n")
     made["model"] = model | {"vocab": words | {role: len(words) + n for n, role in enumerate(("user", "assistant"))}}
+    end = {"id": words["[EOS]"], "content": "[EOS]", "special": True, "normalized": False}
+    made["added_tokens"] = [end | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)]
     chats = folder / "chat-tokenizer"
     chats.mkdir(exist_ok=True)
     (chats / "tokenizer.json").write_text(json.dumps(made | dict.fromkeys(parts), indent=1) + "\n")
