@@ -282,7 +282,7 @@ sample: .venv/dev
 	@touch $@
 
 .venv/demo: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[datasets]' pillow
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[datasets]'
 	@touch $@
 
 .venv/dev: .venv/installed

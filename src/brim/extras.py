@@ -36,7 +36,11 @@ EXTRAS = {
             {"cloudpickle": "cloudpickle", "jinja2": "jinja2", "tokenizers": "tokenizers"},
             "brim map and brim tokenize",
         ),
-        Extra("datasets", {"datasets": "datasets"}, "datasets.Dataset as a source; brim.map, brim.push_to_hub"),
+        Extra(
+            "datasets",
+            {"datasets": "datasets", "PIL": "pillow"},  # without Pillow, images of a dataset do not decode
+            "datasets.Dataset as a source; brim.map, brim.push_to_hub; images",
+        ),
         Extra(
             "embed",
             {

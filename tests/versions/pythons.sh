@@ -20,7 +20,7 @@ for version in 3.11 3.12 3.13 3.14; do
   fi
   here=.venv/python$version
   .venv/bin/uv venv --quiet --clear --python "$python" $here
-  .venv/bin/uv pip install --quiet --python $here/bin/python --editable '.[compute,datasets,s3]' pytest hypothesis pillow
+  .venv/bin/uv pip install --quiet --python $here/bin/python --editable '.[compute,datasets,s3]' pytest hypothesis
   $here/bin/python -m pytest -q -p no:cacheprovider "$@" >$here/log 2>&1 || failed="$failed $version"
   echo "$($here/bin/python --version): $(tail -n 1 $here/log)"
   $here/bin/python -m brim build examples/sample/scans $here/out --quiet
