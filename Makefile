@@ -165,13 +165,16 @@ test-newest: .venv/uv
 test-pythons: .venv/uv
 	sh tests/versions/pythons.sh tests/cli/test_terminal.py tests/formats/test_thrift.py tests/formats/test_splice.py
 
-# What people install: the wheel, alone in a fresh environment.
+# What people install: the wheel, alone in a fresh environment, and then with the extras of README.md.
 test-wheel: .venv/dev
 	rm -rf build/wheel .venv/wheel && mkdir -p build/wheel
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m venv .venv/wheel
 	.venv/wheel/bin/pip install --quiet --disable-pip-version-check build/wheel/*.whl
 	sh tests/versions/wheel.sh .venv/wheel/bin
+	.venv/wheel/bin/pip install --quiet --disable-pip-version-check "$$(echo build/wheel/*.whl)[compute,datasets]"
+	.venv/wheel/bin/brim build examples/sample/photos build/wheel/out --label-from parent --quiet
+	.venv/wheel/bin/python -c 'import datasets; datasets.load_dataset("build/wheel/out", split="train")[0]["image"].load()'
 
 # Every block of code in README.md and docs/ that can run, and the table of a fresh user.
 test-docs: .venv/dev
