@@ -18,8 +18,11 @@ DOCS = ROOT / "docs"
 FUNCTIONS = {
     "Sources": ["files", "table", "bids", "dataset", "recipes"],
     "Package and publish": ["plan", "build", "select", "open_plan", "push_to_hub", "verify", "unpack", "check", "info"],
-    "Compute": ["map", "tokenize", "embed", "caches", "clean", "TensorWriter", "save_file", "open_tensors"],
+    "Compute": ["map", "tokenize", "embed", "caches", "clean", "save_job", "open_job"],
+    "Tensors": ["TensorWriter", "save_file", "open_tensors"],
+    "Train": ["Loader"],
     "Memory": ["watch", "release", "why", "forecast"],
+    "Progress and stopping": ["Progress", "Stop"],
 }
 
 
@@ -73,7 +76,11 @@ def function_section(name: str) -> str:
     sections = re.sub(r"^    (\w+Error): ", r"- `\1`: ", sections, flags=re.M)
     before, marker, examples = inspect.cleandoc(sections).partition("**Examples**")
     block = f"\n\n```python\n{inspect.cleandoc(examples)}\n```" if marker else ""
-    table = "\n".join(options_table(function.options)).replace("<", "&lt;")
+    lines = list(options_table(function.options))
+    if name not in COMMANDS:  # without the column of options of the command line
+        lines = [lines[0].split(" | ", 1)[1], "---|---", *(line.split(" | ", 1)[1] for line in lines[2:])]
+        lines = [f"| {line}" if line[0] != "-" else f"|{line}|" for line in lines]
+    table = "\n".join(lines).replace("<", "&lt;")
     plain = "\n".join(line.strip() for line in before.splitlines())
     return f"### brim.{name} {{ #{name} }}\n\n{about.strip()}\n\n{table}\n\n{plain}{block}"
 
