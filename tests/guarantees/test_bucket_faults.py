@@ -322,14 +322,33 @@ def test_two_runs_at_once(place: BucketPlace, source: Path, tmp_path: Path) -> N
     is_whole(place, source)
 
 
-def test_a_second_machine_computes_nothing(place: BucketPlace, tmp_path: Path) -> None:
-    """The bucket is reserved before the first unit is computed, not when results are sent after hours."""
-    rows = write_files(tmp_path / "rows", {"rows.jsonl": b"".join(b'{"n": %d}\n' % n for n in range(600))})
-    marks = [tmp_path / "first", tmp_path / "second"]
-    steps = tmp_path / "steps.py"
-    body = "    import time\n    open({!r}, 'w').close()\n    time.sleep(0.2)\n    return row\n"
-    steps.write_text("\n".join(f"def {mark.name}(row):\n{body.format(str(mark))}" for mark in marks))
-    lines = [("map", rows, place.address, "--quiet", "--fn", f"{steps}:{mark.name}") for mark in marks]
+@pytest.mark.parametrize(
+    ("command", "option", "name"), [("map", "--fn", ""), ("embed", "--model", "/vectors.npy")], ids=["dataset", "file"]
+)
+def test_a_second_machine_computes_nothing(
+    place: BucketPlace, tmp_path: Path, command: str, option: str, name: str
+) -> None:
+    """The destination is reserved before the first unit is computed, not when results are sent after hours."""
+    rows = write_files(tmp_path / "rows", {"rows.jsonl": b"".join(b'{"n": "%d"}\n' % n for n in range(600))})
+    code = """
+import time
+import numpy as np
+
+def {name}_map(row):
+    open({path!r}, "w").close()
+    time.sleep(0.2)
+    return row
+
+def {name}_embed():
+    open({path!r}, "w").close()
+    return lambda given: time.sleep(60) or np.ones((len(given["n"]), 2), np.float32)
+"""
+    steps, marks = tmp_path / "steps.py", [tmp_path / "first", tmp_path / "second"]
+    steps.write_text("".join(code.format(name=mark.name, path=str(mark)) for mark in marks))
+    column = ["--column", "n"] if command == "embed" else []
+    lines = [
+        (command, rows, f"{place.address}{name}", option, f"{steps}:{mark.name}_{command}", *column) for mark in marks
+    ]
     first = start(place, *lines[0])
     until = time.monotonic() + 60
     while not marks[0].exists():

@@ -115,15 +115,16 @@ class FilesDestination(Destination):
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """Hold the lease of a bucket. Parts of a plan share the bucket without one."""
-        if self._is_reserved or self._own is not None or not self._is_bucket_dataset:
+        """Hold the lease of a dataset or file in a bucket. Parts of a plan share the bucket without one."""
+        if self._is_reserved or self._own is not None or self._folder is not None:
             yield
             return
         from brim.storage.lease import Lease
 
         progress = self._run.progress
         self._create_bucket()
-        self._lease = Lease(self.paths.root, owner_of(self._run.ledger.path.parent), progress.note)
+        owner, file = owner_of(self._run.ledger.path.parent), next(iter(self.paths.file_names), "")
+        self._lease = Lease(self.paths.root, owner, progress.note, file)
         self._is_reserved = True
         try:
             self._lease.take(self._run.stop.check)
@@ -154,6 +155,8 @@ class FilesDestination(Destination):
     @contextmanager
     def open(self, fingerprint: str, budget: UploadBudget) -> Iterator[Existing]:
         if not self.paths.has_card:
+            if self._has_lease:
+                self._lease.renew()  # no other run has taken the file during hours of work
             yield self.read_existing()
             return
         if self._folder is not None:

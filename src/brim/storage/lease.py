@@ -31,10 +31,11 @@ _CHECK_S = 0.5
 
 
 class Lease:
-    """`owner` is the same for all runs with one ledger, and random."""
+    """`owner` is the same for all runs with one ledger, and random. A `file` without a dataset has its own object."""
 
-    def __init__(self, location: Location, owner: str, note: Callable[[str], None]) -> None:
+    def __init__(self, location: Location, owner: str, note: Callable[[str], None], file: str = "") -> None:
         self._location, self._owner, self._note = location, owner, note
+        self._name = f"{NAME}-{file}" if file else NAME
         self._storage = open_storage(location)
         self._version: FileInfo | None = None  # of our object, while we hold it
         self._is_guarded = True
@@ -59,12 +60,12 @@ class Lease:
         self._thread.start()
 
     def _find(self) -> FileInfo | None:
-        return next(iter(self._storage.stat([NAME])))
+        return next(iter(self._storage.stat([self._name])))
 
     def _heeds_conditions(self) -> bool:
         """Return whether a write is refused because the object exists."""
         try:
-            self._storage.put_bytes(NAME, b"brim", None)
+            self._storage.put_bytes(self._name, b"brim", None)
         except StorageError as error:
             return error.kind == "changed"
         return False
@@ -77,7 +78,7 @@ class Lease:
         """Write our object over the expected version, or as a new one (None); StorageError "changed" if that fails."""
         if self._is_guarded:
             try:
-                return self._storage.put_bytes(NAME, self._body(), expected)
+                return self._storage.put_bytes(self._name, self._body(), expected)
             except StorageError as error:
                 if not error.is_unsupported:
                     raise
@@ -88,7 +89,7 @@ class Lease:
 
     def _overwrite(self) -> FileInfo:
         """Write our object without a condition, and check that it is still ours."""
-        self._storage.put_bytes(NAME, self._body())
+        self._storage.put_bytes(self._name, self._body())
         info = self._find()
         if info is None or self._holder() != self._owner:
             raise StorageError("changed", 412)
@@ -132,7 +133,7 @@ class Lease:
 
     def _holder(self) -> str:
         try:
-            return str(json.loads(read_file(self._location, NAME, "write") or b"{}").get("owner", ""))
+            return str(json.loads(read_file(self._location, self._name, "write") or b"{}").get("owner", ""))
         except (ValueError, AttributeError):
             return ""
 
@@ -182,4 +183,4 @@ class Lease:
             self._thread.join(RENEW_S)
         if self._version is not None and not self._is_lost.is_set():
             with suppress(StorageError, StoppedError), stop_delayed():  # the next run sees that it is not renewed
-                self._storage.delete([NAME])
+                self._storage.delete([self._name])
