@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -180,8 +181,14 @@ class Run:
 
     def end(self, code: int = 0) -> dict[str, Any]:
         """Wait for it; its last word. stdout holds JSON and nothing else."""
-        out, err = self._process.communicate(timeout=_PATIENCE_S)
-        self.events += [json.loads(line) for line in out.splitlines()]
+        assert self._process.stdout is not None
+        timer = threading.Timer(_PATIENCE_S, self._process.kill)
+        timer.start()
+        try:  # communicate() alone would lose lines that readline() has buffered
+            self.events += [json.loads(line) for line in self._process.stdout]
+        finally:
+            timer.cancel()
+        err = self._process.communicate(timeout=_PATIENCE_S)[1]
         assert self._process.returncode == code, f"exit {self._process.returncode}\n{self.events[-3:]}\n{err}"
         assert "Traceback" not in err, err
         return self.events[-1]
