@@ -48,14 +48,14 @@ def measured(folder: Path) -> Part:
     part = Part("902 sessions, 273 GB of sparse files", ("command", "s", "peak MB"))
     for verb, *options in COMMANDS:
         name = " ".join(["brim", verb, *options])
-        done = measure([sys.executable, "-m", "brim", verb, str(folder / "ds004884"), *options])
-        if done.exit_code:
-            raise SystemExit(f"{name} ended with {done.exit_code}:\n{done.output[-2000:]}")
-        part.rows.append((name, f"{done.seconds:.1f}", f"{done.peak_bytes / MB:.0f}"))
-        part.runs[name] = [{"seconds": done.seconds, "peak_bytes": done.peak_bytes}]
+        result = measure([sys.executable, "-m", "brim", verb, str(folder / "ds004884"), *options])
+        if result.exit_code:
+            raise SystemExit(f"{name} ended with {result.exit_code}:\n{result.output[-2000:]}")
+        part.rows.append((name, f"{result.seconds:.1f}", f"{result.peak_bytes / MB:.0f}"))
+        part.runs[name] = [{"seconds": result.seconds, "peak_bytes": result.peak_bytes}]
         if verb == "plan":
-            part.goals.append(at_most(f"{name}: time", done.seconds, MOST_SECONDS, " s"))
-            part.goals.append(at_most(f"{name}: memory", done.peak_bytes / MB, MOST_MB, " MB"))
+            part.goals.append(at_most(f"{name}: time", result.seconds, MOST_SECONDS, " s"))
+            part.goals.append(at_most(f"{name}: memory", result.peak_bytes / MB, MOST_MB, " MB"))
     return part
 
 

@@ -21,8 +21,8 @@ from brim.sources.source_options import SourceOptions
 
 def main(folder: Path) -> int:
     read = refused = bugs = lists = 0
-    left = [0, 0, 0]
-    begin = time.perf_counter()
+    remaining = [0, 0, 0]
+    start = time.perf_counter()
     print("| dataset | rows | files | columns | no column: data | sidecars | documentation | |")
     print("|---|---:|---:|---:|---:|---:|---:|---|")
     for dataset in sorted(path for path in folder.iterdir() if (path / "dataset_description.json").is_file()):
@@ -40,12 +40,12 @@ def main(folder: Path) -> int:
         read += 1
         lists += any(column.is_list for column in table.columns.values())
         counts = _left(table)
-        left = [total + count for total, count in zip(left, counts, strict=True)]
+        remaining = [total + count for total, count in zip(remaining, counts, strict=True)]
         cells = [len(table), table.file_count(), table.rows.num_columns, *counts]
         print(f"| {dataset.name} | {' | '.join(f'{cell:,}' for cell in cells)} | {_example(table)} |")
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - start
     print(f"\n{read} read ({lists} with several files in a cell), {refused} refused, {bugs} bugs, {seconds:.1f} s")
-    print(f"in no column: {left[0]:,} of data, {left[1]:,} sidecars, {left[2]:,} of documentation")
+    print(f"in no column: {remaining[0]:,} of data, {remaining[1]:,} sidecars, {remaining[2]:,} of documentation")
     return 1 if bugs or not read else 0
 
 

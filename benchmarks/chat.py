@@ -72,10 +72,10 @@ WAYS = {"TRL": _TRL, "datasets.map": _MAP, "brim": _BRIM, "brim --pack 4096": _P
 
 def write_rows(path: Path, count: int) -> None:
     draw = random.Random(0)
-    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(5000)]
+    vocabulary = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(5000)]
 
-    def text(most: int) -> str:
-        return " ".join(draw.choices(words, k=draw.randint(5, most))) + "."
+    def text(maximum: int) -> str:
+        return " ".join(draw.choices(vocabulary, k=draw.randint(5, maximum))) + "."
 
     with open(path, "w") as file:
         for number in range(count):
@@ -88,18 +88,18 @@ def write_rows(path: Path, count: int) -> None:
 def write_tokenizer(folder: Path, rows: Path, template: str) -> None:
     import tokenizers
 
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=8000, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     with open(rows) as file:
-        made.train_from_iterator([next(file) for _ in range(500)], trainer)
+        tokenizer.train_from_iterator([next(file) for _ in range(500)], trainer)
     folder.mkdir()
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(template)
@@ -112,14 +112,14 @@ def measure(python: str, code: str, arguments: list[str]) -> tuple[float, int]:
     process = subprocess.Popen(
         [python, "-c", code, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
     )
-    peak, done = 0, threading.Event()
+    peak, finished = 0, threading.Event()
 
     def watch() -> None:
         nonlocal peak
-        while not done.wait(0.1):
+        while not finished.wait(0.1):
             try:
                 tree = psutil.Process(process.pid)
-                peak = max(peak, sum(one.memory_full_info().pss for one in [tree, *tree.children(recursive=True)]))
+                peak = max(peak, sum(item.memory_full_info().pss for item in [tree, *tree.children(recursive=True)]))
             except psutil.Error:
                 continue
 
@@ -127,7 +127,7 @@ def measure(python: str, code: str, arguments: list[str]) -> tuple[float, int]:
     watcher.start()
     error = process.communicate()[1]
     seconds = time.monotonic() - start
-    done.set()
+    finished.set()
     watcher.join()
     if process.returncode:
         raise SystemExit(error.decode()[-2000:])
@@ -148,21 +148,21 @@ def main() -> None:
         for marks in ("marks", "bare"):
             signs = ("{% generation %}", "{% endgeneration %}") if marks == "marks" else ("", "")
             write_tokenizer(work / marks, work / "rows.jsonl", _TEMPLATE.replace("«", signs[0]).replace("»", signs[1]))
-            runs: dict[str, list[tuple[float, int]]] = {way: [] for way in WAYS}
+            runs: dict[str, list[tuple[float, int]]] = {method: [] for method in WAYS}
             for _ in range(options.repeats):  # in turns, so that another load on the machine slows all ways alike
-                for way, code in WAYS.items():
+                for mode, code in WAYS.items():
                     out = work / "out"
                     arguments = [str(work / "rows.jsonl"), str(work / marks), str(out), marks, str(options.processes)]
-                    runs[way].append(measure(sys.executable, code, arguments))
+                    runs[mode].append(measure(sys.executable, code, arguments))
                     for path in work.glob("out*"):
                         shutil.rmtree(path)
-            for way, measured in runs.items():
+            for mode, measured in runs.items():
                 seconds = statistics.median(seconds for seconds, _ in measured)
                 row = {"seconds": seconds, "peak_bytes": max(peak for _, peak in measured)}
-                results["ways"][f"{marks}: {way}"] = row
+                results["ways"][f"{marks}: {mode}"] = row
                 base = results["ways"][f"{marks}: TRL"]["seconds"]
                 print(
-                    f"{marks:6} {way:17} {seconds:8.1f} s  {options.rows / seconds:8,.0f} rows/s  "
+                    f"{marks:6} {mode:17} {seconds:8.1f} s  {options.rows / seconds:8,.0f} rows/s  "
                     f"{row['peak_bytes'] / 1e6:7,.0f} MB  {base / seconds:5.1f} x TRL",
                     flush=True,
                 )

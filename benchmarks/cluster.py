@@ -72,14 +72,14 @@ def main() -> None:
     data.mkdir(parents=True)
     facts = machine(data, ("brim", "ray", "pyarrow"))
     parts: dict[str, Part] = {}
-    wanted = arguments.parts.split(",")
+    expected = arguments.parts.split(",")
     with cluster_of(2) as cluster:
         engines = {"local": (), "ray": cluster.options}
-        for name in [name for name in wanted if name != "nodes"]:
+        for name in [name for name in expected if name != "nodes"]:
             make = {"shards": shards_part, "workers": workers_part}[name]
             parts[name] = make(data, engines, arguments)
             print_part(parts[name])
-    if "nodes" in wanted:
+    if "nodes" in expected:
         parts["nodes"] = nodes_part(data, arguments)
         print_part(parts["nodes"])
     print_goals(parts)
@@ -100,19 +100,23 @@ def shards_part(data: Path, engines: dict[str, Sequence[str]], arguments: argpar
     each: dict[tuple[str, str], list[float]] = {}
     whole: dict[tuple[str, str], list[float]] = {}
     for _ in range(arguments.repeats):
-        for at_a_time, more in (("1", ("--workers", "1")), ("default", ())):
+        for at_a_time, extra in (("1", ("--workers", "1")), ("default", ())):
             for name, options in engines.items():
-                words = ["build", str(source), str(data / "out"), "--rows-per-shard", "1", *more, *options]
-                begin = time.monotonic()
-                pace = 1000 * paced(data, data / "out", words, '"how": "written"', skipped=20)
+                args = ["build", str(source), str(data / "out"), "--rows-per-shard", "1", *extra, *options]
+                started_at = time.monotonic()
+                pace = 1000 * paced(data, data / "out", args, '"how": "written"', skipped=20)
                 each.setdefault((name, at_a_time), []).append(pace)
-                whole.setdefault((name, at_a_time), []).append(time.monotonic() - begin)
+                whole.setdefault((name, at_a_time), []).append(time.monotonic() - started_at)
                 progress(f"{name}, {at_a_time} at a time: {pace:.1f} ms a shard")
-    for (name, at_a_time), of in each.items():
+    for (name, at_a_time), owner in each.items():
         seconds = whole[name, at_a_time]
-        figures = (f"{statistics.median(seconds):.2f}", f"{statistics.median(of):.1f}", f"{min(of):.1f}–{max(of):.1f}")
-        part.rows.append((name, at_a_time, str(len(of)), *figures))
-        runs = [{"whole_s": a, "shard_ms": b} for a, b in zip(seconds, of, strict=True)]
+        figures = (
+            f"{statistics.median(seconds):.2f}",
+            f"{statistics.median(owner):.1f}",
+            f"{min(owner):.1f}–{max(owner):.1f}",
+        )
+        part.rows.append((name, at_a_time, str(len(owner)), *figures))
+        runs = [{"whole_s": a, "shard_ms": b} for a, b in zip(seconds, owner, strict=True)]
         part.runs[f"{name}, {at_a_time} at a time"] = runs
     pairs = zip(each["ray", "1"], each["local", "1"], strict=True)
     over = statistics.median(ray - local for ray, local in pairs)
@@ -132,12 +136,12 @@ def workers_part(data: Path, engines: dict[str, Sequence[str]], arguments: argpa
     for name, options in engines.items():
         seconds: dict[int, list[float]] = {1: [], 2: []}
         for _ in range(arguments.repeats):
-            for workers, of in seconds.items():
-                of.append(mapped(data, rows, workers, options))
+            for workers, source in seconds.items():
+                source.append(mapped(data, rows, workers, options))
             progress(f"{name}: {seconds[1][-1]:.3f} s a unit with one worker, {seconds[2][-1]:.3f} with two")
         gains[name] = statistics.median(a / b for a, b in zip(seconds[1], seconds[2], strict=True))
-        one, two = (f"{statistics.median(of):.3f}" for of in seconds.values())
-        part.rows.append((name, str(arguments.repeats), one, two, f"{gains[name]:.2f}×"))
+        first, two = (f"{statistics.median(owner):.3f}" for owner in seconds.values())
+        part.rows.append((name, str(arguments.repeats), first, two, f"{gains[name]:.2f}×"))
         part.runs[name] = [{"one_s": a, "two_s": b} for a, b in zip(seconds[1], seconds[2], strict=True)]
     part.goals = [at_least("gain of a second worker", gains["ray"], 1.7, "×")]
     return part
@@ -169,8 +173,8 @@ def nodes_part(data: Path, arguments: argparse.Namespace) -> Part:
         with cluster_of(count) as cluster:
             for _ in range(arguments.repeats):
                 for name, options in (("local", ("--workers", str(count))), ("ray", cluster.options)):
-                    words = ["tokenize", str(rows), str(data / "tokens"), "--tokenizer", str(tokenizer), *options]
-                    words += [
+                    args = ["tokenize", str(rows), str(data / "tokens"), "--tokenizer", str(tokenizer), *options]
+                    args += [
                         "--pack",
                         "1024",
                         "--no-eos",
@@ -179,12 +183,12 @@ def nodes_part(data: Path, arguments: argparse.Namespace) -> Part:
                         "--encoder",
                         "reference",
                     ]
-                    begin = time.monotonic()
-                    paces[name].append(1000 * paced(data, data / "tokens", words, '"how": "computed"', skipped=4))
-                    whole[name].append(time.monotonic() - begin)
+                    started_at = time.monotonic()
+                    paces[name].append(1000 * paced(data, data / "tokens", args, '"how": "computed"', skipped=4))
+                    whole[name].append(time.monotonic() - started_at)
                 progress(f"{count}: {paces['local'][-1]:.0f} ms per unit here, {paces['ray'][-1]:.0f} by Ray")
-        median = {name: statistics.median(of) for name, of in paces.items()}
-        whole_s = {name: statistics.median(of) for name, of in whole.items()}
+        median = {name: statistics.median(source) for name, source in paces.items()}
+        whole_s = {name: statistics.median(owner) for name, owner in whole.items()}
         gains[count] = median
         part.rows.append(
             (
@@ -210,20 +214,20 @@ def nodes_part(data: Path, arguments: argparse.Namespace) -> Part:
 def mapped(data: Path, rows: Path, workers: int, options: Sequence[str]) -> float:
     size = str(rows.stat().st_size // UNITS)
     out = data / "mapped"
-    words = ["map", str(rows), str(out), "--fn", "steps.py:burn", "--unit-size", size, "--workers", str(workers)]
-    return paced(data, out, [*words, *options], '"how": "computed"', skipped=4)
+    arguments = ["map", str(rows), str(out), "--fn", "steps.py:burn", "--unit-size", size, "--workers", str(workers)]
+    return paced(data, out, [*arguments, *options], '"how": "computed"', skipped=4)
 
 
-def paced(cwd: Path, out: Path, words: Sequence[str], mark: str, skipped: int) -> float:
+def paced(cwd: Path, out: Path, arguments: Sequence[str], mark: str, skipped: int) -> float:
     """Seconds for each shard or unit once all workers have started: after the first few, until the last."""
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "brim", *words, "--json"]
+    command = [sys.executable, "-m", "brim", *arguments, "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=cwd, env=environment())
     assert process.stdout is not None
-    done = [time.monotonic() for line in process.stdout if mark in line]
+    finished = [time.monotonic() for line in process.stdout if mark in line]
     if process.wait():
-        sys.exit(f"{words[0]} failed")
-    return (done[-1] - done[skipped]) / (len(done) - 1 - skipped)
+        sys.exit(f"{arguments[0]} failed")
+    return (finished[-1] - finished[skipped]) / (len(finished) - 1 - skipped)
 
 
 def environment() -> dict[str, str]:

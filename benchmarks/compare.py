@@ -66,18 +66,19 @@ def compared(arguments: argparse.Namespace, folder: Path) -> Part:
     )
     versions = {"before": arguments.old.resolve(), "after": arguments.new.resolve()}
     with jobs_in(folder, arguments.only.split(",")) as jobs:
-        for name, (job, more) in jobs.items():
+        for name, (job, extra) in jobs.items():
             runs: dict[str, list[tuple[float, int, float]]] = {version: [] for version in versions}
             for number in range(arguments.rounds):
                 for version in list(versions)[:: 1 if number % 2 else -1]:
                     progress(f"{name}, round {number + 1}, {version}")
-                    runs[version].append(one_run(job, folder, versions[version], more))
+                    runs[version].append(one_run(job, folder, versions[version], extra))
             part.runs |= {
-                f"{name} {version}": [{"cpu_s": c, "peak_bytes": p, "seconds": s} for c, p, s in found]
-                for version, found in runs.items()
+                f"{name} {version}": [{"cpu_s": c, "peak_bytes": p, "seconds": s} for c, p, s in match]
+                for version, match in runs.items()
             }
             cpu, peak, seconds = (
-                [statistics.median(run[place] for run in runs[version]) for version in versions] for place in range(3)
+                [statistics.median(run[position] for run in runs[version]) for version in versions]
+                for position in range(3)
             )
             ratio = cpu[1] / cpu[0]
             part.rows.append([
@@ -89,25 +90,25 @@ def compared(arguments: argparse.Namespace, folder: Path) -> Part:
     return part
 
 
-def one_run(job: Job, folder: Path, checkout: Path, more: dict[str, str]) -> tuple[float, int, float]:
+def one_run(job: Job, folder: Path, checkout: Path, extra: dict[str, str]) -> tuple[float, int, float]:
     out = folder / "out"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = measure(
+    result = measure(
         [sys.executable, *job(out, checkout)],
-        env={**os.environ, "PYTHONPATH": f"{checkout / 'src'}:{folder / 'code'}", **more},
+        env={**os.environ, "PYTHONPATH": f"{checkout / 'src'}:{folder / 'code'}", **extra},
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.exit_code:
-        raise SystemExit(f"{checkout}: exit {done.exit_code}\n{done.output}")
-    for left in folder.glob("out*"):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    if result.exit_code:
+        raise SystemExit(f"{checkout}: exit {result.exit_code}\n{result.output}")
+    for remaining in folder.glob("out*"):
+        shutil.rmtree(remaining) if remaining.is_dir() else remaining.unlink()
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return used, done.peak_bytes, done.seconds
+    return used, result.peak_bytes, result.seconds
 
 
 @contextmanager
 def jobs_in(folder: Path, wanted: Sequence[str]) -> Iterator[dict[str, tuple[Job, dict[str, str]]]]:
-    """The jobs, with their data made; a job is the arguments of Python for a destination."""
+    """The jobs, with their data made; a job is the vocabulary of Python for a destination."""
     code = folder / "code"
     code.mkdir()
     (code / "steps.py").write_text(STEPS)
@@ -120,8 +121,8 @@ def jobs_in(folder: Path, wanted: Sequence[str]) -> Iterator[dict[str, tuple[Job
         (large / f"{number}.bin").write_bytes(random.bytes(100 * MB))
     for number in range(5_000):
         (small / f"{number}.bin").write_bytes(random.bytes(2_000))
-    words = [f"w{number}" for number in range(2_000)]
-    texts = [" ".join(random.choice(words, 60)) for _ in range(40_000)]
+    vocabulary = [f"w{number}" for number in range(2_000)]
+    texts = [" ".join(random.choice(vocabulary, 60)) for _ in range(40_000)]
     pq.write_table(pa.table({"text": texts}), folder / "rows.parquet")
     (folder / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     tokenizer(folder / "tokenizer.json", texts[:2_000])
@@ -161,10 +162,10 @@ def jobs_in(folder: Path, wanted: Sequence[str]) -> Iterator[dict[str, tuple[Job
 def tokenizer(path: Path, texts: list[str]) -> None:
     import tokenizers
 
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="?"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.train_from_iterator(texts, tokenizers.trainers.WordLevelTrainer(special_tokens=["?"]))
-    made.save(str(path))
+    encoder = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="?"))
+    encoder.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    encoder.train_from_iterator(texts, tokenizers.trainers.WordLevelTrainer(special_tokens=["?"]))
+    encoder.save(str(path))
 
 
 @contextmanager

@@ -38,29 +38,39 @@ def measured() -> dict[str, object]:
     from tables import machine
 
     with tempfile.TemporaryDirectory(prefix="curves-") as folder:
-        here = Path(folder)
-        (here / "files").mkdir()
+        local = Path(folder)
+        (local / "files").mkdir()
         for number in range(FILES):
-            (here / "files" / f"{number:02d}.bin").write_bytes(os.urandom(FILE_MB * MB))
-        ways = {
-            "pyarrow, all at once": [sys.executable, "-c", IN_MEMORY, f"{here}/files", f"{here}/all.parquet"],
-            "brim build": [sys.executable, "-m", "brim", "build", f"{here}/files", f"{here}/out", "--memory", "300MB"],
+            (local / "files" / f"{number:02d}.bin").write_bytes(os.urandom(FILE_MB * MB))
+        methods = {
+            "pyarrow, all at once": [sys.executable, "-c", IN_MEMORY, f"{local}/files", f"{local}/all.parquet"],
+            "brim build": [
+                sys.executable,
+                "-m",
+                "brim",
+                "build",
+                f"{local}/files",
+                f"{local}/out",
+                "--memory",
+                "300MB",
+            ],
         }
         curves = {}
-        for name, command in ways.items():
-            found = measure(command, curve=True)
-            if found.exit_code:
-                raise SystemExit(f"{name} failed:\n{found.output}")
-            step = max(len(found.curve) // 240, 1)
+        for name, command in methods.items():
+            actual = measure(command, curve=True)
+            if actual.exit_code:
+                raise SystemExit(f"{name} failed:\n{actual.output}")
+            step = max(len(actual.curve) // 240, 1)
             tops = [
-                max(found.curve[at : at + step], key=lambda point: point[1]) for at in range(0, len(found.curve), step)
+                max(actual.curve[index : index + step], key=lambda point: point[1])
+                for index in range(0, len(actual.curve), step)
             ]
             curves[name] = {
-                "seconds": round(found.seconds, 2),
-                "peak_bytes": found.peak_bytes,
+                "seconds": round(actual.seconds, 2),
+                "peak_bytes": actual.peak_bytes,
                 "curve": [[round(second, 3), size] for second, size in tops],
             }
-        return {"machine": machine(here, ["pyarrow"]), "bytes": FILES * FILE_MB * MB, "curves": curves}
+        return {"machine": machine(local, ["pyarrow"]), "bytes": FILES * FILE_MB * MB, "curves": curves}
 
 
 def path_of(points: list[list[float]], seconds: float, top: float) -> str:
@@ -72,10 +82,10 @@ def path_of(points: list[list[float]], seconds: float, top: float) -> str:
     return "M" + " L".join(at(point) for point in points)
 
 
-def drawn(found: dict[str, object], colours: dict[str, str]) -> str:
-    curves: dict[str, dict[str, object]] = found["curves"]  # type: ignore[assignment]
-    seconds = max(float(way["curve"][-1][0]) for way in curves.values())  # type: ignore[index]
-    top = 1.08 * max(float(way["peak_bytes"]) for way in curves.values())  # type: ignore[arg-type]
+def drawn(actual: dict[str, object], colours: dict[str, str]) -> str:
+    curves: dict[str, dict[str, object]] = actual["curves"]  # type: ignore[assignment]
+    seconds = max(float(method["curve"][-1][0]) for method in curves.values())  # type: ignore[index]
+    top = 1.08 * max(float(mode["peak_bytes"]) for mode in curves.values())  # type: ignore[arg-type]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
         ' font-family="sans-serif" font-size="13">',
@@ -94,10 +104,10 @@ def drawn(found: dict[str, object], colours: dict[str, str]) -> str:
     )
     parts.append(f'<text x="{LEFT}" y="{floor + 20}" fill="{colours["dim"]}">0</text>')
     for name, colour in zip(curves, (colours["bad"], colours["good"]), strict=True):
-        way = curves[name]
-        points: list[list[float]] = way["curve"]  # type: ignore[assignment]
+        variant = curves[name]
+        points: list[list[float]] = variant["curve"]  # type: ignore[assignment]
         end = points[-1]
-        peak = float(way["peak_bytes"])  # type: ignore[arg-type]
+        peak = float(variant["peak_bytes"])  # type: ignore[arg-type]
         x = LEFT + (WIDTH - LEFT - RIGHT) * end[0] / seconds
         y = floor - (HEIGHT - TOP - BOTTOM) * (peak if end[0] == seconds else end[1]) / top
         parts.append(f'<path d="{path_of(points, seconds, top)}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
@@ -112,10 +122,10 @@ def recorded() -> None:
     from rich.console import Console
     from rich.text import Text
 
-    done = subprocess.run([sys.executable, "examples/demo.py"], capture_output=True, text=True, cwd=HERE.parent)
-    if done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
-    text = re.sub(r"/\S+/(?=brim-\d|out\b)", "", done.stdout)
+    result = subprocess.run([sys.executable, "examples/demo.py"], capture_output=True, text=True, cwd=HERE.parent)
+    if result.returncode:
+        raise SystemExit(result.stdout + result.stderr)
+    text = re.sub(r"/\S+/(?=brim-\d|out\b)", "", result.stdout)
     console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
     for line in text.splitlines():
         style = "bold cyan" if line.startswith("$") else "bold" if re.match(r"\d\. ", line) else ""
@@ -139,10 +149,10 @@ def main() -> None:
     if not arguments.draw:
         RESULT.parent.mkdir(exist_ok=True)
         RESULT.write_text(json.dumps(measured()) + "\n")
-    found = json.loads(RESULT.read_text())
+    actual = json.loads(RESULT.read_text())
     IMAGES.mkdir(exist_ok=True)
-    (IMAGES / "memory-light.svg").write_text(drawn(found, LIGHT))
-    (IMAGES / "memory-dark.svg").write_text(drawn(found, DARK))
+    (IMAGES / "memory-light.svg").write_text(drawn(actual, LIGHT))
+    (IMAGES / "memory-dark.svg").write_text(drawn(actual, DARK))
 
 
 if __name__ == "__main__":

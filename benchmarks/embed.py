@@ -88,14 +88,14 @@ def main() -> None:
         child(kind, path, int(rows))
         return
     arguments.data.mkdir(parents=True, exist_ok=True)
-    chosen, parts = arguments.parts.split(","), {}
-    libraries = ("torch", "sentence-transformers") if "model" in chosen else ()
+    selection, parts = arguments.parts.split(","), {}
+    libraries = ("torch", "sentence-transformers") if "model" in selection else ()
     facts = machine(arguments.data, ("brim", "numpy", "pyarrow", "safetensors", *libraries))
     with tempfile.TemporaryDirectory(dir=arguments.data) as folder:
-        if "writer" in chosen:
+        if "writer" in selection:
             sizes = [float(size) for size in arguments.sizes.split(",")]
             parts["writer"] = writer_part(Path(folder), sizes, arguments.repeats)
-        if "model" in chosen:
+        if "model" in selection:
             parts["model"] = model_part(Path(folder), arguments.texts, arguments.model_repeats)
     for part in parts.values():
         print_part(part)
@@ -138,15 +138,15 @@ def writer_part(folder: Path, sizes: list[float], repeats: int) -> Part:
             part.runs[f"{name}, {size} GB"] = [
                 {"seconds": s, "peak_bytes": p} for s, p in zip(runs.seconds, runs.peaks, strict=True)
             ]
-    least, most = sizes[0], sizes[-1]
+    least, maximum = sizes[0], sizes[-1]
     ours = [above["TensorWriter", size] for size in sizes]
     part.goals = [
-        at_most(f"time against a plain file with the same syncs, {most:g} GB", ratios["TensorWriter"], 1.2, "×"),
+        at_most(f"time against a plain file with the same syncs, {maximum:g} GB", ratios["TensorWriter"], 1.2, "×"),
         at_most("peak anonymous memory above NumPy", max(ours), 120, " MB"),
-        at_most(f"peaks from {least:g} to {most:g} GB lie within", max(peaks) - min(peaks), 15, " MB"),
+        at_most(f"peaks from {least:g} to {maximum:g} GB lie within", max(peaks) - min(peaks), 15, " MB"),
     ]
-    joined = above["append and join", most] * MB / (most * GB)
-    part.notes.append(f"Append and join held {joined:.2f} times the vectors.")
+    combined = above["append and join", maximum] * MB / (maximum * GB)
+    part.notes.append(f"Append and join held {combined:.2f} times the vectors.")
     return part
 
 
@@ -168,8 +168,8 @@ def take_turns(folder: Path, rows: int, repeats: int) -> dict[str, Runs]:
             progress(f"{name}: {results[name].seconds[-1]:.2f} s, {measured.peak_bytes / MB:.0f} MB")
             if kind == "writer":
                 check_size(path, rows)
-            for left in folder.iterdir():
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            for remaining in folder.iterdir():
+                shutil.rmtree(remaining) if remaining.is_dir() else remaining.unlink()
     return results
 
 
@@ -181,7 +181,7 @@ def check_size(path: Path, rows: int) -> None:
 
 def child(kind: str, path: str, rows: int) -> None:
     random = np.random.default_rng(0)
-    kept = [
+    remaining = [
         {name: random.random((BATCH_ROWS, dims), dtype=np.float32) for name, dims in DIMS.items()}
         for _ in range(KINDS_OF_BATCHES)
     ]
@@ -191,14 +191,14 @@ def child(kind: str, path: str, rows: int) -> None:
         importlib.import_module("brim.tensors.tensor_writer")
     elif kind == "join":
         importlib.import_module("safetensors.numpy")
-    begin = time.perf_counter()
-    work(path, rows, kept)
-    print(time.perf_counter() - begin)
+    start = time.perf_counter()
+    work(path, rows, remaining)
+    print(time.perf_counter() - start)
 
 
-def batches(rows: int, kept: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def batches(rows: int, remaining: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for number in range(rows // BATCH_ROWS):
-        yield kept[number % len(kept)]
+        yield remaining[number % len(remaining)]
 
 
 def plain(path: str, rows: int, kept: list[dict[str, Any]]) -> None:
@@ -217,30 +217,30 @@ def plain(path: str, rows: int, kept: list[dict[str, Any]]) -> None:
     os.close(descriptor)
 
 
-def writer(path: str, rows: int, kept: list[dict[str, Any]], known: bool = True) -> None:
+def writer(path: str, rows: int, remaining: list[dict[str, Any]], is_known: bool = True) -> None:
     import brim
 
     spec = {name: (dims, "float32") for name, dims in DIMS.items()}
     with brim.TensorWriter(
-        path, rows if known else None, tensors=spec, checkpoint_rows=CHECKPOINT_ROWS, checkpoint_seconds=1e9
-    ) as made:
-        for batch in batches(rows, kept):
-            made.append(batch)
+        path, rows if is_known else None, tensors=spec, checkpoint_rows=CHECKPOINT_ROWS, checkpoint_seconds=1e9
+    ) as created:
+        for batch in batches(rows, remaining):
+            created.append(batch)
 
 
-def growing(path: str, rows: int, kept: list[dict[str, Any]]) -> None:
-    writer(path, rows, kept, known=False)
+def growing(path: str, rows: int, remaining: list[dict[str, Any]]) -> None:
+    writer(path, rows, remaining, is_known=False)
 
 
-def join(path: str, rows: int, kept: list[dict[str, Any]]) -> None:
+def join(path: str, rows: int, remaining: list[dict[str, Any]]) -> None:
     """A model makes new vectors for every batch, so the list holds copies."""
     from safetensors.numpy import save_file
 
-    pieces: dict[str, list[Any]] = {name: [] for name in DIMS}
-    for batch in batches(rows, kept):
+    segments: dict[str, list[Any]] = {name: [] for name in DIMS}
+    for batch in batches(rows, remaining):
         for name, array in batch.items():
-            pieces[name].append(array.copy())
-    save_file({name: np.concatenate(each) for name, each in pieces.items()}, path)
+            segments[name].append(array.copy())
+    save_file({name: np.concatenate(each) for name, each in segments.items()}, path)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 

@@ -72,7 +72,7 @@ def table_of(count: int, runs: dict[str, list[Measured]]) -> Part:
     peer = runs["SentenceTransformer.encode"]
     ratios = {}
     for name, each in runs.items():
-        seconds = [one.seconds for one in each]
+        seconds = [item.seconds for item in each]
         ratios[name] = statistics.median(a.seconds / b.seconds for a, b in zip(each, peer, strict=True))
         part.rows.append(
             (
@@ -82,10 +82,10 @@ def table_of(count: int, runs: dict[str, list[Measured]]) -> Part:
                 f"{min(seconds):.1f}–{max(seconds):.1f}",
                 f"{count / statistics.median(seconds):.0f}",
                 f"{ratios[name]:.2f}×",
-                f"{max(one.peak_bytes for one in each) / MB:.0f}",
+                f"{max(entry.peak_bytes for entry in each) / MB:.0f}",
             )
         )
-        part.runs[name] = [{"seconds": one.seconds, "peak_bytes": one.peak_bytes} for one in each]
+        part.runs[name] = [{"seconds": element.seconds, "peak_bytes": element.peak_bytes} for element in each]
     part.goals = [at_most("time against SentenceTransformer.encode", ratios["brim embed"], 1.03, "×")]
     return part
 
@@ -100,7 +100,7 @@ def check_same(ours: Path, theirs: Path) -> None:
 
 def texts(count: int) -> list[str]:
     """What the docstrings of the standard library say, in an order of chance that is always the same."""
-    chance, found = random.Random(0), []
+    chance, actual = random.Random(0), []
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
     chance.shuffle(files)
     for path in files:
@@ -113,10 +113,10 @@ def texts(count: int) -> list[str]:
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         docs = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
         paragraphs = [" ".join(part.split()) for doc in docs for part in doc.split("\n\n")]
-        found += [part[:LONGEST] for part in paragraphs if len(part) >= SHORTEST]
-        if len(found) >= count:
+        actual += [part[:LONGEST] for part in paragraphs if len(part) >= SHORTEST]
+        if len(actual) >= count:
             break
-    while len(found) < count:  # a small library: the same again, told apart
-        found += [f"{len(found)} {text}" for text in found[: count - len(found)]]
-    chance.shuffle(found)
-    return found[:count]
+    while len(actual) < count:  # a small library: the same again, told apart
+        actual += [f"{len(actual)} {text}" for text in actual[: count - len(actual)]]
+    chance.shuffle(actual)
+    return actual[:count]

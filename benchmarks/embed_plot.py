@@ -29,12 +29,12 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [int(count) for count in arguments.rows.split(",")]
     arguments.data.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[tuple[int, float]]] = {name: [] for name in WAYS}
+    actual: dict[str, list[tuple[int, float]]] = {name: [] for name in WAYS}
     for count in rows:
         for name, (kind, _) in WAYS.items():
-            found[name].append((count, peak_gb(kind, count, arguments.data)))
-            progress(f"{name}, {count:,} rows: {found[name][-1][1]:.2f} GB")
-    arguments.target.write_text(svg(found))
+            actual[name].append((count, peak_gb(kind, count, arguments.data)))
+            progress(f"{name}, {count:,} rows: {actual[name][-1][1]:.2f} GB")
+    arguments.target.write_text(svg(actual))
 
 
 def peak_gb(kind: str, rows: int, data: Path) -> float:
@@ -49,9 +49,9 @@ def peak_gb(kind: str, rows: int, data: Path) -> float:
     return measured.peak_bytes / GB
 
 
-def svg(found: dict[str, list[tuple[int, float]]]) -> str:
-    most_rows = max(rows for line in found.values() for rows, _ in line)
-    most_gb = max(size for line in found.values() for _, size in line) * 1.1
+def svg(actual: dict[str, list[tuple[int, float]]]) -> str:
+    most_rows = max(rows for line in actual.values() for rows, _ in line)
+    most_gb = max(size for line in actual.values() for _, size in line) * 1.1
 
     def x(rows: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * rows / most_rows
@@ -72,12 +72,12 @@ def svg(found: dict[str, list[tuple[int, float]]]) -> str:
             f'<path d="M{LEFT} {y(size):.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>',
             f'<text x="{LEFT - 8}" y="{y(size) + 4:.1f}" text-anchor="end" fill="#555">{size:.1f}</text>',
         ]
-    for rows, _ in next(iter(found.values())):
+    for rows, _ in next(iter(actual.values())):
         parts.append(
             f'<text x="{x(rows):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle" fill="#555">{rows:,}</text>'
         )
     parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">rows</text>')
-    for name, line in found.items():
+    for name, line in actual.items():
         colour, last = WAYS[name][1], line[-1]
         points = " ".join(f"{x(rows):.1f},{y(size):.1f}" for rows, size in line)
         label = f"{name}: {last[1] * GB / MB:,.0f} MB"

@@ -96,13 +96,15 @@ class Found:
         return low <= self.peak <= high
 
 
-def forecast(*words: str) -> tuple[int, int]:
-    told = subprocess.run([sys.executable, "-m", "brim", "forecast", *words, "--json"], capture_output=True, check=True)
-    facts = json.loads(told.stdout)
+def forecast(*arguments: str) -> tuple[int, int]:
+    records = subprocess.run(
+        [sys.executable, "-m", "brim", "forecast", *arguments, "--json"], capture_output=True, check=True
+    )
+    facts = json.loads(records.stdout)
     return facts["low_bytes"], facts["high_bytes"]
 
 
-def run(code: str, *words: str, options: tuple[str, ...] = ()) -> int:
+def run(code: str, *arguments: str, options: tuple[str, ...] = ()) -> int:
     """The peak of a process."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "job.py"
@@ -119,10 +121,12 @@ def run(code: str, *words: str, options: tuple[str, ...] = ()) -> int:
             sys.executable,
             str(script),
         ]
-        done = subprocess.run([*command, *words], capture_output=True, text=True, env={**os.environ, "HF_HOME": folder})
-    facts = json.loads(done.stderr.splitlines()[-1])
+        result = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, env={**os.environ, "HF_HOME": folder}
+        )
+    facts = json.loads(result.stderr.splitlines()[-1])
     if facts["exit_code"]:
-        raise SystemExit(f"the job failed: {done.stderr[-2000:]}")
+        raise SystemExit(f"the job failed: {result.stderr[-2000:]}")
     return int(facts["peak_bytes"])
 
 
@@ -132,10 +136,10 @@ def base_bytes() -> int:
 
 
 def concat(rows: int, dims: str, copies: int, kind: str) -> tuple[tuple[int, int], int]:
-    words = [word for one in dims.split(",") for word in ("--dims", one)]
-    more = ["--copies", str(copies)] if copies != 2 else []
-    told = forecast("concat", "--rows", str(rows), *words, "--dtype", kind, *more, "--base", str(base_bytes()))
-    return told, run(CONCAT, str(rows), dims, str(copies), kind)
+    arguments = [text for item in dims.split(",") for text in ("--dims", item)]
+    extra = ["--copies", str(copies)] if copies != 2 else []
+    report = forecast("concat", "--rows", str(rows), *arguments, "--dtype", kind, *extra, "--base", str(base_bytes()))
+    return report, run(CONCAT, str(rows), dims, str(copies), kind)
 
 
 def running(adds: bool) -> tuple[tuple[int, int], int]:
@@ -155,14 +159,14 @@ def running(adds: bool) -> tuple[tuple[int, int], int]:
         )
         pid = _child_of(process.pid, str(script)) or pid
         step = ["--adds", str(rows * dims * 4)] if adds else ["--rows", str(rows), "--dims", str(dims)]
-        told = forecast("pid", str(pid), *step, "--memory", "64GB")
+        report = forecast("pid", str(pid), *step, "--memory", "64GB")
         for _ in range(2):
             process.stdin.write("go\n")
             process.stdin.flush()
             process.stdout.readline()
         process.wait()
         end = next(e for e in map(json.loads, log.read_text().splitlines()) if e["type"] == "end")
-    return told, int(end["peak_bytes"])
+    return report, int(end["peak_bytes"])
 
 
 def _child_of(pid: int, script: str) -> int | None:
@@ -177,8 +181,8 @@ def sampled(code: str, parts: tuple[str, ...]) -> tuple[tuple[int, int], int]:
         logs = [f"{folder}/{number}.jsonl" for number in range(len(parts))]
         for part, log in zip(parts, logs, strict=True):
             run(code, options=("--fraction", part, "--log", log))
-        told = forecast("sampled", *logs)
-    return told, run(code, options=("--fraction", "1/1"))
+        report = forecast("sampled", *logs)
+    return report, run(code, options=("--fraction", "1/1"))
 
 
 def embedded(files: int, size: int, shards: int) -> tuple[tuple[int, int], int]:
@@ -187,14 +191,14 @@ def embedded(files: int, size: int, shards: int) -> tuple[tuple[int, int], int]:
         for number in range(files):
             (Path(folder) / f"{number:04d}.png").write_bytes(os.urandom(size))
         per_shard = -(-files // shards) * size
-        told = forecast("embed-files", "--shard-bytes", str(per_shard), "--largest-file", str(size))
-        return told, run(EMBED, folder, folder, str(shards))
+        report = forecast("embed-files", "--shard-bytes", str(per_shard), "--largest-file", str(size))
+        return report, run(EMBED, folder, folder, str(shards))
 
 
 def mapped(rows: int, size: int, workers: int) -> tuple[tuple[int, int], int]:
-    told = forecast("map", "--row-bytes", str(size), "--workers", str(workers))
+    report = forecast("map", "--row-bytes", str(size), "--workers", str(workers))
     with tempfile.TemporaryDirectory() as folder:
-        return told, run(MAP, str(rows), str(size), str(workers), folder)
+        return report, run(MAP, str(rows), str(size), str(workers), folder)
 
 
 CASES: dict[str, Callable[[], tuple[tuple[int, int], int]]] = {
@@ -212,22 +216,22 @@ CASES: dict[str, Callable[[], tuple[tuple[int, int], int]]] = {
 }
 
 
-def compare(chosen: list[str]) -> Part:
+def compare(selection: list[str]) -> Part:
     part = Part("Forecast against fact", ["case", "forecast", "measured", "", "time"])
     good = []
     for name, case in CASES.items():
-        if chosen and not any(word in name for word in chosen):
+        if selection and not any(text in name for text in selection):
             continue
         progress(name)
-        begin = time.monotonic()
+        started_at = time.monotonic()
         (low, high), peak = case()
-        found = Found(low, high, peak, time.monotonic() - begin)
-        good.append(found.within)
+        actual = Found(low, high, peak, time.monotonic() - started_at)
+        good.append(actual.within)
         span = f"{low / MB:.0f} to {high / MB:.0f} MB" if low < high else f"{low / MB:.0f} MB"
         part.rows.append(
-            [name, span, f"{peak / MB:.0f} MB", "within" if found.within else "OUTSIDE", f"{found.seconds:.0f} s"]
+            [name, span, f"{peak / MB:.0f} MB", "within" if actual.within else "OUTSIDE", f"{actual.seconds:.0f} s"]
         )
-        part.runs[name] = [asdict(found)]
+        part.runs[name] = [asdict(actual)]
     part.goals.append(Goal("every fact lies within its forecast", all(good), f"{sum(good)} of {len(good)}"))
     part.goals.append(Goal("ten cases or more", len(good) >= 10, str(len(good))))
     return part
@@ -239,7 +243,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     facts = machine(Path(tempfile.gettempdir()), ["numpy", "pyarrow", "datasets"])
-    parts = {"forecasts": compare([word for word in arguments.only.split(",") if word])}
+    parts = {"forecasts": compare([argument for argument in arguments.only.split(",") if argument])}
     print_part(parts["forecasts"])
     print_goals(parts)
     print_machine(facts)

@@ -44,10 +44,14 @@ def main() -> None:
     ) as hub:
         print(hub.endpoint, flush=True)
         for _ in sys.stdin:
-            seen = hub.counters
-            told = {"received": seen.bytes_received, "sent": seen.bytes_sent, "requests": sum(seen.requests.values())}
-            told["objects_read"] = seen.requests["object"]
-            print(json.dumps(told), flush=True)
+            observed = hub.counters
+            records = {
+                "received": observed.bytes_received,
+                "sent": observed.bytes_sent,
+                "requests": sum(observed.requests.values()),
+            }
+            records["objects_read"] = observed.requests["object"]
+            print(json.dumps(records), flush=True)
 
 
 if __name__ == "__main__":

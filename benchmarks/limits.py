@@ -92,13 +92,13 @@ def main() -> None:
         facts = machine(Path(folder), ("brim", "pyarrow"))
         for job in jobs()[: arguments.jobs]:
             measured, end = run(job, Path(folder))
-            share = measured.peak_bytes / (job.limit_mb * MB)
-            shares.append(share)
+            fraction = measured.peak_bytes / (job.limit_mb * MB)
+            shares.append(fraction)
             wrong += end.startswith("WRONG")
-            what = f"{job.factor} × batch, {job.kind}{'' if job.batched else ', rows'}"
-            memory = (f"{job.limit_mb} MB", f"{measured.peak_bytes / MB:.0f} MB", f"{100 * share:.1f} %")
-            part.rows.append((what, *memory, f"{measured.seconds:.1f}", end))
-            part.runs[f"{job.number}: {what}"] = [{"seconds": measured.seconds, "peak_bytes": measured.peak_bytes}]
+            label = f"{job.factor} × batch, {job.kind}{'' if job.batched else ', rows'}"
+            memory = (f"{job.limit_mb} MB", f"{measured.peak_bytes / MB:.0f} MB", f"{100 * fraction:.1f} %")
+            part.rows.append((label, *memory, f"{measured.seconds:.1f}", end))
+            part.runs[f"{job.number}: {label}"] = [{"seconds": measured.seconds, "peak_bytes": measured.peak_bytes}]
             progress(" | ".join(part.rows[-1]))
     part.goals = [at_most("ended wrongly", wrong, 0, ""), at_most("the highest peak", 100 * max(shares), 100, " %")]
     print_part(part)

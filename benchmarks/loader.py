@@ -62,20 +62,20 @@ def values_of(kind: str) -> Iterator[tuple[int, bytes]]:
 def write_parquet(kind: str, folder: Path) -> None:
     _, _, per_file, per_group, _ = KINDS[kind]
     folder.mkdir()
-    held: list[bytes] = []
+    retained: list[bytes] = []
     for row, value in values_of(kind):
-        held.append(value)
-        if len(held) == per_file:
-            column = pa.array(held, pa.binary())
+        retained.append(value)
+        if len(retained) == per_file:
+            column = pa.array(retained, pa.binary())
             if kind == "tokens":
-                numbers = np.frombuffer(b"".join(held), np.int32)
+                numbers = np.frombuffer(b"".join(retained), np.int32)
                 column = pa.FixedSizeListArray.from_arrays(pa.array(numbers), 1024).cast(pa.list_(pa.int32()))
             table = pa.table({"data": column})
             pq.write_table(
                 table, folder / f"train-{row:06d}.parquet", row_group_size=per_group, compression="none",
                 use_dictionary=False, write_batch_size=8,
             )  # fmt: skip
-            held.clear()
+            retained.clear()
 
 
 def write_litdata(kind: str, folder: Path) -> None:
@@ -128,8 +128,8 @@ def batches_of(tool: str, kind: str, source: str, names: list[str], scratch: str
     if tool == "brim":
         import brim
 
-        for found in brim.Loader(source, batch_size=batch, shuffle=True, shuffle_window=window, last="keep"):
-            yield len(found["data"])
+        for match in brim.Loader(source, batch_size=batch, shuffle=True, shuffle_window=window, last="keep"):
+            yield len(match["data"])
     elif tool.startswith("datasets"):
         import datasets
 
@@ -138,8 +138,8 @@ def batches_of(tool: str, kind: str, source: str, names: list[str], scratch: str
         rows = datasets.load_dataset("parquet", data_files=files, split="train", streaming=streaming, cache_dir=scratch)
         rows = rows.with_format("numpy") if kind == "tokens" else rows
         rows = rows.shuffle(seed=0, **({"buffer_size": window} if streaming else {}))
-        for found in rows.iter(batch_size=batch):
-            yield len(found["data"])
+        for match in rows.iter(batch_size=batch):
+            yield len(match["data"])
     elif tool == "litdata":
         from litdata import StreamingDataset
 
@@ -157,14 +157,14 @@ def batches_of(tool: str, kind: str, source: str, names: list[str], scratch: str
 
 
 def _grouped(rows: Any, batch: int) -> Iterator[int]:
-    held = []
+    retained = []
     for row in rows:
-        held.append(row)
-        if len(held) == batch:
-            yield len(held)
-            held = []
-    if held:
-        yield len(held)
+        retained.append(row)
+        if len(retained) == batch:
+            yield len(retained)
+            retained = []
+    if retained:
+        yield len(retained)
 
 
 def read_once(tool: str, kind: str, source: str, scratch: str, names: list[str]) -> None:
@@ -260,24 +260,24 @@ def run_kind(
         for file in sorted((work / f"{kind}-{name}").glob("*")):
             s3.write("public", f"{kind}-{name}/{file.name}", file.read_bytes())
     for number in range(rounds):
-        for place in ("local", "s3"):
-            for tool in able if place == "local" else [tool for tool in able if tool in REMOTE]:
-                key = f"{kind} {place} {tool}"
+        for destination in ("local", "s3"):
+            for tool in able if destination == "local" else [tool for tool in able if tool in REMOTE]:
+                key = f"{kind} {destination} {tool}"
                 folder = work / f"{kind}-{FORMATS[tool][0]}"
                 names = sorted(file.name for file in folder.glob("*") if not file.name.startswith("."))
                 source = str(folder)
-                if place == "s3":
+                if destination == "s3":
                     source = f"s3://public/{folder.name}" if tool == "brim" else f"{endpoint}/public/{folder.name}"
                 scratch = tempfile.mkdtemp(dir=work)
                 command = [sys.executable, __file__, "--child", tool, kind, source, scratch, *names]
                 environment = os.environ | s3.environment_at(endpoint)
-                done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+                result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
                 shutil.rmtree(scratch, ignore_errors=True)
-                if done.returncode:
+                if result.returncode:
                     if number == 0:
-                        print(f"SKIPPED {key}: {done.stderr.strip().splitlines()[-1][:160]}")
+                        print(f"SKIPPED {key}: {result.stderr.strip().splitlines()[-1][:160]}")
                     continue
-                results.setdefault(key, []).append(json.loads(done.stdout.strip().splitlines()[-1]))
+                results.setdefault(key, []).append(json.loads(result.stdout.strip().splitlines()[-1]))
                 print(key, results[key][-1], file=sys.stderr, flush=True)
     for folder in work.glob(f"{kind}-*"):
         shutil.rmtree(folder)
@@ -289,12 +289,12 @@ def print_results(results: dict[str, Any]) -> None:
         key: {name: statistics.median(run[name] for run in runs) for name in runs[0]} for key, runs in results.items()
     }
     print(f"{'':36} {'rows/s':>9} {'MB/s':>7} {'first s':>8} {'peak MB':>8} {'brim/this':>10}")
-    for key, found in medians.items():
-        kind, place, _ = key.split(" ")
-        ratio = medians.get(f"{kind} {place} brim", found)["rows_s"] / found["rows_s"]
-        mb_s = found["rows_s"] * KINDS[kind][1] / 1e6
-        speed = f"{found['rows_s']:9,.0f} {mb_s:7,.0f} {found['first_s']:8.2f}"
-        print(f"{key:36} {speed} {found['peak_mb']:8,.0f} {ratio:10.2f}")
+    for key, match in medians.items():
+        kind, destination, _ = key.split(" ")
+        ratio = medians.get(f"{kind} {destination} brim", match)["rows_s"] / match["rows_s"]
+        mb_s = match["rows_s"] * KINDS[kind][1] / 1e6
+        speed = f"{match['rows_s']:9,.0f} {mb_s:7,.0f} {match['first_s']:8.2f}"
+        print(f"{key:36} {speed} {match['peak_mb']:8,.0f} {ratio:10.2f}")
 
 
 if __name__ == "__main__":

@@ -84,8 +84,10 @@ SCRIPTS["datasets"] = SCRIPTS["datasets"].replace("NUM_PROC", "None")
 def write_source(path: Path, size: int) -> int:
     """Texts of 200 to 3,000 letters in words, ids and numbers; as many rows as fill `size`."""
     random = np.random.default_rng(0)
-    words = np.array(["".join(chr(97 + c) for c in random.integers(0, 26, n)) for n in random.integers(2, 11, 4000)])
-    texts = [" ".join(random.choice(words, n)) for n in random.integers(30, 450, GROUP_ROWS)]
+    vocabulary = np.array(
+        ["".join(chr(97 + c) for c in random.integers(0, 26, n)) for n in random.integers(2, 11, 4000)]
+    )
+    texts = [" ".join(random.choice(vocabulary, n)) for n in random.integers(30, 450, GROUP_ROWS)]
     rows = 0
     schema = pa.schema([("id", pa.int64()), ("text", pa.string()), ("score", pa.float64())])
     with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
@@ -122,7 +124,7 @@ def main() -> None:
             source, cache = home / f"{size:g}.parquet", home / "cache"
             if not source.exists():
                 write_source(source, int(size * 1e9))
-            loading = None if cache.exists() else run("datasets", source, cache, "load")
+            model_options = None if cache.exists() else run("datasets", source, cache, "load")
             if not arguments.runs:
                 continue  # only made, for a measurement that is to be short
             rows = pq.read_metadata(source).num_rows
@@ -134,11 +136,11 @@ def main() -> None:
                         out = cache if name.startswith("datasets") else home / "out"
                         results[name].append(run(name, source, out, kind))
                         shutil.rmtree(home / "out", ignore_errors=True)
-                        for left in cache.glob("mapped*"):
-                            left.unlink()
+                        for remaining in cache.glob("mapped*"):
+                            remaining.unlink()
                 part = part_of(f"{size:g} GB of Parquet, {rows:,} rows: a function of {FUNCTIONS[kind]}", results)
-                if loading is not None:
-                    part.notes.append(f"`datasets` makes its Arrow cache first: {loading.seconds:.1f} s.")
+                if model_options is not None:
+                    part.notes.append(f"`datasets` makes its Arrow cache first: {model_options.seconds:.1f} s.")
                 parts[f"{size:g} GB, {kind}"] = part
                 print_part(part)
             if arguments.data is None:
@@ -151,26 +153,28 @@ def main() -> None:
 
 def part_of(title: str, results: dict[str, list[Measured]]) -> Part:
     part = Part(title, ("tool", "median s", "of it the call", "peak MB", "brim's time to it"))
-    seconds = {name: statistics.median(one.seconds for one in of) for name, of in results.items()}
-    calls = {name: statistics.median(map(call_s, of)) for name, of in results.items() if call_s(of[0])}
+    seconds = {name: statistics.median(item.seconds for item in source) for name, source in results.items()}
+    calls = {name: statistics.median(map(call_s, owner)) for name, owner in results.items() if call_s(owner[0])}
     for name, of in results.items():
         mine = "brim, of the Dataset" if name.startswith(("datasets", "brim, of")) else "brim"
-        peak = max(one.peak_bytes for one in of) / MB
-        share = f"{seconds[mine] / seconds[name]:.2f}" if mine in seconds else ""
+        peak = max(entry.peak_bytes for entry in of) / MB
+        fraction = f"{seconds[mine] / seconds[name]:.2f}" if mine in seconds else ""
         call = f"{calls[name]:.1f}" if name in calls else ""
-        part.rows.append((name, f"{seconds[name]:.1f}", call, f"{peak:.0f}", share))
-        part.runs[name] = [{"seconds": one.seconds, "call_s": call_s(one), "peak_bytes": one.peak_bytes} for one in of]
+        part.rows.append((name, f"{seconds[name]:.1f}", call, f"{peak:.0f}", fraction))
+        part.runs[name] = [
+            {"seconds": element.seconds, "call_s": call_s(element), "peak_bytes": element.peak_bytes} for element in of
+        ]
     if {"brim, of the Dataset", "datasets, 2 processes"} <= calls.keys():
         ratio = calls["brim, of the Dataset"] / calls["datasets, 2 processes"]
-        what = "brim's time to Dataset.map's with two processes, both after loading"
-        part.goals.append(at_most(what, ratio, 1.0, "×"))
+        label = "brim's time to Dataset.map's with two processes, both after loading"
+        part.goals.append(at_most(label, ratio, 1.0, "×"))
     return part
 
 
 def call_s(measured: Measured) -> float:
     """The call alone, without imports and loading, as the process has told it; 0 if it has not."""
-    words = measured.output.split()
-    return float(words[-1]) if words and words[-1].replace(".", "", 1).isdigit() else 0.0
+    tokens = measured.output.split()
+    return float(tokens[-1]) if tokens and tokens[-1].replace(".", "", 1).isdigit() else 0.0
 
 
 if __name__ == "__main__":

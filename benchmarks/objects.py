@@ -75,8 +75,8 @@ class Bench:
             self.server.create_bucket(SOURCE)
             # In parts of 8 MiB, as `aws s3 cp` sends them: that is what lies in buckets.
             command = [*PEER, "upload", str(self.folder), SOURCE, "in", str(8 << 20)]
-            done = measure(command, env=os.environ | self.server.environment)
-            assert not done.exit_code, done.output
+            result = measure(command, env=os.environ | self.server.environment)
+            assert not result.exit_code, result.output
             self._filled = True
 
     def small(self) -> Path:
@@ -85,8 +85,8 @@ class Bench:
         if not self._small:
             self.server.create_bucket(SMALL_SOURCE)
             command = [*PEER, "put-small", str(folder), SMALL_SOURCE, "in"]
-            done = measure(command, env=os.environ | self.server.environment)
-            assert not done.exit_code, done.output
+            completed = measure(command, env=os.environ | self.server.environment)
+            assert not completed.exit_code, completed.output
             self._small = True
         return folder
 
@@ -97,17 +97,18 @@ class Bench:
         with tempfile.TemporaryDirectory() as home, local_hub(xet=False) as hub:
             to = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_write", "HF_HUB_DISABLE_XET": "1"}
             own = {"XDG_STATE_HOME": f"{home}/state", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": f"{home}/hf"}
-            done = measure(
+            outcome = measure(
                 contender.command(bucket), env={**os.environ, **self.server.environment, **to, **own}, period_s=0.05
             )
-        if done.exit_code:
-            raise SystemExit(f"{contender.name} ended with {done.exit_code}:\n{done.output[-2000:]}")
+        if outcome.exit_code:
+            raise SystemExit(f"{contender.name} ended with {outcome.exit_code}:\n{outcome.output[-2000:]}")
         self._empty(bucket)
         self.server.request("DELETE", bucket)  # a bucket's volumes go with it
         progress(
-            f"{contender.name}: {done.seconds:.1f} s, {done.cpu_seconds:.1f} s of CPU, {done.peak_bytes / MB:.0f} MB"
+            f"{contender.name}: {outcome.seconds:.1f} s, {outcome.cpu_seconds:.1f} s of CPU, "
+            f"{outcome.peak_bytes / MB:.0f} MB"
         )
-        return done
+        return outcome
 
     def _empty(self, bucket: str) -> None:
         import obstore
@@ -123,7 +124,7 @@ class Bench:
             client_options={"allow_http": True},
         )
         for page in obstore.list(store):
-            obstore.delete(store, [found["path"] for found in page])
+            obstore.delete(store, [match["path"] for match in page])
 
     def part(self, title: str, contenders: list[Contender], goals: Goals | None = None) -> Part:
         """brim first, plain obstore second."""
@@ -133,8 +134,8 @@ class Bench:
                 if goals is not _small_enough:
                     warm(self.folder)
                 runs[contender.name].append(self.run(contender))
-        median = {name: statistics.median(run.seconds for run in of) for name, of in runs.items()}
-        peak = {name: max(run.peak_bytes for run in of) / MB for name, of in runs.items()}
+        median = {name: statistics.median(run.seconds for run in source) for name, source in runs.items()}
+        peak = {name: max(run.peak_bytes for run in owner) / MB for name, owner in runs.items()}
         part = Part(
             title, ("what", "runs", "median s", "min–max s", "MB/s", "throughput against obstore", "CPU s", "peak MB")
         )

@@ -30,8 +30,8 @@ async def copy(origin: S3Store, target: S3Store, keys: list[str], prefix: str) -
 
     async def one(key: str) -> None:
         async with several:
-            found = await obstore.get_async(origin, key)
-            await obstore.put_async(target, f"{prefix}/{Path(key).name}", found.stream(min_chunk_size=PART_BYTES))
+            actual = await obstore.get_async(origin, key)
+            await obstore.put_async(target, f"{prefix}/{Path(key).name}", actual.stream(min_chunk_size=PART_BYTES))
 
     await asyncio.gather(*map(one, keys))
 
@@ -51,29 +51,29 @@ async def get_small(origin: S3Store, keys: list[str], folder: Path) -> None:
 
     async def one(key: str) -> None:
         async with several:
-            found = await obstore.get_async(origin, key)
-            (folder / Path(key).name).write_bytes(await found.bytes_async())
+            actual = await obstore.get_async(origin, key)
+            (folder / Path(key).name).write_bytes(await actual.bytes_async())
 
     folder.mkdir(parents=True, exist_ok=True)
     await asyncio.gather(*map(one, keys))
 
 
 def main() -> None:
-    what, source, bucket, prefix = sys.argv[1:5]
-    target = S3Store(bucket if what != "get-small" else "unused")
-    if what == "upload":
+    label, source, bucket, prefix = sys.argv[1:5]
+    target = S3Store(bucket if label != "get-small" else "unused")
+    if label == "upload":
         files = sorted(Path(source).iterdir())
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             part = int(sys.argv[5]) if len(sys.argv) > 5 else PART_BYTES
             list(pool.map(lambda path: obstore.put(target, f"{prefix}/{path.name}", path, chunk_size=part), files))
         return
-    if what == "put-small":
+    if label == "put-small":
         asyncio.run(put_small(target, Path(source), prefix))
         return
     start, _, below = source.partition("/")
     origin = S3Store(start)
-    keys = [found["path"] for page in obstore.list(origin, below) for found in page]
-    if what == "get-small":
+    keys = [match["path"] for page in obstore.list(origin, below) for match in page]
+    if label == "get-small":
         asyncio.run(get_small(origin, keys, Path(bucket)))
         return
     asyncio.run(copy(origin, target, keys, prefix))

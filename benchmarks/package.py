@@ -116,15 +116,17 @@ def speed(arguments: argparse.Namespace) -> Part:
     source = made(arguments.data / "speed", make_scans, 3 * ROWS * ROW_BYTES)
     output = arguments.data / "speed-out"
     peer = [sys.executable, str(HERE / "package_peers.py")]
-    places = [str(source), str(output)]
+    destinations = [str(source), str(output)]
     shards = ["--num-shards", str(ROWS)]
-    few = min(arguments.peer_repeats, arguments.repeats)
+    subset = min(arguments.peer_repeats, arguments.repeats)
     contenders = [
-        Contender("cp -r && sync", ["sh", "-c", 'cp -r "$0" "$1" && sync', *places], arguments.repeats),
-        Contender("cp -r && sync OUT/*", ["sh", "-c", 'cp -r "$0" "$1" && sync "$1"/*', *places], arguments.repeats),
-        Contender("brim build", [*BRIM, "build", *places, *shards, "--quiet"], arguments.repeats),
-        Contender("datasets, as push_to_hub", [*peer, "embed", *places, *shards], few),
-        Contender("datasets, copied loop", [*peer, "loop", *places, *shards], few),
+        Contender("cp -r && sync", ["sh", "-c", 'cp -r "$0" "$1" && sync', *destinations], arguments.repeats),
+        Contender(
+            "cp -r && sync OUT/*", ["sh", "-c", 'cp -r "$0" "$1" && sync "$1"/*', *destinations], arguments.repeats
+        ),
+        Contender("brim build", [*BRIM, "build", *destinations, *shards, "--quiet"], arguments.repeats),
+        Contender("datasets, as push_to_hub", [*peer, "embed", *destinations, *shards], subset),
+        Contender("datasets, copied loop", [*peer, "loop", *destinations, *shards], subset),
     ]
     results = take_turns(contenders, source, output)
     copy, _, brim, embed, _ = (results[contender.name] for contender in contenders)
@@ -190,11 +192,11 @@ def growth(arguments: argparse.Namespace) -> Part:
 
 def small(arguments: argparse.Namespace) -> Part:
     source = made(arguments.data / "small", make_small, 5 * SMALL_FILES * SMALL_BYTES)
-    output, twin = arguments.data / "small-out", arguments.data / "small-pyarrow.parquet"
+    output, duplicate = arguments.data / "small-out", arguments.data / "small-pyarrow.parquet"
     remove(output)
     run([*BRIM, "build", str(source), str(output), "--quiet"])
     (ours,) = sorted((output / "data").glob("*.parquet"))
-    column = write_twin(source, ours, twin)
+    column = write_twin(source, ours, duplicate)
     part = Part(
         f"small: reading {SMALL_FILES:,} files of {SMALL_BYTES // 1000} KB back",
         ("reader", "runs", "brim's file, median ms", "pyarrow's file, median ms", "brim against pyarrow"),
@@ -204,7 +206,7 @@ def small(arguments: argparse.Namespace) -> Part:
         ],
     )
     for reader in READERS:
-        pairs = [best_reads(reader, column, ours, twin) for _ in range(arguments.repeats)]
+        pairs = [best_reads(reader, column, ours, duplicate) for _ in range(arguments.repeats)]
         ratio = statistics.median(brim / pyarrow for brim, pyarrow in pairs)
         brim_ms, pyarrow_ms = (statistics.median(seconds) * 1000 for seconds in zip(*pairs, strict=True))
         progress(f"{reader}: {ratio:.2f}×")
@@ -212,11 +214,11 @@ def small(arguments: argparse.Namespace) -> Part:
         part.rows.append((reader, str(len(pairs)), f"{brim_ms:.1f}", f"{pyarrow_ms:.1f}", f"{ratio:.2f}×"))
         part.goals.append(at_most(f"{reader} reads brim's file within", ratio, 1.1, "×"))
     remove(output)
-    remove(twin)
+    remove(duplicate)
     return part
 
 
-def write_twin(source: Path, ours: Path, twin: Path) -> str:
+def write_twin(source: Path, ours: Path, duplicate: Path) -> str:
     """The same rows as in brim's file, from the sources, written by pyarrow; the name of their column."""
     theirs = pq.ParquetFile(ours)
     groups = [theirs.metadata.row_group(i).num_rows for i in range(theirs.num_row_groups)]
@@ -227,8 +229,8 @@ def write_twin(source: Path, ours: Path, twin: Path) -> str:
     table = pa.Table.from_arrays([cells], schema=theirs.schema_arrow)
     if not theirs.read().equals(table):
         raise SystemExit("brim's file does not hold the source's files")
-    pq.write_table(table, twin, compression="none", row_group_size=groups[0])
-    written = pq.read_metadata(twin)
+    pq.write_table(table, duplicate, compression="none", row_group_size=groups[0])
+    written = pq.read_metadata(duplicate)
     if [written.row_group(i).num_rows for i in range(written.num_row_groups)] != groups:
         raise SystemExit("the two files do not have the same row groups")
     return str(cell.name)
@@ -253,11 +255,11 @@ def million(arguments: argparse.Namespace) -> Part:
     count = FOLDERS * FOLDER_FILES
     source = made(arguments.data / "million", make_million, 6 * GB)
     output = arguments.data / "million-out"
-    few = min(arguments.peer_repeats, arguments.repeats)
+    subset = min(arguments.peer_repeats, arguments.repeats)
     looks = [
-        Contender("du (a stat of every file)", ["du", "-s", "--apparent-size", str(source)], few),
-        Contender("brim plan", [*BRIM, "plan", str(source)], few),
-        Contender("brim plan, content not in the page cache", [*BRIM, "plan", str(source)], few, cool),
+        Contender("du (a stat of every file)", ["du", "-s", "--apparent-size", str(source)], subset),
+        Contender("brim plan", [*BRIM, "plan", str(source)], subset),
+        Contender("brim plan, content not in the page cache", [*BRIM, "plan", str(source)], subset, cool),
     ]
     # One run each: minutes long, and with no goal of their own.
     tar = ["sh", "-c", 'mkdir "$1" && tar -cf "$1/all.tar" -C "$0" . && sync', str(source), str(output)]
@@ -270,16 +272,16 @@ def million(arguments: argparse.Namespace) -> Part:
         ("what", "runs", "median s", "µs a file", "time against du or tar", "peak MB"),
     )
     results: dict[str, Runs] = {}
-    for beside in (looks, packs):
-        found = take_turns(beside, source, output)
-        base = found[beside[0].name].median_s
-        for name, runs in found.items():
-            ratio = "" if name == beside[0].name else f"{runs.median_s / base:.2f}×"
+    for concurrent in (looks, packs):
+        actual = take_turns(concurrent, source, output)
+        base = actual[concurrent[0].name].median_s
+        for name, runs in actual.items():
+            ratio = "" if name == concurrent[0].name else f"{runs.median_s / base:.2f}×"
             micros = f"{runs.median_s / count * 1e6:.1f}"
             cells = (name, str(len(runs.seconds)), f"{runs.median_s:.2f}", micros, ratio, f"{runs.peak_bytes / MB:.0f}")
             part.rows.append(cells)
             part.runs[name] = runs.as_json()
-        results |= found
+        results |= actual
     for plan in looks[1:]:
         runs = results[plan.name]
         part.goals.append(at_most(f"{plan.name}, a million files", runs.median_s, 60, " s"))

@@ -24,8 +24,8 @@ def embed_like_push_to_hub(shard: Dataset, target: Path) -> None:
 
 
 def copied_loop(shard: Dataset, target: Path) -> None:
-    again = Dataset.from_pandas(shard.to_pandas(), features=shard.features, preserve_index=False)
-    pq.write_table(embed_table_storage(again.data.table), target)
+    repeated = Dataset.from_pandas(shard.to_pandas(), features=shard.features, preserve_index=False)
+    pq.write_table(embed_table_storage(repeated.data.table), target)
 
 
 WAYS = {"embed": embed_like_push_to_hub, "loop": copied_loop}

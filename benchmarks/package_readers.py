@@ -73,16 +73,16 @@ def main() -> None:
     parser.add_argument("--reads", type=int, required=True)
     arguments = parser.parse_args()
     reader = READERS[arguments.reader]()
-    found: dict[str, dict[str, Any]] = {file: {"seconds": []} for file in arguments.files}
+    actual: dict[str, dict[str, Any]] = {file: {"seconds": []} for file in arguments.files}
     for number in range(arguments.reads):
         for file in arguments.files[:: 1 if number % 2 else -1]:
-            begin = time.perf_counter()
+            start = time.perf_counter()
             result = reader.read(file, arguments.column)
-            found[file]["seconds"].append(time.perf_counter() - begin)
-            found[file]["bytes"], found[file]["rows"] = reader.totals(result, arguments.column)
+            actual[file]["seconds"].append(time.perf_counter() - start)
+            actual[file]["bytes"], actual[file]["rows"] = reader.totals(result, arguments.column)
             del result
             gc.collect()
-    print(json.dumps(list(found.values())))
+    print(json.dumps(list(actual.values())))
 
 
 if __name__ == "__main__":

@@ -53,12 +53,12 @@ SECTIONS = {
 INTERNAL = ("compare",)  # versions of brim against each other: for its developers
 
 
-def parts_of(found: Any) -> list[dict[str, Any]]:
+def parts_of(actual: Any) -> list[dict[str, Any]]:
     """The parts of a result, whether it lists them, names them, or is one."""
-    if isinstance(found, dict) and "header" in found and "rows" in found:
-        return [found]
-    inside = found.values() if isinstance(found, dict) else found if isinstance(found, list) else []
-    return [part for one in inside for part in parts_of(one)]
+    if isinstance(actual, dict) and "header" in actual and "rows" in actual:
+        return [actual]
+    inside = actual.values() if isinstance(actual, dict) else actual if isinstance(actual, list) else []
+    return [part for item in inside for part in parts_of(item)]
 
 
 def table(part: dict[str, Any]) -> list[str]:
@@ -77,18 +77,18 @@ def table(part: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def curves(found: dict[str, Any]) -> list[str]:
+def curves(actual: dict[str, Any]) -> list[str]:
     lines = ["| | time | peak memory |", "|---|---:|---:|"]
-    for name, way in found["curves"].items():
-        lines.append(f"| {name} | {way['seconds']:.1f} s | {way['peak_bytes'] / 1e6:,.0f} MB |")
+    for name, method in actual["curves"].items():
+        lines.append(f"| {name} | {method['seconds']:.1f} s | {method['peak_bytes'] / 1e6:,.0f} MB |")
     return [*lines, ""]
 
 
-def machine(name: str, found: Any) -> list[str]:
-    facts = found.get("machine") if isinstance(found, dict) else None
+def machine(name: str, actual: Any) -> list[str]:
+    facts = actual.get("machine") if isinstance(actual, dict) else None
     script = f"`python benchmarks/{name}.py`. " if (HERE / f"{name}.py").exists() else ""
-    told = ", ".join(f"{fact} {value}" for fact, value in facts.items()) if facts else ""
-    return [f"{script}{told}.", ""] if told else []
+    report = ", ".join(f"{fact} {value}" for fact, value in facts.items()) if facts else ""
+    return [f"{script}{report}.", ""] if report else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class Figure:
 
     def runs(self, results: dict[str, Any]) -> list[dict[str, float]]:
         """None if it was not measured."""
-        for name, found in results.items():
-            if name.startswith(self.file) and "parts" in found and isinstance(found["parts"], dict):
-                runs = found["parts"].get(self.part, {}).get("runs", {}).get(self.run)
+        for name, match in results.items():
+            if name.startswith(self.file) and "parts" in match and isinstance(match["parts"], dict):
+                runs = match["parts"].get(self.part, {}).get("runs", {}).get(self.run)
                 if runs:
                     return [run | {"peak_bytes": run.get("peak_bytes", run.get("peak_mb", 0) * 1e6)} for run in runs]
         return []
@@ -168,12 +168,12 @@ def page(results: dict[str, Any]) -> str:
     lines = [HEAD]
     unlisted = [name for name in results if name not in SECTIONS and name not in INTERNAL]
     for name in [*(name for name in SECTIONS if name in results), *unlisted]:
-        found = results[name]
-        made = curves(found) if "curves" in found else [line for part in parts_of(found) for line in table(part)]
-        if not made:
+        actual = results[name]
+        created = curves(actual) if "curves" in actual else [line for part in parts_of(actual) for line in table(part)]
+        if not created:
             raise SystemExit(f"benchmarks/results/{name}.json has no table: write it with the benchmark's --json.")
         heading, about = SECTIONS.get(name, (name.replace("-", " "), ""))
-        lines += [f"## {heading}", "", *([about, ""] if about else []), *machine(name, found), *made]
+        lines += [f"## {heading}", "", *([about, ""] if about else []), *machine(name, actual), *created]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -183,15 +183,15 @@ def main() -> int:
     arguments = parser.parse_args()
     results = {path.stem: json.loads(path.read_text()) for path in sorted((HERE / "results").glob("*.json"))}
     before = README.read_text()
-    begin, end = before.index(BEGIN) + len(BEGIN), before.index(END)
-    made = {PAGE: page(results), README: before[:begin] + readme_table(results) + before[end:]}
-    stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
+    start, end = before.index(BEGIN) + len(BEGIN), before.index(END)
+    created = {PAGE: page(results), README: before[:start] + readme_table(results) + before[end:]}
+    stale = [path for path, text in created.items() if not path.exists() or path.read_text() != text]
     if arguments.check:
         for path in stale:
             print(f"{path.name} is not what benchmarks/results says: make benchmarks", file=sys.stderr)
         return 1 if stale else 0
     for path in stale:
-        path.write_text(made[path])
+        path.write_text(created[path])
     return 0
 
 

@@ -38,10 +38,10 @@ def main() -> None:
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     facts = machine(data, ("brim", "pyarrow"))
-    few, many = max(arguments.parts // 10, 1), arguments.parts
+    subset, items = max(arguments.parts // 10, 1), arguments.parts
     parts = {
-        name: _compared(name, {count: made(data / f"{name}-{count}", count) for count in (few, many)})
-        for name, made in (("build", _build), ("map", _map))
+        name: _compared(name, {count: item(data / f"{name}-{count}", count) for count in (subset, items)})
+        for name, item in (("build", _build), ("map", _map))
     }
     for part in parts.values():
         print_part(part)
@@ -51,24 +51,26 @@ def main() -> None:
     shutil.rmtree(data)
 
 
-def _compared(name: str, done: dict[int, Measured]) -> Part:
+def _compared(name: str, result: dict[int, Measured]) -> Part:
     part = Part(f"{name}: finishing what parts have done, two shards or units each", ("parts", "s", "peak MB"))
-    for count, run in done.items():
+    for count, run in result.items():
         part.rows.append((f"{count:,}", f"{run.seconds:.1f}", f"{run.peak_bytes / MB:.0f}"))
         part.runs[str(count)] = [{"seconds": run.seconds, "peak_bytes": run.peak_bytes}]
-    few, many = done.values()
+    subset, many_items = result.values()
     part.goals = [
-        at_most(f"{name}: finish of {max(done):,} parts", many.seconds, MOST_S, " s"),
-        at_most(f"{name}: memory against a tenth of the parts", many.peak_bytes / few.peak_bytes, MOST_GROWTH, "×"),
+        at_most(f"{name}: finish of {max(result):,} parts", many_items.seconds, MOST_S, " s"),
+        at_most(
+            f"{name}: memory against a tenth of the parts", many_items.peak_bytes / subset.peak_bytes, MOST_GROWTH, "×"
+        ),
     ]
     return part
 
 
 def _finished(folder: Path, verb: str) -> Measured:
-    done = measure([*BRIM, verb, "--plan", str(folder / "a.plan"), "--finish", "--quiet"], period_s=0.02)
-    assert not done.exit_code, done.output
-    progress(f"{folder.name}: {done.seconds:.1f} s, {done.peak_bytes / MB:.0f} MB")
-    return done
+    result = measure([*BRIM, verb, "--plan", str(folder / "a.plan"), "--finish", "--quiet"], period_s=0.02)
+    assert not result.exit_code, result.output
+    progress(f"{folder.name}: {result.seconds:.1f} s, {result.peak_bytes / MB:.0f} MB")
+    return result
 
 
 def _build(folder: Path, count: int) -> Measured:
@@ -89,35 +91,35 @@ def _map(folder: Path, count: int) -> Measured:
     (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
     (folder / "steps.py").write_text("def longer(row):\n    return {'length': len(row['text'])}\n")
     plan = str(folder / "a.plan")
-    words = ["--fn", "steps.py:longer", "--batch-size", "5", "--unit-size", "400B", "--quiet"]
-    _run(folder, "map", "rows.jsonl", "out", *words, "--save", plan)
+    arguments = ["--fn", "steps.py:longer", "--batch-size", "5", "--unit-size", "400B", "--quiet"]
+    _run(folder, "map", "rows.jsonl", "out", *arguments, "--save", plan)
     _run(folder, "map", "--plan", plan, "--part", "1/1", "--quiet")
     _spread(Path(f"{plan}.parts"), count)
     return _finished(folder, "map")
 
 
-def _run(folder: Path, *words: str) -> None:
-    subprocess.run([*BRIM, *words], cwd=folder, check=True)
+def _run(folder: Path, *arguments: str) -> None:
+    subprocess.run([*BRIM, *arguments], cwd=folder, check=True)
 
 
 def _spread(root: Path, count: int) -> None:
     """What one part has computed, as `count` parts would have left it."""
-    one = root / PartOf(1, 1).folder
+    first = root / PartOf(1, 1).folder
     before = PartReceipts(root.with_name(root.name.removesuffix(".parts"))).ledger(PartOf(1, 1))
     assert before.job is not None
-    named = sorted(before.receipts.values(), key=lambda receipt: receipt.name)
-    assert len(named) >= count, f"{len(named)} units"
+    names = sorted(before.receipts.values(), key=lambda receipt: receipt.name)
+    assert len(names) >= count, f"{len(names)} units"
     for number in range(count):
         folder = root / PartOf(number + 1, count).folder
         folder.mkdir()
         (folder / LEDGER).touch()
         ledger = Ledger(folder)
         ledger.start_job(before.job)
-        for receipt in named[number::count]:
-            (one / receipt.name).rename(folder / receipt.name)
+        for receipt in names[number::count]:
+            (first / receipt.name).rename(folder / receipt.name)
             ledger.add(receipt)
         ledger.close()
-    shutil.rmtree(one)
+    shutil.rmtree(first)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def measure(
     peak, cpu_before = 0, _children_cpu()
     points: list[tuple[float, int]] = []
     with tempfile.TemporaryFile() as output:
-        begin = time.monotonic()
+        started_at = time.monotonic()
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
@@ -63,10 +63,10 @@ def measure(
                 now = tree_bytes(process.pid)
                 peak = max(peak, now)
                 if curve:
-                    points.append((time.monotonic() - begin, now))
+                    points.append((time.monotonic() - started_at, now))
                 if ended.within(period_s):
                     break
-            seconds = time.monotonic() - begin
+            seconds = time.monotonic() - started_at
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)  # its children too
             raise
@@ -104,10 +104,10 @@ class _EndOf:
 
 
 def _tree(pid: int) -> list[int]:
-    found = [pid]
-    for each in found:  # grows while it is walked
-        found += _children(each)
-    return found
+    actual = [pid]
+    for each in actual:  # grows while it is walked
+        actual += _children(each)
+    return actual
 
 
 def _children(pid: int) -> list[int]:
@@ -144,7 +144,7 @@ def main() -> int:
     result = measure(arguments.command, curve=arguments.curve is not None)
     sys.stderr.write(result.output)
     if arguments.curve is not None:
-        arguments.curve.write_text("".join(f"{at:.3f},{size}\n" for at, size in result.curve))
+        arguments.curve.write_text("".join(f"{position:.3f},{size}\n" for position, size in result.curve))
     print(json.dumps({"seconds": result.seconds, "exit_code": result.exit_code, "peak_bytes": result.peak_bytes}))
     return result.exit_code
 

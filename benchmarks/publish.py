@@ -88,12 +88,12 @@ def local_hub(xet: bool, tail_bytes: int = 0) -> Iterator[LocalHub]:
 
 
 def environment(endpoint: str, home: Path, xet: bool) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    remaining = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     folders = {"HF_HOME": str(home / CACHE)} | {name: str(home / name.lower()) for name in ("XDG_STATE_HOME", "TMPDIR")}
     for folder in folders.values():
         os.makedirs(folder)
     hub = {"HF_ENDPOINT": endpoint, "HF_TOKEN": "hf_write", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return {**kept, **folders, **hub, "HF_HUB_DISABLE_XET": "0" if xet else "1"}
+    return {**remaining, **folders, **hub, "HF_HUB_DISABLE_XET": "0" if xet else "1"}
 
 
 class DiskUse:
@@ -157,8 +157,8 @@ def publish_to(
             measured = measure(command, env=env, curve=curve, period_s=period_s)
     if measured.exit_code:
         raise SystemExit(f"{' '.join(command)} ended with {measured.exit_code}:\n{measured.output[-2000:]}")
-    seen = {name: count - before[name] for name, count in hub.seen().items()}
-    return Run(measured, disk.most, tuple(sorted(disk.names)), seen)
+    observed = {name: count - before[name] for name, count in hub.seen().items()}
+    return Run(measured, disk.most, tuple(sorted(disk.names)), observed)
 
 
 def speed(arguments: argparse.Namespace) -> Part:
@@ -185,8 +185,8 @@ def speed(arguments: argparse.Namespace) -> Part:
 
 
 def _speed_part(runs: dict[str, list[Run]]) -> Part:
-    median = {name: statistics.median(run.measured.seconds for run in of) for name, of in runs.items()}
-    peak = {name: max(run.measured.peak_bytes for run in of) for name, of in runs.items()}
+    median = {name: statistics.median(run.measured.seconds for run in source) for name, source in runs.items()}
+    peak = {name: max(run.measured.peak_bytes for run in owner) for name, owner in runs.items()}
     lfs, push, _, loop = runs
     part = Part(
         f"speed: {ROWS} files of {ROW_BYTES // MB} MB to a local Hub, {ROWS} shards",
@@ -268,9 +268,9 @@ def _updated(data: Path, source: Path, via: str) -> Run:
         cache = Path(folder)  # where Xet remembers what this machine has sent
         publish_to(hub, [*command, "--quiet"], xet=True, cache=cache)
         last = max(changed.iterdir())
-        kept = last.read_bytes()
+        remaining = last.read_bytes()
         last.unlink()
-        last.write_bytes(kept[:-MB] + os.urandom(MB))
+        last.write_bytes(remaining[:-MB] + os.urandom(MB))
         return publish_to(hub, [*command, "--update", "--quiet"], xet=True, cache=cache)
 
 
@@ -279,9 +279,9 @@ def _ways_part(runs: dict[str, list[Run]]) -> Part:
         f"ways: {ROWS} files of {ROW_BYTES // MB} MB to a local Hub, {ROWS} shards",
         ("what", "runs", "median s", "time against hf upload", "peak MB", "sent MB", "requests"),
     )
-    upload, xet, more, bucket, *_ = runs
-    median = {name: statistics.median(run.measured.seconds for run in of) for name, of in runs.items()}
-    peak = {name: max(run.measured.peak_bytes for run in of) / MB for name, of in runs.items()}
+    upload, xet, extra, bucket, *_ = runs
+    median = {name: statistics.median(run.measured.seconds for run in source) for name, source in runs.items()}
+    peak = {name: max(run.measured.peak_bytes for run in owner) / MB for name, owner in runs.items()}
     for name, of in runs.items():
         part.runs[name] = [{"seconds": r.measured.seconds, "peak_bytes": r.measured.peak_bytes, **r.seen} for r in of]
         part.rows.append(
@@ -299,7 +299,7 @@ def _ways_part(runs: dict[str, list[Run]]) -> Part:
     part.goals = [
         at_most("peak anonymous memory by Xet", peak[xet], 150, " MB"),
         at_most("peak anonymous memory to a bucket of the Hub", peak[bucket], 150, " MB"),
-        at_most("by Xet, with 2 GB, against `hf upload`", median[more] / median[upload], 1.5, "×"),
+        at_most("by Xet, with 2 GB, against `hf upload`", median[extra] / median[upload], 1.5, "×"),
     ]
     return part
 
@@ -308,14 +308,14 @@ def whole(arguments: argparse.Namespace) -> Part:
     source = arguments.data / f"arc-{arguments.sessions}"
     if not source.exists():
         make_arc(source, sessions=arguments.sessions, sparse_sizes=True)
-    more = arguments.data / "arc-more"
-    if not more.exists():
-        make_arc(more, sessions=APPENDED, sparse_sizes=True)
-    words = [f"hf://datasets/{REPO}", "--recipe", "arc", "--rows-per-shard", "1", "--via", "lfs", "--json"]
+    extra = arguments.data / "arc-more"
+    if not extra.exists():
+        make_arc(extra, sessions=APPENDED, sparse_sizes=True)
+    args = [f"hf://datasets/{REPO}", "--recipe", "arc", "--rows-per-shard", "1", "--via", "lfs", "--json"]
     with local_hub(xet=False, tail_bytes=MB) as hub:
-        run = publish_to(hub, [*BRIM, "build", str(source), *words], xet=False, curve=True, period_s=0.05)
+        run = publish_to(hub, [*BRIM, "build", str(source), *args], xet=False, curve=True, period_s=0.05)
         progress(f"{arguments.sessions} sessions: {run.measured.seconds:.0f} s")
-        added = publish_to(hub, [*BRIM, "build", str(more), *words, "--append"], xet=False)
+        added = publish_to(hub, [*BRIM, "build", str(extra), *args, "--append"], xet=False)
     built = json.loads(run.measured.output.splitlines()[-1])
     points = run.measured.curve
     first, last = points[: len(points) // TENTHS], points[-(len(points) // TENTHS) :]
@@ -385,8 +385,8 @@ def earlier(path: Path | None) -> dict[str, Part]:
     """The parts that are in the file already: they take minutes each, so --only measures some of them anew."""
     if path is None or not path.exists():
         return {}
-    found = json.loads(path.read_text())["parts"]
-    return {name: Part(**{**part, "goals": [Goal(**goal) for goal in part["goals"]]}) for name, part in found.items()}
+    actual = json.loads(path.read_text())["parts"]
+    return {name: Part(**{**part, "goals": [Goal(**goal) for goal in part["goals"]]}) for name, part in actual.items()}
 
 
 def main() -> None:

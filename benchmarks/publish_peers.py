@@ -25,9 +25,9 @@ def loop(dataset: Dataset, repo: str, shards: int) -> None:
     api.create_repo(repo, repo_type="dataset", exist_ok=True)
     for index in range(shards):
         shard = dataset.shard(shards, index, contiguous=True)
-        again = Dataset.from_pandas(shard.to_pandas(), features=shard.features, preserve_index=False)
+        repeated = Dataset.from_pandas(shard.to_pandas(), features=shard.features, preserve_index=False)
         buffer = io.BytesIO()
-        pq.write_table(embed_table_storage(again.data.table), buffer)
+        pq.write_table(embed_table_storage(repeated.data.table), buffer)
         name = f"data/train-{index:05d}-of-{shards:05d}.parquet"
         api.upload_file(path_or_fileobj=buffer.getvalue(), path_in_repo=name, repo_id=repo, repo_type="dataset")
 

@@ -76,10 +76,10 @@ def main() -> None:
         write_sources(folder, arguments.rows)
         for command, (options, plain) in JOBS.items():
             for source in ("old", "start", "middle"):
-                made = run(folder, command, source, options)
-                write_plain(made, folder / f"plain-{command}-{source}", plain)
-            for where in ("start", "middle"):
-                measure(part, folder, command, where)
+                created = run(folder, command, source, options)
+                write_plain(created, folder / f"plain-{command}-{source}", plain)
+            for location in ("start", "middle"):
+                measure(part, folder, command, location)
         facts = machine(folder, ("brim", "pyarrow", "huggingface_hub", "hf-xet"))
     print_machine(facts)
     print_part(part)
@@ -90,17 +90,17 @@ def main() -> None:
 
 def write_sources(folder: Path, count: int) -> None:
     rng = random.Random(0)
-    words = [
+    arguments = [
         "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randrange(2, 9))) for _ in range(20_000)
     ]
-    vocabulary = {word: number for number, word in enumerate(["[UNK]", *dict.fromkeys(words)])}
+    vocabulary = {value: number for number, value in enumerate(["[UNK]", *dict.fromkeys(arguments)])}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
     tokenizer = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model}
     (folder / "words.json").write_text(json.dumps(tokenizer))
     (folder / "functions.py").write_text(FUNCTIONS)
 
     def rows(name: str, number: int) -> list[str]:
-        texts = (" ".join(rng.choices(words, k=rng.randrange(50, 300))) for _ in range(number))
+        texts = (" ".join(rng.choices(arguments, k=rng.randrange(50, 300))) for _ in range(number))
         return [
             json.dumps({"id": f"{name}-{n}", "score": rng.randrange(10**6), "text": text})
             for n, text in enumerate(texts)
@@ -118,21 +118,21 @@ def run(folder: Path, command: str, source: str, options: list[str]) -> Path:
     target = folder / f"{command}-{source}"
     out = target / "vectors.parquet" if command == "embed" else target
     target.mkdir()
-    words = [sys.executable, "-m", "brim", command, f"{source}.jsonl", str(out), *options, "--quiet"]
-    subprocess.run(words, cwd=folder, check=True)
+    arguments = [sys.executable, "-m", "brim", command, f"{source}.jsonl", str(out), *options, "--quiet"]
+    subprocess.run(arguments, cwd=folder, check=True)
     progress(f"{command} {source}: {size_of(target):,} bytes")
     return target
 
 
-def write_plain(made: Path, target: Path, options: Mapping[str, Any]) -> None:
-    for path in shards(made):
+def write_plain(created: Path, target: Path, options: Mapping[str, Any]) -> None:
+    for path in shards(created):
         file = pq.ParquetFile(path)
         (target / path.name).parent.mkdir(parents=True, exist_ok=True)
-        given = dict(options)
-        if isinstance(given["compression"], dict):
-            leaves = [file.schema.column(number).path for number in range(len(file.schema.names))]
-            given["compression"] = {leaf: given["compression"].get(leaf, "none") for leaf in leaves}
-        with pq.ParquetWriter(target / path.name, file.schema_arrow, **given) as writer:
+        inputs = dict(options)
+        if isinstance(inputs["compression"], dict):
+            leaf_values = [file.schema.column(number).path for number in range(len(file.schema.names))]
+            inputs["compression"] = {leaf: inputs["compression"].get(leaf, "none") for leaf in leaf_values}
+        with pq.ParquetWriter(target / path.name, file.schema_arrow, **inputs) as writer:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group)
                 writer.write_table(table, row_group_size=max(table.num_rows, 1))
@@ -158,8 +158,8 @@ def sent_again(old: Path, new: Path) -> int:
         own = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_write", "HF_HOME": f"{name}/home"}
         for folder in (old, new):
             before = hub.counters.bytes_received
-            words = [sys.executable, "-c", UPLOAD, REPO, str(folder)]
-            subprocess.run(words, env={**inherited, **own}, check=True, capture_output=True)
+            arguments = [sys.executable, "-c", UPLOAD, REPO, str(folder)]
+            subprocess.run(arguments, env={**inherited, **own}, check=True, capture_output=True)
         return hub.counters.bytes_received - before
 
 

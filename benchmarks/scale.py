@@ -79,9 +79,9 @@ def step(function: Callable[[argparse.Namespace], None]) -> Callable[[argparse.N
 
 @contextmanager
 def timed(name: str, **more: Any) -> Iterator[None]:
-    begin, worked = time.monotonic(), time.process_time()
+    started_at, worked = time.monotonic(), time.process_time()
     yield
-    seconds, processor = time.monotonic() - begin, time.process_time() - worked
+    seconds, processor = time.monotonic() - started_at, time.process_time() - worked
     print(json.dumps({"name": name, "seconds": seconds, "processor": processor, **more}), flush=True)
 
 
@@ -99,7 +99,7 @@ def sessions(rows: int, files: int) -> FileTable:
     spread = random.integers(-SESSION_BYTES // 20, SESSION_BYTES // 20, count) // files
     mtimes = 1_700_000_000_000_000_000 + random.integers(0, 10**16, count)
     inodes = np.arange(count, dtype=np.int64) + 100
-    found = FileSet("/nowhere", pa.concat_arrays(paths), SESSION_BYTES // files + spread, mtimes, inodes)
+    actual = FileSet("/nowhere", pa.concat_arrays(paths), SESSION_BYTES // files + spread, mtimes, inodes)
     columns = {
         "subject": pa.chunked_array(subjects),
         "session": pa.chunked_array(names),
@@ -112,7 +112,7 @@ def sessions(rows: int, files: int) -> FileTable:
         kinds[name] = FileColumn("Nifti", False)
     features = {name: {"dtype": "string", "_type": "Value"} for name in ("subject", "session")}
     features |= {"age": {"dtype": "float64", "_type": "Value"}, **{name: {"_type": "Nifti"} for name in kinds}}
-    return FileTable(pa.table(columns), kinds, found, features, (Split("train", 0, rows),))
+    return FileTable(pa.table(columns), kinds, actual, features, (Split("train", 0, rows),))
 
 
 def planned(arguments: argparse.Namespace) -> Plan:
@@ -138,11 +138,11 @@ def receipts_of(plan: Plan) -> Iterator[Receipt]:
 
 @step
 def hash(arguments: argparse.Namespace) -> None:
-    piece = os.urandom(8 << 20)
+    segment = os.urandom(8 << 20)
     digest = hashlib.sha256()
     with timed("SHA-256, one core", bytes=HASHED_BYTES):
-        for _ in range(HASHED_BYTES // len(piece)):
-            digest.update(piece)
+        for _ in range(HASHED_BYTES // len(segment)):
+            digest.update(segment)
 
 
 @step
@@ -189,18 +189,18 @@ def ledger(arguments: argparse.Namespace) -> None:
             plan.shard_key(shard)
     folder = arguments.data / "synced"
     folder.mkdir()
-    begun = Ledger(folder)
-    begun.start_job(job)
+    started_at = Ledger(folder)
+    started_at.start_job(job)
     with timed(f"{SYNCED:,} receipts with an fsync each", count=SYNCED):
         for receipt in itertools.islice(receipts_of(plan), SYNCED):
-            begun.add(receipt)
-    begun.close()
+            started_at.add(receipt)
+    started_at.close()
     state = arguments.data / "out" / ".brim"
     state.mkdir(parents=True)
-    begun = Ledger(state)
-    begun.start_job(job)
+    started_at = Ledger(state)
+    started_at.start_job(job)
     with timed("the finished ledger written, as at the end of a job"):
-        begun.finish(receipts_of(plan))
+        started_at.finish(receipts_of(plan))
     path = state / "ledger.jsonl"
     os.truncate(path, path.stat().st_size - len(record_line({"type": "done"})))  # stopped just before the end
     print(json.dumps({"name": "size of the ledger", "bytes": path.stat().st_size}))
@@ -279,28 +279,30 @@ def measured(name: str, arguments: argparse.Namespace, part: Part) -> tuple[dict
     result = measure([sys.executable, __file__, "--step", name, *numbers])
     if result.exit_code:
         sys.exit(f"{name} failed:\n{result.output}")
-    said = [json.loads(line) for line in result.output.splitlines() if line.startswith("{")]
-    for one in said:
-        seconds, processor = (f"{one[of]:.1f} s" if of in one else "" for of in ("seconds", "processor"))
-        size = f"{one['bytes'] / MB:,.0f} MB" if "bytes" in one else ""
-        rate = f"{one['count'] / one['seconds']:,.0f} a second" if "count" in one and seconds else ""
-        part.rows.append((one["name"], seconds, processor, rate or size, ""))
+    messages = [json.loads(line) for line in result.output.splitlines() if line.startswith("{")]
+    for item in messages:
+        seconds, processor = (f"{item[source]:.1f} s" if source in item else "" for source in ("seconds", "processor"))
+        size = f"{item['bytes'] / MB:,.0f} MB" if "bytes" in item else ""
+        rate = f"{item['count'] / item['seconds']:,.0f} a second" if "count" in item and seconds else ""
+        part.rows.append((item["name"], seconds, processor, rate or size, ""))
     if part.rows:
         part.rows[-1] = (*part.rows[-1][:4], f"{result.peak_bytes / MB:,.0f} MB")
-    part.runs[name] = [*said, {"peak_bytes": result.peak_bytes}]
-    return {one["name"]: one for one in said}, result.peak_bytes
+    part.runs[name] = [*messages, {"peak_bytes": result.peak_bytes}]
+    return {entry["name"]: entry for entry in messages}, result.peak_bytes
 
 
 def hash_part(arguments: argparse.Namespace, part: Part) -> None:
-    said, _ = measured("hash", arguments, part)
-    one = next(iter(said.values()))
-    part.notes.append(f"{one['bytes'] / one['processor'] / GB:.2f} GB/s of SHA-256 on one core.")
+    message, _ = measured("hash", arguments, part)
+    first = next(iter(message.values()))
+    part.notes.append(f"{first['bytes'] / first['processor'] / GB:.2f} GB/s of SHA-256 on one core.")
 
 
 def plan_part(arguments: argparse.Namespace, part: Part) -> None:
     measured("table", arguments, part)
-    said, peak = measured("plan", arguments, part)
-    part.goals.append(at_most("processor time of a plan", sum(one["processor"] for one in said.values()), 60, " s"))
+    message, peak = measured("plan", arguments, part)
+    part.goals.append(
+        at_most("processor time of a plan", sum(item["processor"] for item in message.values()), 60, " s")
+    )
     part.goals.append(at_most("memory of a plan", peak / MB, 600, " MB"))
 
 
@@ -313,8 +315,8 @@ def saved_part(arguments: argparse.Namespace, part: Part) -> None:
 
 
 def ledger_part(arguments: argparse.Namespace, part: Part) -> None:
-    for left in ("out", "synced"):
-        shutil.rmtree(arguments.data / left, ignore_errors=True)
+    for remaining in ("out", "synced"):
+        shutil.rmtree(arguments.data / remaining, ignore_errors=True)
     measured("ledger", arguments, part)
 
 
@@ -322,8 +324,8 @@ def resume_part(arguments: argparse.Namespace, part: Part) -> None:
     if not (arguments.data / "out" / "data").exists():
         measured("shards", arguments, Part("", ()))
     measured("read", arguments, part)
-    said, peak = measured("resume", arguments, part)
-    seconds = sum(one["processor"] for name, one in said.items() if name != "what is missing")
+    message, peak = measured("resume", arguments, part)
+    seconds = sum(item["processor"] for name, item in message.items() if name != "what is missing")
     part.goals.append(at_most("processor time from the plan to the first missing shard", seconds, 60, " s"))
     part.goals.append(at_most("memory of it, with the plan", peak / MB, 1200, " MB"))
 

@@ -76,11 +76,11 @@ def write_sparse(folder: Path, rows: int) -> Path:
     (out / "data").mkdir(parents=True)
     for shard in job.plan.shards:
         with splice_of(job.plan, shard) as splice, open(out / shard.name, "wb") as target:
-            at = 0
+            position = 0
             for source, start, size in splice._segments(0, splice.size):
                 if source == _LITERAL:
-                    os.pwrite(target.fileno(), splice._literals[start : start + size], at)
-                at += size
+                    os.pwrite(target.fileno(), splice._literals[start : start + size], position)
+                position += size
             target.truncate(splice.size)
     shutil.rmtree(files)
     return out
@@ -90,25 +90,25 @@ def took(name: str, command: list[str], out: Path | None = None) -> Measured:
     if out is not None:
         shutil.rmtree(out, ignore_errors=True)
     os.sync()
-    done = measure(command)
-    if done.exit_code:
-        last = done.output.strip().splitlines()[-1][:150] if done.output.strip() else "killed"
+    result = measure(command)
+    if result.exit_code:
+        last = result.output.strip().splitlines()[-1][:150] if result.output.strip() else "killed"
         progress(f"{name} failed: {last}")
     else:
-        progress(f"{name}: {done.seconds:.1f} s, {done.peak_bytes / MB:.0f} MB")
-    return done
+        progress(f"{name}: {result.seconds:.1f} s, {result.peak_bytes / MB:.0f} MB")
+    return result
 
 
 def copied(files: list[Path], folder: Path) -> float:
     """Seconds of cp, sync and sha256sum of the same bytes, which the page cache holds: brim's source is holes."""
     subprocess.run(["cat", *map(str, files)], check=True, stdout=subprocess.DEVNULL)
     os.sync()
-    begin = time.monotonic()
+    started_at = time.monotonic()
     folder.mkdir()
     subprocess.run(["cp", "--sparse=never", *map(str, files), str(folder)], check=True)
     subprocess.run(["sync", *(str(folder / file.name) for file in files)], check=True)
     subprocess.run(["sha256sum", *(str(folder / file.name) for file in files)], check=True, stdout=subprocess.DEVNULL)
-    seconds = time.monotonic() - begin
+    seconds = time.monotonic() - started_at
     shutil.rmtree(folder)
     return seconds
 
@@ -124,7 +124,7 @@ def large(work: Path, arguments: argparse.Namespace) -> Part:
         half.mkdir()
         for number, shard in enumerate(own):
             os.link(shard, half / f"train-{number:05d}-of-{len(own):05d}.parquet")
-    ways: dict[str, list[str]] = {
+    methods: dict[str, list[str]] = {
         "filter": [str(source), "--where", f"key < {rows // 2}"],
         "split": [str(source), "--split-into", "train=0.9,test=0.1"],
         "join": [str(halves[0]), "--also", str(halves[1])],
@@ -137,29 +137,29 @@ def large(work: Path, arguments: argparse.Namespace) -> Part:
         f"large: {rows:,} values of 5 MB, {total:.1f} GB in {len(shards)} shards",
         ("what", "written GB", "brim s", "cp + sync + sha256sum s", "brim / copy", "peak MB"),
     )
-    for name in arguments.ways.split(",") if arguments.ways else ways:
-        first, *options = ways[name]
+    for name in arguments.ways.split(",") if arguments.ways else methods:
+        first, *options = methods[name]
         out = work / "out"
-        done = took(name, [*BRIM, first, str(out), "--quiet", *options], out)
-        if done.exit_code:
-            raise SystemExit(done.output[-2000:])
-        made = sorted((out / "data").iterdir())
-        size = sum(file.stat().st_size for file in made)
-        seconds = copied(made, work / "copy")
+        result = took(name, [*BRIM, first, str(out), "--quiet", *options], out)
+        if result.exit_code:
+            raise SystemExit(result.output[-2000:])
+        created = sorted((out / "data").iterdir())
+        size = sum(file.stat().st_size for file in created)
+        seconds = copied(created, work / "copy")
         shutil.rmtree(out)
-        ratio = done.seconds / seconds
+        ratio = result.seconds / seconds
         progress(f"{name}: {seconds:.1f} s for cp, sync and sha256sum, {ratio:.2f}×")
         part.runs[name] = [
-            {"seconds": done.seconds, "copy_seconds": seconds, "bytes": size, "peak_bytes": done.peak_bytes}
+            {"seconds": result.seconds, "copy_seconds": seconds, "bytes": size, "peak_bytes": result.peak_bytes}
         ]
         part.rows.append(
             (
                 name,
                 f"{size / 1e9:.1f}",
-                f"{done.seconds:.1f}",
+                f"{result.seconds:.1f}",
                 f"{seconds:.1f}",
                 f"{ratio:.2f}×",
-                f"{done.peak_bytes / MB:.0f}",
+                f"{result.peak_bytes / MB:.0f}",
             )
         )
         part.goals.append(at_most(f"{name}, time against a copy", ratio, 1.3, "×"))
@@ -185,14 +185,14 @@ def beside(part: Part, source: Path, rows: int, work: Path) -> dict[str, float]:
     failed: set[str] = set()
     for _ in range(ROUNDS):
         for name in [name for name in contenders if name not in failed]:
-            done = took(name, contenders[name], out)
+            result = took(name, contenders[name], out)
             shutil.rmtree(out, ignore_errors=True)
-            synced = float(done.output.rpartition(SYNCED)[2]) if SYNCED in done.output else 0.0
-            run = {"seconds": done.seconds, "sync_seconds": synced, "peak_bytes": done.peak_bytes}
-            runs[name].append({**run, "exit_code": done.exit_code})
-            if done.exit_code:
+            synced = float(result.output.rpartition(SYNCED)[2]) if SYNCED in result.output else 0.0
+            run = {"seconds": result.seconds, "sync_seconds": synced, "peak_bytes": result.peak_bytes}
+            runs[name].append({**run, "exit_code": result.exit_code})
+            if result.exit_code:
                 failed.add(name)
-    medians = {name: median(run["seconds"] for run in of) for name, of in runs.items()}
+    medians = {name: median(run["seconds"] for run in owner) for name, owner in runs.items()}
     for name, of in runs.items():
         synced = median(run["sync_seconds"] for run in of)
         shown = "does not finish" if name in failed else f"{medians[name]:.2f}"
@@ -209,17 +209,17 @@ def shuffled(kind: str) -> Callable[[Path, argparse.Namespace], Part]:
             rows, size = int(3030 * arguments.scale), IMAGE_BYTES
         codec = "none" if kind == "small" else kind
         source = write(work / "in.parquet", rows, size, compression=codec, write_page_index=True)
-        what = f"{rows:,} values of {size // 1000} kB, {codec}: half of them, shuffled"
-        part = Part(f"{kind}: {what}", ("what", "median s", "s without the sync", "peak MB"))
-        values, pieces = pieces_of(source)
-        done = beside(part, source, rows, work)
-        own = done.pop("brim")
-        best = min(done, key=done.__getitem__)
+        label = f"{rows:,} values of {size // 1000} kB, {codec}: half of them, shuffled"
+        part = Part(f"{kind}: {label}", ("what", "median s", "s without the sync", "peak MB"))
+        values, segments = pieces_of(source)
+        result = beside(part, source, rows, work)
+        own = result.pop("brim")
+        best = min(result, key=result.__getitem__)
         peak = max(run["peak_bytes"] for run in part.runs["brim"])
-        allowed = 120 + (0.5 * values + 0.2 * pieces) / 1000
-        part.notes.append(f"{values:,} values in {pieces:,} pieces; all sync what they wrote, brim hashes it as well")
+        allowed = 120 + (0.5 * values + 0.2 * segments) / 1000
+        part.notes.append(f"{values:,} values in {segments:,} pieces; all sync what they wrote, brim hashes it as well")
         part.goals = [
-            at_least(f"faster than the best peer that finishes ({best})", done[best] / own, 2, "×"),
+            at_least(f"faster than the best peer that finishes ({best})", result[best] / own, 2, "×"),
             at_most("peak anonymous memory", peak / MB, round(allowed), " MB"),
         ]
         source.unlink()
@@ -234,13 +234,13 @@ def decode(work: Path, arguments: argparse.Namespace) -> Part:
     source = write(work / "in.parquet", rows, IMAGE_BYTES, compression="gzip")
     page = min(rows, 100 * MB // IMAGE_BYTES) * IMAGE_BYTES / MB
     out = work / "out"
-    done = took("brim", [*BRIM, str(source), str(out), "--quiet", "--where", f"key < {rows // 2}"], out)
+    result = took("brim", [*BRIM, str(source), str(out), "--quiet", "--where", f"key < {rows // 2}"], out)
     shutil.rmtree(out)
     source.unlink()
     part = Part(f"decode: {rows:,} images by gzip, pages of {page:.0f} MB", ("what", "s", "peak MB"))
-    part.rows.append(("brim", f"{done.seconds:.1f}", f"{done.peak_bytes / MB:.0f}"))
-    part.runs["brim"] = [{"seconds": done.seconds, "peak_bytes": done.peak_bytes}]
-    part.goals.append(at_most("peak anonymous memory", done.peak_bytes / MB, round(2 * page + 100), " MB"))
+    part.rows.append(("brim", f"{result.seconds:.1f}", f"{result.peak_bytes / MB:.0f}"))
+    part.runs["brim"] = [{"seconds": result.seconds, "peak_bytes": result.peak_bytes}]
+    part.goals.append(at_most("peak anonymous memory", result.peak_bytes / MB, round(2 * page + 100), " MB"))
     return part
 
 

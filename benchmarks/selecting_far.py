@@ -108,7 +108,7 @@ def _write_by_datasets(path: Path) -> None:
     datasets.Dataset.from_dict({"n": rows, "key": rows, "image": files}, features).to_parquet(str(path))
 
 
-OTHERS: dict[str, Callable[[Path], None]] = {
+OTHER_VALUES: dict[str, Callable[[Path], None]] = {
     "pyarrow": lambda path: _write(path, VALUES),
     "pyarrow with a page index": _write_indexed,
     "datasets": _write_by_datasets,
@@ -116,30 +116,30 @@ OTHERS: dict[str, Callable[[Path], None]] = {
 
 
 def _from_the_hub(part: Part, hub: FarHub, source: Path, work: Path) -> None:
-    place = f"hf://datasets/{REPO}"
+    destination = f"hf://datasets/{REPO}"
     own = {"HF_TOKEN": "hf_write", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
     own |= {"HF_HOME": str(work / "hf"), "XDG_STATE_HOME": str(work / "state")}
-    _publish(source, place, own | {"HF_ENDPOINT": hub.endpoint})
+    _publish(source, destination, own | {"HF_ENDPOINT": hub.endpoint})
     with FaultProxy(TestHub.endpoint.fget(hub)) as front, FaultProxy(TestHub.storage.fget(hub)) as storage:  # type: ignore[attr-defined]
         front.delay_s = storage.delay_s = DELAY_S
         hub.fronts = (front.endpoint, storage.endpoint)
         far = _Far(part, "Hub", [front, storage], own | {"HF_ENDPOINT": front.endpoint}, work)
-        far.brim(place)
+        far.brim(destination)
         for peer in ("datasets", "pyarrow-hub"):
             far.peer(peer, REPO)
         hub.fronts = None
 
 
 def _from_a_bucket(part: Part, s3: S3Server, source: Path, work: Path) -> None:
-    place = f"s3://{BUCKET}/far"
-    _publish(source, place, {**s3.environment, "XDG_STATE_HOME": str(work / "state")})
+    destination = f"s3://{BUCKET}/far"
+    _publish(source, destination, {**s3.environment, "XDG_STATE_HOME": str(work / "state")})
     with FaultProxy(s3.endpoint) as front:
         front.delay_s = DELAY_S
         far = _Far(part, "bucket", [front], s3.environment_at(front.endpoint), work)
-        far.brim(place)
+        far.brim(destination)
         for peer in ("polars", "pyarrow"):
             far.peer(peer, f"{BUCKET}/far/data")
-        for writer, write in OTHERS.items():
+        for writer, write in OTHER_VALUES.items():
             theirs = work / "theirs.parquet"
             write(theirs)
             s3.write(BUCKET, f"{writer}/theirs.parquet", theirs.read_bytes())
@@ -147,8 +147,8 @@ def _from_a_bucket(part: Part, s3: S3Server, source: Path, work: Path) -> None:
             far.not_brims(writer, f"s3://{BUCKET}/{writer}")
 
 
-def _publish(source: Path, place: str, env: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "brim", "select", str(source), place, "--num-shards", str(SHARDS), "--quiet"]
+def _publish(source: Path, destination: str, env: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "brim", "select", str(source), destination, "--num-shards", str(SHARDS), "--quiet"]
     subprocess.run(command, env={**os.environ, **env}, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -166,69 +166,69 @@ class _Far:
         requests, size = self._run("list all rows", "brim", ["-c", f"import brim; {listing}"], 0)
         self._goal("list, requests a shard", requests / SHARDS, 3, "")
         self._goal("list, kB a shard", size / SHARDS / 1000, 300, "")
-        one = f"import brim; brim.unpack({place!r}, {folder + '-a'!r}, where={SUBJECT!r})"
-        wanted = 20 * VALUE_BYTES
-        requests, size = self._run("one subject", "brim", ["-c", one], wanted)
-        self._goal("one subject, against its bytes", size / wanted, 1.1, "×")
+        first = f"import brim; brim.unpack({place!r}, {folder + '-a'!r}, where={SUBJECT!r})"
+        expected = 20 * VALUE_BYTES
+        requests, size = self._run("one subject", "brim", ["-c", first], expected)
+        self._goal("one subject, against its bytes", size / expected, 1.1, "×")
         self._goal("one subject, requests a shard", requests / SHARDS, 10, "")
         some = f"import brim; brim.unpack({place!r}, {folder + '-b'!r}, where='n in {SCATTERED}')"
-        requests, size = self._run("20 scattered rows", "brim", ["-c", some], wanted)
-        self._goal("scattered rows, against their bytes", size / wanted, 1.1, "×")
+        requests, size = self._run("20 scattered rows", "brim", ["-c", some], expected)
+        self._goal("scattered rows, against their bytes", size / expected, 1.1, "×")
 
-    def not_brims(self, writer: str, place: str) -> None:
+    def not_brims(self, writer: str, destination: str) -> None:
         """A shard that another wrote: no manifest tells its rows and sizes."""
-        listing = f"print(len(brim.dataset({place!r}).where('key < 0')))"
+        listing = f"print(len(brim.dataset({destination!r}).where('key < 0')))"
         requests, _ = self._run(f"{writer}: list what cannot be", "brim", ["-c", f"import brim; {listing}"], 0)
         self._goal(f"{writer}, list by statistics, requests", requests, 3, "")
-        listing = f"print(len(brim.dataset({place!r}).where('key != 1')))"
+        listing = f"print(len(brim.dataset({destination!r}).where('key != 1')))"
         requests, size = self._run(f"{writer}: list all rows", "brim", ["-c", f"import brim; {listing}"], 0)
         self._goal(f"{writer}, list, requests", requests, 3, "")
         self._goal(f"{writer}, list, kB", size / 1000, 300, "")
-        for what, where in (("one subject", SUBJECT), ("20 scattered rows", f"n in {SCATTERED}")):
-            folder = str(self._work / f"{writer}-{what}")
-            one = f"import brim; brim.unpack({place!r}, {folder!r}, where={where!r})"
-            requests, size = self._run(f"{writer}: {what}", "brim", ["-c", one], 20 * VALUE_BYTES)
-            if what == "one subject":
+        for item, location in (("one subject", SUBJECT), ("20 scattered rows", f"n in {SCATTERED}")):
+            folder = str(self._work / f"{writer}-{item}")
+            single = f"import brim; brim.unpack({destination!r}, {folder!r}, where={location!r})"
+            requests, size = self._run(f"{writer}: {item}", "brim", ["-c", single], 20 * VALUE_BYTES)
+            if item == "one subject":
                 self._goal(f"{writer}, one subject, requests", requests, 10, "")
                 self._goal(f"{writer}, one subject, against its bytes", size / (20 * VALUE_BYTES), 1.1, "×")
 
-    def peer(self, name: str, place: str) -> None:
+    def peer(self, name: str, target: str) -> None:
         for what, rows in (("one subject", "subject"), ("20 scattered rows", "scattered")):
             numbers = list(range(400, 420)) if rows == "subject" else SCATTERED
-            command = [str(HERE / "selecting_peers.py"), f"far-{name}", place, ",".join(map(str, numbers)), "0"]
+            command = [str(HERE / "selecting_peers.py"), f"far-{name}", target, ",".join(map(str, numbers)), "0"]
             self._run(what, name, command, 20 * VALUE_BYTES)
 
     def _goal(self, text: str, value: float, limit: float, unit: str) -> None:
         self._part.goals.append(at_most(f"{self._where}: {text}", value, limit, unit))
 
-    def _run(self, what: str, who: str, command: list[str], wanted: int) -> tuple[int, int]:
+    def _run(self, label: str, actor: str, command: list[str], required: int) -> tuple[int, int]:
         """How many requests for shards there were, and their bytes; those of everything for a listing."""
         for front in self._fronts:
             front.requests.clear()
-        begin = time.monotonic()
-        done = subprocess.run([sys.executable, *command], env=self._env, capture_output=True, text=True, check=False)
-        seconds = time.monotonic() - begin
-        if done.returncode:
-            raise SystemExit(f"{who} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-        asked = [one for front in self._fronts for one in front.requests]
-        shards = [one for one in asked if _of_a_shard(unquote(one.path))]
+        started_at = time.monotonic()
+        result = subprocess.run([sys.executable, *command], env=self._env, capture_output=True, text=True, check=False)
+        seconds = time.monotonic() - started_at
+        if result.returncode:
+            raise SystemExit(f"{actor} ended with {result.returncode}:\n{result.stderr[-2000:]}")
+        requested = [entry for front in self._fronts for entry in front.requests]
+        shards = [element for element in requested if _of_a_shard(unquote(element.path))]
         size = sum(one.received_bytes for one in shards)
-        times = f"{size / wanted:.2f}×" if wanted else ""
-        others = len(asked) - len(shards)
-        beside = sum(one.received_bytes for one in asked) - size
-        counted = (str(len(shards)), str(others), f"{size / MB:.3f}", f"{beside / MB:.3f}", times)
-        row = (self._where, what, who, f"{seconds:.1f}", *counted)
+        times = f"{size / required:.2f}×" if required else ""
+        other_items = len(requested) - len(shards)
+        concurrent = sum(one.received_bytes for one in requested) - size
+        counted = (str(len(shards)), str(other_items), f"{size / MB:.3f}", f"{concurrent / MB:.3f}", times)
+        row = (self._where, label, actor, f"{seconds:.1f}", *counted)
         self._part.rows.append(row)
         run = {
             "seconds": seconds,
             "requests": len(shards),
             "bytes": size,
-            "other_requests": others,
-            "other_bytes": beside,
+            "other_requests": other_items,
+            "other_bytes": concurrent,
         }
-        self._part.runs.setdefault(f"{self._where}, {what}, {who}", []).append(run)
+        self._part.runs.setdefault(f"{self._where}, {label}, {actor}", []).append(run)
         progress(" | ".join(row))
-        return len(shards), size + (0 if wanted else beside)
+        return len(shards), size + (0 if required else concurrent)
 
 
 def _of_a_shard(path: str) -> bool:

@@ -51,12 +51,12 @@ def prove(repo: str, source: str) -> None:
     dest, bucket = f"hf://datasets/{repo}", f"hf://buckets/{repo}/some/where"
     reading = ["--anonymous"] if source.startswith("s3://") else []
     with tempfile.TemporaryDirectory(prefix="smoke-") as folder:
-        more = Path(folder) / "more"
-        more.mkdir()
-        first, second = more / "first", more / "second"
-        for number, place in enumerate((first, second)):
-            place.mkdir()
-            (place / f"{number}.bin").write_bytes(secrets.token_bytes(1_000_000))
+        extra = Path(folder) / "more"
+        extra.mkdir()
+        first, second = extra / "first", extra / "second"
+        for number, position in enumerate((first, second)):
+            position.mkdir()
+            (position / f"{number}.bin").write_bytes(secrets.token_bytes(1_000_000))
         steps = [
             ("create, LFS", ["build", source, dest, "--limit", "4", *reading]),
             ("again: nothing", ["build", source, dest, "--limit", "4", *reading]),
@@ -73,13 +73,13 @@ def prove(repo: str, source: str) -> None:
             ("verify it, read back", ["verify", bucket, "--deep"]),
             ("rows from it", ["select", bucket, str(Path(folder) / "rows"), "--limit", "1"]),
         ]
-        for name, words in steps:
+        for name, arguments in steps:
             start = time.monotonic()
-            quiet = [] if words[0] == "info" else ["--quiet"]
-            subprocess.run([sys.executable, "-m", "brim", *words, *quiet], check=True)
+            quiet = [] if arguments[0] == "info" else ["--quiet"]
+            subprocess.run([sys.executable, "-m", "brim", *arguments, *quiet], check=True)
             print(f"smoke-real: {name}: done in {time.monotonic() - start:.0f} s")
         back = sorted(path.read_bytes() for path in (Path(folder) / "back").iterdir())
-        if back != sorted(next(place.iterdir()).read_bytes() for place in (first, second)):
+        if back != sorted(next(destination.iterdir()).read_bytes() for destination in (first, second)):
             sys.exit("smoke-real: the files that came back are not those that were sent")
 
 

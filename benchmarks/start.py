@@ -45,11 +45,11 @@ def main() -> None:
         for _ in range(arguments.repeats):
             for name, command in commands(home).items():
                 shutil.rmtree(home / "out", ignore_errors=True)
-                seconds, cpu, said = run_once(command)
+                seconds, cpu, output = run_once(command)
                 runs.setdefault(name, []).append((seconds, cpu))
                 progress(f"{name}: {seconds:.2f} s, {cpu:.2f} CPU-s")
                 if name == "python, two calls of brim.map":
-                    first, second = (float(line) for line in said.split()[-2:])
+                    first, second = (float(line) for line in output.split()[-2:])
                     runs.setdefault("brim.map, 25 rows", []).append((first, 0))
                     runs.setdefault("brim.map, the next time", []).append((second, 0))
                     shutil.rmtree(home / "cache1", ignore_errors=True)
@@ -84,7 +84,7 @@ def prepare(home: Path) -> None:
 def commands(home: Path) -> dict[str, list[str]]:
     brim = [sys.executable, "-m", "brim"]
     tokenize = [*brim, "tokenize", str(home / "texts.jsonl"), str(home / "out"), "--tokenizer", str(home / "bpe.json")]
-    made = {
+    created = {
         "import pyarrow": [sys.executable, "-c", "import pyarrow"],
         "brim --help": [*brim, "--help"],
         "brim build, 12 files": [*brim, "build", str(home / "files"), str(home / "out"), "--quiet"],
@@ -94,21 +94,21 @@ def commands(home: Path) -> dict[str, list[str]]:
         import datasets  # noqa: F401
     except ImportError:
         progress("datasets is not installed: brim.map is left out")
-        return made
-    return made | {"python, two calls of brim.map": [sys.executable, str(home / "map.py"), str(home / "cache")]}
+        return created
+    return created | {"python, two calls of brim.map": [sys.executable, str(home / "map.py"), str(home / "cache")]}
 
 
 def run_once(command: list[str]) -> tuple[float, float, str]:
-    with tempfile.TemporaryFile("w+") as said:
-        begin = time.monotonic()
+    with tempfile.TemporaryFile("w+") as message:
+        started_at = time.monotonic()
         process = subprocess.Popen(
-            command, stdout=said, stderr=said, stdin=subprocess.DEVNULL, env=as_installed(os.environ)
+            command, stdout=message, stderr=message, stdin=subprocess.DEVNULL, env=as_installed(os.environ)
         )
         _, status, used = os.wait4(process.pid, 0)
-        seconds = time.monotonic() - begin
+        seconds = time.monotonic() - started_at
         process.returncode = os.waitstatus_to_exitcode(status)
-        said.seek(0)
-        text = said.read()
+        message.seek(0)
+        text = message.read()
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{text[-2000:]}")
     return seconds, used.ru_utime + used.ru_stime, text

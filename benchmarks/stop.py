@@ -114,10 +114,10 @@ def simulate_all(shapes: dict[str, Shape], seeds: range) -> dict[str, list[Outco
     return {name: [o for n, o in zip(names, outcomes, strict=True) if n == name] for name in shapes}
 
 
-def leak_part(title: str, found: dict[str, list[Outcome]], enough_s: float, least_count: int) -> Part:
+def leak_part(title: str, actual: dict[str, list[Outcome]], enough_s: float, least_count: int) -> Part:
     part = Part(title, ["shape", "in time", "median", "least (s before the kill)"])
     total = in_time = 0
-    for name, outcomes in found.items():
+    for name, outcomes in actual.items():
         warnings = sorted(outcome.warning_s for outcome in outcomes)
         good = sum(warning >= enough_s for warning in warnings)
         total, in_time = total + len(warnings), in_time + good
@@ -133,35 +133,35 @@ def leak_part(title: str, found: dict[str, list[Outcome]], enough_s: float, leas
 
 
 def slow(each: int, first: int) -> Part:
-    found = simulate_all(SLOW, range(first, first + 2 * each))
+    actual = simulate_all(SLOW, range(first, first + 2 * each))
     least_s = SLOW_LEADS * DEFAULT_LEAD_S
-    chosen = {name: [o for o in outcomes if (o.climb_s or 0.0) >= least_s] for name, outcomes in found.items()}
-    return leak_part("Slow leaks asked to stop a full lead before the kill", chosen, DEFAULT_LEAD_S, 60)
+    selection = {name: [o for o in outcomes if (o.climb_s or 0.0) >= least_s] for name, outcomes in actual.items()}
+    return leak_part("Slow leaks asked to stop a full lead before the kill", selection, DEFAULT_LEAD_S, 60)
 
 
 def leaks(each: int, first: int) -> Part:
-    found = simulate_all({**SLOW, **FAST}, range(first, first + each))
-    return leak_part("Leaks asked to stop at least 1 s before the kill", found, ENOUGH_S, 250)
+    actual = simulate_all({**SLOW, **FAST}, range(first, first + each))
+    return leak_part("Leaks asked to stop at least 1 s before the kill", actual, ENOUGH_S, 250)
 
 
 def large(each: int, first: int) -> Part:
-    found = simulate_all(LARGE, range(first, first + each))
-    return leak_part("Leaks in large steps asked to stop at least 1 s before the kill", found, ENOUGH_S, 0)
+    actual = simulate_all(LARGE, range(first, first + each))
+    return leak_part("Leaks in large steps asked to stop at least 1 s before the kill", actual, ENOUGH_S, 0)
 
 
 def flat(each: int, first: int) -> Part:
-    found = simulate_all(FLAT, range(first, first + each))
-    above = found.pop(blocks_above_the_stop.__name__)
+    actual = simulate_all(FLAT, range(first, first + each))
+    above = actual.pop(blocks_above_the_stop.__name__)
     part = Part("Programs below the stop threshold: false alarms", ["shape", "stop requests", '"memory runs out"'])
     wrong, worst = [], 0.0
-    for name, outcomes in found.items():
+    for name, outcomes in actual.items():
         stopped = [o for o in outcomes if o.stopped_s is not None]
         announced = sum(o.announced for o in outcomes)
         worst = max(worst, len(stopped) / len(outcomes))
         wrong += [f"{name} seed {o.seed} (top {100 * o.top:.0f} %, at {o.stopped_s:.0f} s)" for o in stopped]
         part.rows.append([name, f"{len(stopped)}/{len(outcomes)}", f"{announced}/{len(outcomes)}"])
         part.runs[name] = [{"seed": o.seed, "stopped_s": o.stopped_s or 0.0} for o in stopped]
-    total = each * len(found)
+    total = each * len(actual)
     part.rows.append(["all", f"{len(wrong)}/{total}", ""])
     stopped_above = sum(o.stopped_s is not None for o in above)
     part.notes.append(f"false alarms: {'; '.join(wrong) or 'none'}")
@@ -240,27 +240,27 @@ class LiveRun(NamedTuple):
 
 def live_runs(count: int, first: int) -> list[LiveRun]:
     """Return every program twice; the rest are a fast leak, a flat program and a slow leak in turn."""
-    chosen = [
+    selection = [
         LiveRun(name, seed, leaks, not is_large, text, limit * 1_000_000)
         for seed in (first, first + 1)
         for name, (text, limit, is_large, leaks) in PROGRAMS.items()
     ]
     quiet = list(FLAT)[: len(LEVELLING)]
     fast, number = list(FAST), 0
-    while len(chosen) < count:
+    while len(selection) < count:
         seed = first + number
         name = fast[7 * number % len(fast)]
-        chosen.append(LiveRun(name, seed, True, True, _FOLLOW, followed=curve(FAST[name], seed, name)))
+        selection.append(LiveRun(name, seed, True, True, _FOLLOW, followed=curve(FAST[name], seed, name)))
         name = quiet[number % len(quiet)]
-        chosen.append(
+        selection.append(
             LiveRun(name, seed, False, True, _FOLLOW, LIVE_LIMIT_BYTES, curve(FLAT[name], seed, name), FASTER)
         )
         name = list(SLOW)[number % len(SLOW)]
         slow_curve = curve(SLOW[name], seed, name)
         if slow_curve.seconds < 900 and (slow_curve.climb_s(CLIMB_FROM, KILL) or 0.0) >= SLOW_LEADS * DEFAULT_LEAD_S:
-            chosen.append(LiveRun(name, seed, True, True, _FOLLOW, LIVE_LIMIT_BYTES, slow_curve, FASTER))
+            selection.append(LiveRun(name, seed, True, True, _FOLLOW, LIVE_LIMIT_BYTES, slow_curve, FASTER))
         number += 1
-    return chosen[:count]
+    return selection[:count]
 
 
 def run_live(run: LiveRun) -> tuple[str, float | None]:
@@ -274,10 +274,10 @@ def run_live(run: LiveRun) -> tuple[str, float | None]:
         command += ["--log", str(log), "--", sys.executable, "-c", _STUBBORN + run.program, str(orders), str(run.seed)]
         subprocess.run(command, stderr=subprocess.DEVNULL, timeout=1200)
         entries = [json.loads(line) for line in log.read_text().splitlines()]
-    asked, killed = (next((e["t"] for e in entries if e.get("kind") == kind), None) for kind in ("stop", "kill"))
+    requested, killed = (next((e["t"] for e in entries if e.get("kind") == kind), None) for kind in ("stop", "kill"))
     if killed is None:
-        return ("finished" if asked is None else "asked"), None
-    return ("killed" if asked is None else "asked"), max(killed - (asked or killed), 0.0)
+        return ("finished" if requested is None else "asked"), None
+    return ("killed" if requested is None else "asked"), max(killed - (requested or killed), 0.0)
 
 
 def live(count: int, first: int) -> Part:

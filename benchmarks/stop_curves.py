@@ -24,13 +24,13 @@ class Curve:
     stepped: bool = False  # values are held until the next one; otherwise they are interpolated
 
     def at(self, t: float) -> float:
-        place = t / STEP_S
-        number = int(place)
+        destination = t / STEP_S
+        number = int(destination)
         if number + 1 >= len(self.values):
             return self.values[-1]
         if self.stepped:
             return self.values[number]
-        part = place - number
+        part = destination - number
         return self.values[number] * (1 - part) + self.values[number + 1] * part
 
     @property
@@ -59,9 +59,9 @@ def _grow(random: Random, rate: Callable[[float], float], base: float, most_s: f
 
 def _load(random: Random, base: float) -> list[float]:
     """A program that starts: up to its base in some seconds, then a while of the same."""
-    rise, rest = random.uniform(2, 20), random.uniform(5, 60)
+    rise, remainder = random.uniform(2, 20), random.uniform(5, 60)
     steps = int(rise / STEP_S)
-    return [0.02 + (base - 0.02) * number / steps for number in range(steps)] + [base] * int(rest / STEP_S)
+    return [0.02 + (base - 0.02) * number / steps for number in range(steps)] + [base] * int(remainder / STEP_S)
 
 
 def _slow(random: Random) -> float:
@@ -135,14 +135,14 @@ def long_teeth(random: Random) -> list[float]:
 
 def _bursts(random: Random, values: list[float], tallest: float) -> list[float]:
     """Short stays above the curve, at odd times."""
-    values, at = list(values), 0.0
+    values, position = list(values), 0.0
     pause = random.uniform(5, 60)
-    while (at := at + random.expovariate(1 / pause)) < len(values) * STEP_S:
-        tall, begin = random.uniform(0.3, 1) * tallest, int(at / STEP_S)
-        end = min(begin + int(random.uniform(1, 10) / STEP_S), len(values))
-        for number in range(begin, end):
+    while (position := position + random.expovariate(1 / pause)) < len(values) * STEP_S:
+        tall, start = random.uniform(0.3, 1) * tallest, int(position / STEP_S)
+        end = min(start + int(random.uniform(1, 10) / STEP_S), len(values))
+        for number in range(start, end):
             values[number] += tall
-        at = end * STEP_S
+        position = end * STEP_S
     return values
 
 
@@ -163,8 +163,8 @@ def _batches(random: Random, rate: float, top: float, seconds: float) -> list[fl
     while (values[-1] < 1.03 if rate else since < seconds) and len(values) * STEP_S < 7200:
         count = max(int(batch_s * random.uniform(0.8, 1.2) / STEP_S), 2)
         for number in range(count):
-            held = work * min(2 * number / count, 1) + litter * (batches % every)
-            values.append(base + rate * since + held)
+            retained = work * min(2 * number / count, 1) + litter * (batches % every)
+            values.append(base + rate * since + retained)
             since += STEP_S
         batches += 1
     return values
@@ -316,11 +316,11 @@ def stepped_climb(step_s: float, seconds: float) -> Shape:
     """From 60 % to the kill line in that many seconds, in jumps with level ground between them."""
 
     def stepped(random: Random) -> list[float]:
-        base, begin = random.uniform(0.1, 0.5), random.uniform(3, 20)
+        base, start = random.uniform(0.1, 0.5), random.uniform(3, 20)
         size, number, values = 0.37 / seconds * step_s, 0, []
         while not values or values[-1] < 1.03:
-            at = number * STEP_S
-            values.append(base if at < begin else base + size * math.floor((at - begin) / step_s))
+            position = number * STEP_S
+            values.append(base if position < start else base + size * math.floor((position - start) / step_s))
             number += 1
         return values
 

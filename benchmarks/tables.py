@@ -76,7 +76,11 @@ def machine(folder: Path, packages: Sequence[str]) -> dict[str, str]:
 def filesystem(folder: Path) -> str:
     """The type of the mount that is nearest above the folder."""
     mounts = [line.split()[1:3] for line in lines_of("/proc/self/mounts")]
-    above = [(len(at), number, kind) for number, (at, kind) in enumerate(mounts) if folder.resolve().is_relative_to(at)]
+    above = [
+        (len(index), number, kind)
+        for number, (index, kind) in enumerate(mounts)
+        if folder.resolve().is_relative_to(index)
+    ]
     return max(above)[2]
 
 
@@ -107,5 +111,5 @@ def print_machine(facts: dict[str, str]) -> None:
 def write_json(path: str | Path | None, facts: dict[str, str], parts: dict[str, Part]) -> None:
     """Tables, goals and every single run, for --json FILE: what page.py makes docs/benchmarks/results.md of."""
     if path is not None:
-        told = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
-        Path(path).write_text(json.dumps(told, indent=1) + "\n")
+        records = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
+        Path(path).write_text(json.dumps(records, indent=1) + "\n")

@@ -76,9 +76,9 @@ def main() -> None:
     parts: dict[str, Part] = {}
     for name in arguments.parts.split(","):
         for kind, path in kinds.items():
-            made = prose_part(kind, path, source, arguments) if name == "prose" else hard_part(kind, path, arguments)
-            parts[f"{name}, {kind}"] = made
-            print_part(made)
+            created = prose_part(kind, path, source, arguments) if name == "prose" else hard_part(kind, path, arguments)
+            parts[f"{name}, {kind}"] = created
+            print_part(created)
     print_goals(parts)
     print_machine(facts)
     write_json(arguments.json, facts, parts)
@@ -153,9 +153,9 @@ def hard_part(kind: str, tokenizer: Path, arguments: argparse.Namespace) -> Part
     return part
 
 
-def ratio(others: list[float], mine: list[float]) -> float:
+def ratio(other_items: list[float], mine: list[float]) -> float:
     """How many times as fast, in the median round."""
-    return statistics.median(other / own for other, own in zip(others, mine, strict=True))
+    return statistics.median(second / own for second, own in zip(other_items, mine, strict=True))
 
 
 def run_once(name: str, source: Path, tokenizer: Path, data: Path, runs: Runs) -> None:
@@ -206,10 +206,10 @@ def child(kind: str, source: str, tokenizer: str, cache: str) -> None:
     loaded.no_padding()
     if kind == "raw":
         texts = read_texts(Path(source))
-        begin = time.perf_counter()
-        done = loaded.encode_batch(texts)
-        seconds = time.perf_counter() - begin
-        assert len(done) == len(texts)
+        start = time.perf_counter()
+        result = loaded.encode_batch(texts)
+        seconds = time.perf_counter() - start
+        assert len(result) == len(texts)
         print(seconds, flush=True)
         os._exit(0)  # freeing millions of objects is no part of it
     import datasets

@@ -138,10 +138,10 @@ def compared(corpus: str, kind: str, source: Path, tokenizer: Path, arguments: a
     encoder = ""
     for number in range(arguments.repeats):
         for name, (command, read) in (commands | peers if number == 0 else commands).items():
-            found, said = run_once(command, arguments.data)
-            runs[name].append(found | {"mb": read.stat().st_size / MB})
-            progress(f"{corpus}, {kind}, {name}: {found['seconds']:.1f} s, {found['cpu_s']:.1f} CPU-s")
-            encoder = encoder or next(iter(re.findall(r"encoder +(.+)", said)), "")
+            actual, printed = run_once(command, arguments.data)
+            runs[name].append(actual | {"mb": read.stat().st_size / MB})
+            progress(f"{corpus}, {kind}, {name}: {actual['seconds']:.1f} s, {actual['cpu_s']:.1f} CPU-s")
+            encoder = encoder or next(iter(re.findall(r"encoder +(.+)", printed)), "")
     part = Part(
         f"{corpus}, {kind}: {source.stat().st_size / MB:,.0f} MB of JSONL, {encoder}",
         ("what", "MB/s", "against raw", "MB/CPU-s", "against raw in CPU", "peak MB"),
@@ -161,8 +161,8 @@ def compared(corpus: str, kind: str, source: Path, tokenizer: Path, arguments: a
         part.goals.append(at_least(f"{name}: speed against raw", speed / first[0], least, "×"))
         part.goals.append(at_least(f"{name}: against raw in CPU-seconds", cpu / first[1], least, "×"))
     if "straight line" in runs:
-        share = rates(runs["brim, JSONL to parquet"])[1] / rates(runs["straight line"])[1]
-        part.goals.append(at_least("share of the straight line in CPU-seconds", share, 0.45, "×"))
+        fraction = rates(runs["brim, JSONL to parquet"])[1] / rates(runs["straight line"])[1]
+        part.goals.append(at_least("share of the straight line in CPU-seconds", fraction, 0.45, "×"))
     peak = max(run["peak_mb"] for name, each in runs.items() if name.startswith("brim") for run in each)
     part.goals.append(at_most("peak memory of the tree", peak, LIMIT_MB, " MB"))
     return part
@@ -177,19 +177,19 @@ def _has(python: str, names: str) -> bool:
 
 def peers_of(sample: Path, tokenizer: Path, arguments: argparse.Namespace) -> dict[str, tuple[list[str], Path]]:
     """What else there is, where it is installed."""
-    here = Path(__file__).parent
-    found = {}
+    local = Path(__file__).parent
+    actual = {}
     if importlib.util.find_spec("datasets") is None:
         progress("datasets is not installed: datasets.map is left out")
     else:
-        command = [sys.executable, str(here / "tokens.py"), "--child", "map2", str(sample), str(tokenizer), "OUT"]
-        found["datasets.map, 2 processes"] = (command, sample)
+        command = [sys.executable, str(local / "tokens.py"), "--child", "map2", str(sample), str(tokenizer), "OUT"]
+        actual["datasets.map, 2 processes"] = (command, sample)
     if arguments.datatrove is None:
         progress("no --datatrove: its tokenizer step is left out")
     else:
-        command = [arguments.datatrove, str(here / "tokens_datatrove.py"), str(sample), str(tokenizer), "OUT"]
-        found["datatrove, 2 tasks"] = (command, sample)
-    return found
+        command = [arguments.datatrove, str(local / "tokens_datatrove.py"), str(sample), str(tokenizer), "OUT"]
+        actual["datatrove, 2 tasks"] = (command, sample)
+    return actual
 
 
 def unique_words(arguments: argparse.Namespace) -> Part:
@@ -202,30 +202,30 @@ def unique_words(arguments: argparse.Namespace) -> Part:
     for kind in arguments.kinds.split(","):
         brim = [arguments.python, "-m", "brim", "tokenize", str(source), "OUT", "--memory", f"{LIMIT_MB}MB"]
         command = [*brim, "--tokenizer", str(tokenizer_of(arguments.data, kind, code)), "--encoder", arguments.encoder]
-        found, _ = run_once(command, arguments.data)
-        row = (f"brim, {kind}", f"{found['seconds']:.1f}", f"{found['cpu_s']:.1f}", f"{found['peak_mb']:.0f}")
+        actual, _ = run_once(command, arguments.data)
+        row = (f"brim, {kind}", f"{actual['seconds']:.1f}", f"{actual['cpu_s']:.1f}", f"{actual['peak_mb']:.0f}")
         part.rows.append(row)
-        part.runs[kind] = [found]
-        part.goals.append(at_most(f"{kind}: peak memory of the tree", found["peak_mb"], LIMIT_MB, " MB"))
+        part.runs[kind] = [actual]
+        part.goals.append(at_most(f"{kind}: peak memory of the tree", actual["peak_mb"], LIMIT_MB, " MB"))
     return part
 
 
 def write_words(path: Path, size: int) -> None:
     """Lines of a hundred words of three to nine letters, each of which is a number that occurs once."""
     letters = "etaoinshrdlcumwfgypbvk"
-    made, number = path.with_suffix(".tmp"), 0
-    with open(made, "w") as file:
+    created, number = path.with_suffix(".tmp"), 0
+    with open(created, "w") as file:
         while file.tell() < size:
-            words = []
+            arguments = []
             for each in range(number, number + 100):
-                word, left = "", each * 2_654_435_761 % (1 << 32)
-                while left or len(word) < 3:
-                    left, letter = divmod(left, len(letters))
-                    word += letters[letter]
-                words.append(word)
+                text, remaining = "", each * 2_654_435_761 % (1 << 32)
+                while remaining or len(text) < 3:
+                    remaining, letter = divmod(remaining, len(letters))
+                    text += letters[letter]
+                arguments.append(text)
             number += 100
-            file.write(json.dumps({"text": " ".join(words)}) + "\n")
-    made.rename(path)
+            file.write(json.dumps({"text": " ".join(arguments)}) + "\n")
+    created.rename(path)
 
 
 def rates(runs: list[dict[str, float]]) -> tuple[float, float]:
@@ -237,11 +237,11 @@ def rates(runs: list[dict[str, float]]) -> tuple[float, float]:
 
 
 def run_once(command: list[str], data: Path) -> tuple[dict[str, float], str]:
-    with tempfile.TemporaryDirectory(dir=data) as folder, tempfile.TemporaryFile("w+") as said:
-        command = [str(Path(folder, "out")) if word == "OUT" else word for word in command]
-        begin = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=data) as folder, tempfile.TemporaryFile("w+") as message:
+        command = [str(Path(folder, "out")) if argument == "OUT" else argument for argument in command]
+        started_at = time.monotonic()
         process = subprocess.Popen(
-            command, stdout=said, stderr=said, stdin=subprocess.DEVNULL, env=as_installed(os.environ)
+            command, stdout=message, stderr=message, stdin=subprocess.DEVNULL, env=as_installed(os.environ)
         )
         peak = 0
         while True:
@@ -250,10 +250,10 @@ def run_once(command: list[str], data: Path) -> tuple[dict[str, float], str]:
                 break
             peak = max(peak, tree_bytes(process.pid))
             time.sleep(0.02)
-        seconds = time.monotonic() - begin
+        seconds = time.monotonic() - started_at
         process.returncode = os.waitstatus_to_exitcode(status)
-        said.seek(0)
-        text = said.read()
+        message.seek(0)
+        text = message.read()
         if process.returncode:
             raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{text[-2000:]}")
         return {"seconds": seconds, "cpu_s": used.ru_utime + used.ru_stime, "peak_mb": peak / MB}, text
@@ -275,19 +275,19 @@ def corpus_of(data: Path, corpus: str, size: int) -> Path:
     wheels = wheels_of(data / "wheels", WHEELS)
     if corpus == "languages":
         wheels += wheels_of(data / "translated", TRANSLATED)
-    made = path.with_suffix(".tmp")
-    with open(made, "w") as file:
+    created = path.with_suffix(".tmp")
+    with open(created, "w") as file:
         while file.tell() < size:
             before = file.tell()
             texts = _chain(texts_of(wheels), _files()) if corpus == "code" else messages_of(wheels)
-            for piece in _pieces(texts):
-                file.write(json.dumps({"text": piece}, ensure_ascii=False) + "\n")
+            for segment in _pieces(texts):
+                file.write(json.dumps({"text": segment}, ensure_ascii=False) + "\n")
                 if file.tell() >= size:
                     break
             progress(f"{corpus}: {(file.tell() - before) / MB:.0f} MB of texts that differ")
             if corpus != "code":
                 break
-    made.rename(path)
+    created.rename(path)
     return path
 
 
@@ -319,14 +319,14 @@ def texts_of(wheels: list[Path], endings: tuple[str, ...] = _TEXTS) -> Iterator[
 
 def messages_of(wheels: list[Path]) -> Iterator[str]:
     for text in texts_of(wheels, (".po",)):
-        found = ("".join(re.findall(r'"((?:[^"\\]|\\.)*)"', each)) for each in _MESSAGE.findall(text)[1:])
-        yield "".join(f"{each.replace(chr(92) + 'n', chr(10))}\n" for each in found if each)
+        actual = ("".join(re.findall(r'"((?:[^"\\]|\\.)*)"', each)) for each in _MESSAGE.findall(text)[1:])
+        yield "".join(f"{each.replace(chr(92) + 'n', chr(10))}\n" for each in actual if each)
     for path in wheels:
         if path.name.startswith("home_assistant"):
             for text in texts_of([path], (".json",)):
-                found = json.loads(text)
-                if isinstance(found, dict):
-                    yield "".join(f"{each}\n" for each in found.values() if isinstance(each, str))
+                actual = json.loads(text)
+                if isinstance(actual, dict):
+                    yield "".join(f"{each}\n" for each in actual.values() if isinstance(each, str))
 
 
 def head_of(source: Path, size: int) -> Path:
@@ -356,15 +356,15 @@ def trained_words(kind: str, texts: list[str]) -> str:
 
     common = {"vocab_size": 30_000, "show_progress": False}
     if kind == "wordpiece":
-        made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
         trainer = trainers.WordPieceTrainer(special_tokens=["[UNK]", "[CLS]", "[SEP]"], **common)
     else:
-        made = Tokenizer(models.Unigram())
-        made.normalizer, made.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
         trainer = trainers.UnigramTrainer(special_tokens=["<unk>", "</s>"], unk_token="<unk>", **common)
-    made.train_from_iterator(texts[:6000], trainer)
-    return str(made.to_str())
+    tokenizer.train_from_iterator(texts[:6000], trainer)
+    return str(tokenizer.to_str())
 
 
 def tokenizer_of(data: Path, kind: str, source: Path) -> Path:
@@ -376,26 +376,26 @@ def tokenizer_of(data: Path, kind: str, source: Path) -> Path:
         return path
     texts = [text for _, text in zip(range(20_000), read_texts(head_of(source, RAW_BYTES)), strict=False)]
     if kind == "bpe":
-        made = Tokenizer(models.BPE())
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = decoders.ByteLevel()
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
         specials, alphabet = ["<|endoftext|>"], pre_tokenizers.ByteLevel.alphabet()
     elif kind in ("wordpiece", "unigram"):
         path.write_text(trained_words(kind, texts))
         return path
     else:
-        made = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
-        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+        tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
         specials, alphabet = ["<unk>", "<s>", "</s>", *(f"<0x{number:02X}>" for number in range(256))], []
     trainer = trainers.BpeTrainer(
         vocab_size=32_000, special_tokens=specials, initial_alphabet=alphabet, limit_alphabet=2000, show_progress=False
     )
-    made.train_from_iterator(texts, trainer)
-    held = json.loads(made.to_str())
-    held["added_tokens"] = [added for added in held["added_tokens"] if not added["content"].startswith("<0x")]
+    tokenizer.train_from_iterator(texts, trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [added for added in content["added_tokens"] if not added["content"].startswith("<0x")]
     if kind != "bpe":
-        held["pre_tokenizer"]["split"] = False
-    path.write_text(json.dumps(held))
+        content["pre_tokenizer"]["split"] = False
+    path.write_text(json.dumps(content))
     return path
 
 

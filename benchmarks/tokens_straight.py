@@ -63,26 +63,26 @@ def half(source: str, start: int, end: int, tokenizer: str, target: str) -> None
             use_dictionary=False,
             write_statistics=False,
         )
-        held: list[np.ndarray] = []
+        retained: list[np.ndarray] = []
         count = 0
 
         def write_group() -> None:
-            offsets = np.zeros(len(held) + 1, np.int32)
-            np.cumsum([len(ids) for ids in held], out=offsets[1:])
-            values = np.concatenate(held).view(np.int32)
+            offsets = np.zeros(len(retained) + 1, np.int32)
+            np.cumsum([len(ids) for ids in retained], out=offsets[1:])
+            values = np.concatenate(retained).view(np.int32)
             column = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
-            writer.write_table(pa.Table.from_arrays([column], schema=schema), row_group_size=len(held))
-            held.clear()
+            writer.write_table(pa.Table.from_arrays([column], schema=schema), row_group_size=len(retained))
+            retained.clear()
 
         for block in blocks(source, start, end):
             for line in block.split(b"\n"):
                 if line:
-                    held.append(encode(orjson.loads(line)["text"]))
-                    count += len(held[-1])
+                    retained.append(encode(orjson.loads(line)["text"]))
+                    count += len(retained[-1])
             if count >= GROUP_IDS:
                 write_group()
                 count = 0
-        if held:
+        if retained:
             write_group()
         writer.close()
 

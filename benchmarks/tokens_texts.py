@@ -66,17 +66,17 @@ def write_wordpiece(path: Path) -> bool:
 def write_bpe(path: Path, texts: list[str]) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=32_000,
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(texts[::10], trainer)
-    made.save(str(path))
+    tokenizer.train_from_iterator(texts[::10], trainer)
+    tokenizer.save(str(path))
 
 
 def write_hard(path: Path, documents: int = 64) -> int:
@@ -141,17 +141,17 @@ def _read(path: Path) -> str:
 
 
 def _pieces(texts: Iterator[str]) -> Iterator[str]:
-    seen: set[bytes] = set()
+    observed: set[bytes] = set()
     for text in texts:
         lines: list[str] = []
-        held = 0
+        retained = 0
         for line in text.splitlines(keepends=True):
             lines.append(line[: 2 * PIECE_CHARS])
-            held += len(lines[-1])
-            if held >= PIECE_CHARS:
-                piece = "".join(lines)
-                lines, held = [], 0
-                digest = hashlib.blake2b(piece.encode(), digest_size=8).digest()
-                if digest not in seen and not piece.isspace():
-                    seen.add(digest)
-                    yield piece
+            retained += len(lines[-1])
+            if retained >= PIECE_CHARS:
+                segment = "".join(lines)
+                lines, retained = [], 0
+                digest = hashlib.blake2b(segment.encode(), digest_size=8).digest()
+                if digest not in observed and not segment.isspace():
+                    observed.add(digest)
+                    yield segment

@@ -61,46 +61,46 @@ def main() -> None:
     arguments = parser.parse_args()
     if not (arguments.checkout / "tests" / "test_arrow_dataset.py").is_file():
         sys.exit(f"{arguments.checkout} is no checkout of datasets: it has no tests/test_arrow_dataset.py.")
-    wanted = arguments.only.split(",")
-    if unknown := set(wanted) - set(GROUPS):
+    expected = arguments.only.split(",")
+    if unknown := set(expected) - set(GROUPS):
         sys.exit(f"--only takes {', '.join(GROUPS)}, not {', '.join(sorted(unknown))}.")
     with tempfile.TemporaryDirectory(prefix="upstream-") as folder:
         if arguments.baseline:
             original = json.loads(arguments.baseline.read_text())["original"]
         else:
-            original = run(arguments.checkout, Path(folder), "original", wanted, arguments.k)
-        replaced = run(arguments.checkout, Path(folder), "brim", wanted, arguments.k)
-    parts = {name: compare(name, original, replaced, reasons()) for name in wanted}
+            original = run(arguments.checkout, Path(folder), "original", expected, arguments.k)
+        replaced = run(arguments.checkout, Path(folder), "brim", expected, arguments.k)
+    parts = {name: compare(name, original, replaced, reasons()) for name in expected}
     for part in parts.values():
         print_part(part)
     print_goals(parts)
     facts = machine(HERE, ["datasets", "pyarrow", "huggingface_hub"])
     print_machine(facts)
     if arguments.json:
-        told = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
-        arguments.json.write_text(json.dumps({**told, "original": original, "brim": replaced}, indent=1))
+        records = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
+        arguments.json.write_text(json.dumps({**records, "original": original, "brim": replaced}, indent=1))
 
 
-def run(checkout: Path, folder: Path, way: str, wanted: list[str], expression: str) -> Results:
+def run(checkout: Path, folder: Path, method: str, expected: list[str], expression: str) -> Results:
     """What became of each test, and which methods it called."""
-    progress(f"the tests of {checkout.name}, {way}")
-    out = folder / f"{way}.json"
-    names = [name for name in FILES if name != "test_upstream_hub" or "push_to_hub" in wanted]
+    progress(f"the tests of {checkout.name}, {method}")
+    out = folder / f"{method}.json"
+    names = [name for name in FILES if name != "test_upstream_hub" or "push_to_hub" in expected]
     files = [f"tests/{name}.py" for name in names if (checkout / "tests" / f"{name}.py").is_file()]
-    if wanted == ["push_to_hub"]:
+    if expected == ["push_to_hub"]:
         files = ["tests/test_upstream_hub.py"]
-    hub_command = [sys.executable, str(HERE / "hub_server.py"), str(folder / f"hub-{way}"), "--keep"]
+    hub_command = [sys.executable, str(HERE / "hub_server.py"), str(folder / f"hub-{method}"), "--keep"]
     hub_command += ["--user", f"{USER}={TOKEN}"]
     with subprocess.Popen(hub_command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hub:
         assert hub.stdout is not None
         endpoint = hub.stdout.readline().strip()
         environment = os.environ | {
-            "BRIM_UPSTREAM": way,
+            "BRIM_UPSTREAM": method,
             "BRIM_UPSTREAM_HUB": endpoint,
             "BRIM_UPSTREAM_OUT": str(out),
             "BRIM_CACHE": str(folder / "cache"),
             "HF_ENDPOINT": endpoint,
-            "HF_HOME": str(folder / f"home-{way}"),
+            "HF_HOME": str(folder / f"home-{method}"),
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "XDG_STATE_HOME": str(folder / "state"),
@@ -114,32 +114,32 @@ def run(checkout: Path, folder: Path, way: str, wanted: list[str], expression: s
             *(["-k", expression] if expression else []),
             *files,
         ]
-        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+        result = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
         assert hub.stdin is not None
         hub.stdin.close()
     if not out.exists():
-        sys.exit(f"pytest did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        sys.exit(f"pytest did not run: {result.stdout[-2000:]}{result.stderr[-2000:]}")
     if log := os.environ.get("BRIM_UPSTREAM_LOG"):
-        Path(f"{log}.{way}").write_text(done.stdout + done.stderr)
-    found: Results = json.loads(out.read_text())
-    return found
+        Path(f"{log}.{method}").write_text(result.stdout + result.stderr)
+    actual: Results = json.loads(out.read_text())
+    return actual
 
 
-def compare(group: str, original: Results, replaced: Results, known: dict[str, str]) -> Part:
+def compare(group: str, original: Results, replaced: Results, known_values: dict[str, str]) -> Part:
     counted = {
-        test: seen
-        for test, seen in original.items()
-        if seen["outcome"] == "passed" and set(seen.get("called", ())) & set(GROUPS[group])
+        test: observed
+        for test, observed in original.items()
+        if observed["outcome"] == "passed" and set(observed.get("called", ())) & set(GROUPS[group])
     }
     part = Part(f"datasets' own tests of {group}", ("test", "looks inside", "reason"))
     passed = {test for test in counted if replaced.get(test, {}).get("outcome") == "passed"}
-    outside = {test for test, seen in counted.items() if not seen["inside"]}
+    outside = {test for test, recorded in counted.items() if not recorded["inside"]}
     for test in sorted(counted.keys() - passed):
         why = replaced.get(test, {}).get("why", "").splitlines()
         name = plain(test)
-        told = known.get(name) or f"**NO REASON IS GIVEN**: {why[0][:200] if why else 'it did not run'}"
+        report = known_values.get(name) or f"**NO REASON IS GIVEN**: {why[0][:200] if why else 'it did not run'}"
         inside = ", ".join(counted[test]["inside"])
-        part.rows.append((f"`{test.split('::', 1)[-1]}`", inside, told.replace("|", "\\|")))
+        part.rows.append((f"`{test.split('::', 1)[-1]}`", inside, report.replace("|", "\\|")))
     percent = 100 * len(passed & outside) / max(len(outside), 1)
     part.notes.append(
         f"{len(passed)} of {len(counted)} pass; {len(passed & outside)} of {len(outside)} of those that "
@@ -147,7 +147,7 @@ def compare(group: str, original: Results, replaced: Results, known: dict[str, s
     )
     if group in ("map", "filter"):
         part.goals.append(at_least("of those that do not look inside, passed", percent, GOAL_PERCENT, " %"))
-    unnamed = sum(plain(test) not in known for test in counted.keys() - passed)
+    unnamed = sum(plain(test) not in known_values for test in counted.keys() - passed)
     part.goals.append(
         at_least(
             "of those that differ, with a reason", len(counted) - len(passed) - unnamed, len(counted) - len(passed), ""
@@ -163,8 +163,8 @@ def plain(test: str) -> str:
 
 def reasons() -> dict[str, str]:
     """What docs/reference/map.md says of each test that differs: lines of a table, | `test_name` | reason |."""
-    found = re.findall(r"^\| ((?:`test_\w+`(?:, )?)+) \| (.+?) \|$", REASONS.read_text(), re.MULTILINE)
-    return {name: why for names, why in found for name in re.findall(r"`(test_\w+)`", names)}
+    actual = re.findall(r"^\| ((?:`test_\w+`(?:, )?)+) \| (.+?) \|$", REASONS.read_text(), re.MULTILINE)
+    return {name: why for names, why in actual for name in re.findall(r"`(test_\w+)`", names)}
 
 
 if __name__ == "__main__":

@@ -48,13 +48,13 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    kept = []
+    remaining = []
     for item in items:
         source = inspect.getsource(item.function)  # type: ignore[attr-defined]
         if CALLS.search(source):
             _seen[item.nodeid] = {"inside": sorted(set(INSIDE.findall(source))), "outcome": "", "why": "it did not run"}
-            kept.append(item)
-    items[:] = kept
+            remaining.append(item)
+    items[:] = remaining
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,11 +67,11 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    seen = _seen[report.nodeid]
+    observed = _seen[report.nodeid]
     if report.outcome != "passed":
-        seen |= {"outcome": report.outcome, "why": _last_line(report)}
+        observed |= {"outcome": report.outcome, "why": _last_line(report)}
     elif report.when == "call":
-        seen |= {"outcome": "passed", "why": ""}
+        observed |= {"outcome": "passed", "why": ""}
 
 
 def pytest_runtest_logfinish() -> None:
@@ -107,9 +107,9 @@ def _put(kind: type, name: str) -> None:
 def _function(name: str) -> Callable[..., Any]:
     import brim
 
-    found: Callable[..., Any] = getattr(brim, name)
+    actual: Callable[..., Any] = getattr(brim, name)
     # A new repository of brim's is private, and most of these tests load it as somebody else.
-    return functools.partial(_public, found) if name == "push_to_hub" else found
+    return functools.partial(_public, actual) if name == "push_to_hub" else actual
 
 
 def _public(push: Callable[..., Any], *arguments: Any, private: bool | None = None, **options: Any) -> Any:

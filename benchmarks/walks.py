@@ -120,8 +120,10 @@ def prepare(home: Path) -> dict[str, list[str]]:
     texts = [f"text number {number} of a few" for number in range(200)]
     (home / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (home / "walked.py").write_text(_FUNCTIONS)
-    words = sorted({word for text in texts for word in text.split()})
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(["?", *words])}, unk_token="?"))
+    arguments = sorted({value for text in texts for value in text.split()})
+    tokenizer = Tokenizer(
+        models.WordLevel({token: number for number, token in enumerate(["?", *arguments])}, unk_token="?")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(home / "words.json"))
     return {
@@ -137,11 +139,11 @@ def prepare(home: Path) -> dict[str, list[str]]:
 def walked(home: Path, arguments: list[str], env: Mapping[str, str]) -> dict[str, Any]:
     result = home / "walk.json"
     command = [sys.executable, str(Path(__file__).resolve()), "--trace", str(result), *arguments]
-    done = subprocess.run(command, env=env, cwd=home, capture_output=True, text=True, timeout=_TIMEOUT_S)
-    if done.returncode:
-        raise SystemExit(f"brim {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(result.read_text())
-    return found
+    completed = subprocess.run(command, env=env, cwd=home, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    if completed.returncode:
+        raise SystemExit(f"brim {' '.join(arguments)} ended with {completed.returncode}:\n{completed.stderr[-2000:]}")
+    actual: dict[str, Any] = json.loads(result.read_text())
+    return actual
 
 
 def main() -> None:
@@ -163,10 +165,10 @@ def main() -> None:
         path = os.pathsep.join([str(home), os.environ.get("PYTHONPATH", "")])
         env = Machine(hub, home / "machine").environment | {"PYTHONPATH": path}
         for name, command in prepare(home).items():
-            found = walked(home, command, env)
-            crossings = [(a, b) for a, b in found["calls"] if package(a) != package(b)]
-            rooms = {package(module) for module in found["modules"]}
-            part.rows.append((name, str(len(found["modules"])), str(len(rooms)), str(len(crossings))))
+            actual = walked(home, command, env)
+            crossings = [(a, b) for a, b in actual["calls"] if package(a) != package(b)]
+            rooms = {package(module) for module in actual["modules"]}
+            part.rows.append((name, str(len(actual["modules"])), str(len(rooms)), str(len(crossings))))
             if arguments.pairs:
                 part.notes.append(f"{name}:\n" + "\n".join(f"  {a} → {b}" for a, b in crossings))
     print_part(part)

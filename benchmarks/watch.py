@@ -116,15 +116,15 @@ def kinds(runs: int) -> Part:
                 count.write(bytes(16))
                 count.flush()
                 child = [sys.executable, "-c", COUNTED + code, count.name, folder]
-                done = subprocess.run(
+                result = subprocess.run(
                     [*brim("-q", "--memory", "300MB", "--no-cgroup"), "--", *child], stderr=subprocess.DEVNULL
                 )
                 numbers = Path(count.name).read_bytes()
-            held = int.from_bytes(numbers[:8], "little") + int.from_bytes(numbers[8:], "little")
-            ended += done.returncode == 4
-            over.append(max(held - LIMIT_BYTES, 0))
+            retained = int.from_bytes(numbers[:8], "little") + int.from_bytes(numbers[8:], "little")
+            ended += result.returncode == 4
+            over.append(max(retained - LIMIT_BYTES, 0))
         part.rows.append([name, f"{ended}/{runs}", size(statistics.median(over)), size(max(over))])
-        part.runs[name] = [{"over_bytes": one} for one in over]
+        part.runs[name] = [{"over_bytes": item} for item in over]
         part.goals.append(Goal(f"{name}: noticed in all", ended == runs, f"{ended} of {runs}"))
         progress(" ".join(part.rows[-1]))
     part.notes.append(load())
@@ -141,10 +141,10 @@ def many(seconds: float) -> Part:
         )
         try:
             time.sleep(12)
-            share, own = share_of(process.pid, seconds)
-            part.rows.append([name, f"{share:.2f} %", size(own)])
-            part.runs[name] = [{"share": share, "own_bytes": own}]
-            part.goals.append(at_most(f"500 processes, {name}: a core", share, 4, " %"))
+            fraction, own = share_of(process.pid, seconds)
+            part.rows.append([name, f"{fraction:.2f} %", size(own)])
+            part.runs[name] = [{"share": fraction, "own_bytes": own}]
+            part.goals.append(at_most(f"500 processes, {name}: a core", fraction, 4, " %"))
         finally:
             end(process)
     part.notes.append(load())
@@ -154,9 +154,9 @@ def many(seconds: float) -> Part:
 def share_of(pid: int, seconds: float) -> tuple[float, int]:
     """What the watcher of a run takes of a core, in per cent, and what it holds."""
     watcher = watcher_of(pid)
-    before, begin = cpu_seconds(watcher), time.monotonic()
+    before, started_at = cpu_seconds(watcher), time.monotonic()
     time.sleep(seconds)
-    return 100 * (cpu_seconds(watcher) - before) / (time.monotonic() - begin), unreclaimable(watcher)
+    return 100 * (cpu_seconds(watcher) - before) / (time.monotonic() - started_at), unreclaimable(watcher)
 
 
 KILL_LINES = {
@@ -182,13 +182,13 @@ def logs() -> Part:
                 text = "".join(line.replace("{n}", str(n)) for n in range(number, number + 1000))
                 number, written = number + 1000, written + file.write(text)
             file.flush()
-            begin = time.monotonic()
+            started_at = time.monotonic()
             process = subprocess.Popen(
                 [sys.executable, "-m", "brim", "why", "--log", file.name], stdout=subprocess.DEVNULL
             )
             _, _, usage = os.wait4(process.pid, 0)
             process.returncode = 0
-            seconds, cpu = time.monotonic() - begin, usage.ru_utime + usage.ru_stime
+            seconds, cpu = time.monotonic() - started_at, usage.ru_utime + usage.ru_stime
         largest = usage.ru_maxrss * 1024
         part.rows.append([name, f"{seconds:.1f} s", f"{cpu:.1f} s", size(largest)])
         part.runs[name] = [{"seconds": seconds, "cpu_s": cpu, "max_rss_bytes": largest}]
@@ -215,19 +215,19 @@ def overshoot(runs: int) -> Part:
     title = f"Overshoot of a 300 MB limit, {runs} runs each, by the child's own count"
     part = Part(title, ["held by", "ended", "median over", "worst over", "brim said, worst", "speed"])
     for options in (["--no-cgroup"], []):
-        over, said, speeds, ended, how = [], [], [], 0, ""
+        over, message, speeds, ended, method = [], [], [], 0, ""
         for _ in range(runs):
-            facts, code, held = greedy_run(options)
+            facts, code, retained = greedy_run(options)
             ended += code == 4
-            over.append(max(held - LIMIT_BYTES, 0))
-            said.append(facts["overshoot_bytes"])
-            speeds.append(held / max(facts["seconds"], 1e-3))
-            how = facts["limit"]["enforced"]
+            over.append(max(retained - LIMIT_BYTES, 0))
+            message.append(facts["overshoot_bytes"])
+            speeds.append(retained / max(facts["seconds"], 1e-3))
+            method = facts["limit"]["enforced"]
         rate = f"{statistics.median(speeds) / 1e9:.1f} GB/s"
-        sizes = [size(one) for one in (statistics.median(over), max(over), max(said))]
-        part.rows.append([how, f"{ended}/{runs}", *sizes, rate])
-        part.runs[how] = [{"over_bytes": a, "said_bytes": b} for a, b in zip(over, said, strict=True)]
-        part.goals.append(Goal(f"{how}: noticed in all", ended == runs, f"{ended} of {runs}"))
+        sizes = [size(item) for item in (statistics.median(over), max(over), max(message))]
+        part.rows.append([method, f"{ended}/{runs}", *sizes, rate])
+        part.runs[method] = [{"over_bytes": a, "said_bytes": b} for a, b in zip(over, message, strict=True)]
+        part.goals.append(Goal(f"{method}: noticed in all", ended == runs, f"{ended} of {runs}"))
         progress(" ".join(part.rows[-1]))
     part.notes.append(load())
     return part
@@ -239,12 +239,12 @@ def greedy_run(options: list[str]) -> tuple[dict[str, Any], int, int]:
         count.write(bytes(16))
         count.flush()
         child = [sys.executable, "-c", GREEDY, count.name]
-        done = subprocess.run(
+        result = subprocess.run(
             [*brim("--json", "--memory", "300MB", *options), "--", *child], capture_output=True, text=True
         )
         numbers = Path(count.name).read_bytes()
     filled, base = int.from_bytes(numbers[:8], "little"), int.from_bytes(numbers[8:], "little")
-    return json.loads(done.stderr.splitlines()[-1]), done.returncode, filled + base
+    return json.loads(result.stderr.splitlines()[-1]), result.returncode, filled + base
 
 
 def rest(seconds: float) -> Part:
@@ -261,9 +261,9 @@ def rest(seconds: float) -> Part:
         process = subprocess.Popen([*brim("-q", *options), "--", *command], stderr=subprocess.DEVNULL)
         try:
             time.sleep(7)  # it rests after five seconds without change
-            share, own = share_of(process.pid, seconds)
-            part.rows.append([name, f"{share:.2f} %", size(own)])
-            part.runs[name] = [{"share": share, "own_bytes": own}]
+            fraction, own = share_of(process.pid, seconds)
+            part.rows.append([name, f"{fraction:.2f} %", size(own)])
+            part.runs[name] = [{"share": fraction, "own_bytes": own}]
         finally:
             end(process)
     part.notes.append(load())
@@ -280,19 +280,23 @@ def soak(minutes: float) -> Part:
             time.sleep(5)
             watcher = watcher_of(process.pid)
             own, sizes = [], []
-            begin, before = time.monotonic(), cpu_seconds(watcher)
-            while time.monotonic() - begin < minutes * 60 and process.poll() is None:
+            started_at, before = time.monotonic(), cpu_seconds(watcher)
+            while time.monotonic() - started_at < minutes * 60 and process.poll() is None:
                 own.append(unreclaimable(watcher))
                 sizes.append(log.stat().st_size)
                 time.sleep(min(5.0, minutes * 6))
-            passed = time.monotonic() - begin
-            share = 100 * (cpu_seconds(watcher) - before) / passed
+            passed = time.monotonic() - started_at
+            fraction = 100 * (cpu_seconds(watcher) - before) / passed
             eighth = max(len(own) // 8, 1)
-            medians = [statistics.median(own[at : at + eighth]) / MB for at in range(0, eighth * 8, eighth) if own[at:]]
+            medians = [
+                statistics.median(own[index : index + eighth]) / MB
+                for index in range(0, eighth * 8, eighth)
+                if own[index:]
+            ]
             rate = (sizes[-1] - sizes[0]) / passed
             part.rows += [
-                ["ran", f"{passed / 60:.1f} min, {share:.2f} % of a core while it moves"],
-                ["own memory by eighths, MB", " ".join(f"{held:.2f}" for held in medians)],
+                ["ran", f"{passed / 60:.1f} min, {fraction:.2f} % of a core while it moves"],
+                ["own memory by eighths, MB", " ".join(f"{retained:.2f}" for retained in medians)],
                 ["log", f"{size(sizes[-1])}, largest {size(max(sizes))}, {rate * 3600 / MB:.1f} MB an hour"],
             ]
             part.runs["soak"] = [{"own_bytes": a, "log_bytes": b} for a, b in zip(own, sizes, strict=True)]
@@ -336,7 +340,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     facts = machine(Path(tempfile.gettempdir()), [])
-    made = {
+    created = {
         "overshoot": lambda: overshoot(arguments.runs),
         "kinds": lambda: kinds(arguments.runs),
         "many": lambda: many(arguments.rest),
@@ -346,7 +350,7 @@ def main() -> None:
     }
     parts: dict[str, Part] = {}
     for name in arguments.only.split(","):
-        parts[name] = made[name]()
+        parts[name] = created[name]()
         print_part(parts[name])
     print_goals(parts)
     print_machine(facts)

@@ -56,8 +56,8 @@ class TestCluster:
                 self._cluster.remove_node(node, allow_graceful=False)
 
     def add(self, cpus: int = 1, environment: Mapping[str, str] | None = None) -> Any:
-        more = {"HF_HUB_OFFLINE": "0", "ON_A_NODE": "1", **(environment or {})}
-        return self._cluster.add_node(num_cpus=cpus, object_store_memory=_STORE_BYTES, env_vars=more)
+        extra = {"HF_HUB_OFFLINE": "0", "ON_A_NODE": "1", **(environment or {})}
+        return self._cluster.add_node(num_cpus=cpus, object_store_memory=_STORE_BYTES, env_vars=extra)
 
     @property
     def workers(self) -> list[Any]:
@@ -87,20 +87,20 @@ class TestCluster:
 
     def maps(self, task: str) -> list[str]:
         """What every worker that does a task of this name has mapped: its libraries above all."""
-        found = []
+        actual = []
         for node in self._cluster.worker_nodes:
             for pid in tree([_raylet(node)])[1:]:
                 try:
                     if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"ray::{task}".encode()):
-                        found.append(Path(f"/proc/{pid}/maps").read_text())
+                        actual.append(Path(f"/proc/{pid}/maps").read_text())
                 except OSError:
                     continue
-        return found
+        return actual
 
     def holds(self, secret: str) -> list[str]:
         """The files of the cluster (logs, events) that hold a text."""
-        found = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
-        return [str(path) for path in found if secret.encode() in path.read_bytes()]
+        result = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
+        return [str(path) for path in result if secret.encode() in path.read_bytes()]
 
     def close(self) -> None:
         self._cluster.shutdown()
@@ -111,9 +111,9 @@ def cluster_of(nodes: int, cpus: int = 1, **config: object) -> Iterator[TestClus
     """Its folder has a short path, because the paths of sockets are limited."""
     folder = Path(tempfile.mkdtemp(prefix="r"))
     (folder / "ray").mkdir()
-    more = {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
-    before = {name: os.environ.get(name) for name in more}
-    os.environ.update(more)
+    extra = {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+    before = {name: os.environ.get(name) for name in extra}
+    os.environ.update(extra)
     cluster = TestCluster(folder, config)
     try:
         for _ in range(nodes):
@@ -165,8 +165,8 @@ class Run:
     @property
     def nodes(self) -> dict[str, int]:
         """The most that was told of each node."""
-        told = [event["nodes"] for event in self.events if "nodes" in event]
-        return {name: max(one.get(name, 0) for one in told) for one in told for name in one}
+        messages = [event["nodes"] for event in self.events if "nodes" in event]
+        return {name: max(item.get(name, 0) for item in messages) for entry in messages for name in entry}
 
     @property
     def ended(self) -> bool:

@@ -56,11 +56,11 @@ def started(
 ) -> subprocess.CompletedProcess[str]:
     """`brim`, in an interpreter that starts for it: where memory, time or imports are what is tested."""
     command = [sys.executable, "-m", "brim", *map(os.fspath, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload]
     if check is not None:
-        assert done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr, done.stderr
-    return done  # type: ignore[no-any-return]
+        assert result.returncode == check, f"exit {result.returncode}\n{result.stdout}\n{result.stderr}"
+    assert "Traceback" not in result.stderr, result.stderr
+    return result  # type: ignore[no-any-return]
 
 
 def write_files(root: Path, contents: Mapping[str, bytes]) -> Path:

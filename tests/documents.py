@@ -75,17 +75,17 @@ class Block:
             return [(f"(\n{self.text})", [])]
         if self.kind == "sh":
             return [(line, []) for line in self.text.replace("\\\n", " ").splitlines() if line.strip()]
-        found: list[tuple[str, list[str]]] = []
+        actual: list[tuple[str, list[str]]] = []
         continued = False
         for line in self.text.splitlines() if self.kind == "console" else ():
             if continued:
-                found[-1] = (f"{found[-1][0]}\n{line}", [])
+                actual[-1] = (f"{actual[-1][0]}\n{line}", [])
             elif line.startswith("$ "):
-                found.append((line[2:], []))
-            elif found:
-                found[-1][1].append(line)
+                actual.append((line[2:], []))
+            elif actual:
+                actual[-1][1].append(line)
             continued = line.endswith("\\") and (continued or line.startswith("$ "))
-        return found
+        return actual
 
 
 def pages() -> list[str]:
@@ -211,8 +211,8 @@ def run_block(block: Block, shell: Shell) -> Iterator[tuple[Done, list[str], int
         return
     if block.title:
         shell.run(f"mkdir -p {shlex.quote(os.path.dirname(block.title) or '.')}")
-        done = shell.run(f"cat > {shlex.quote(block.title)} <<'END OF FILE'\n{block.text}END OF FILE")
-        yield done, [], 0
+        result = shell.run(f"cat > {shlex.quote(block.title)} <<'END OF FILE'\n{block.text}END OF FILE")
+        yield result, [], 0
     elif block.kind == "python":
         shell.run(f"cat > .block.py <<'END OF FILE'\n{block.text}END OF FILE")
         shown = re.findall(r"^print\(.*\)  # (.+)$", block.text, re.M)
@@ -229,12 +229,12 @@ def check_page(page: str, folder: Path) -> list[str]:
     wrong = []
     with reader(folder, page) as shell:
         for block in blocks_of(page):
-            for done, shown, exit_code in run_block(block, shell):
-                where = f"{page}:{block.line}: {done.command}\n{done.output}"
-                if done.exit_code != exit_code:
-                    wrong.append(f"{where}\nexit code {done.exit_code} instead of {exit_code}")
-                elif missing := missing_lines(shown, done.output):
-                    wrong.append(f"{where}\ndoes not print:\n" + "\n".join(missing))
+            for completed, shown, exit_code in run_block(block, shell):
+                location = f"{page}:{block.line}: {completed.command}\n{completed.output}"
+                if completed.exit_code != exit_code:
+                    wrong.append(f"{location}\nexit code {completed.exit_code} instead of {exit_code}")
+                elif missing := missing_lines(shown, completed.output):
+                    wrong.append(f"{location}\ndoes not print:\n" + "\n".join(missing))
     return wrong
 
 
@@ -248,17 +248,17 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="brim-page-") as folder, reader(Path(folder), page) as shell:
             text = (ROOT / page).read_text()
             for block in blocks_of(page):
-                for done, shown, exit_code in run_block(block, shell):
-                    differs = missing_lines(shown, done.output)
-                    failed += done.exit_code != exit_code
-                    if done.exit_code != exit_code or differs or (shown and not arguments.write):
-                        print(f"== {page}:{block.line}: {done.command} (exit code {done.exit_code})")
-                        print(done.output)
+                for completed, shown, exit_code in run_block(block, shell):
+                    differs = missing_lines(shown, completed.output)
+                    failed += completed.exit_code != exit_code
+                    if completed.exit_code != exit_code or differs or (shown and not arguments.write):
+                        print(f"== {page}:{block.line}: {completed.command} (exit code {completed.exit_code})")
+                        print(completed.output)
                         print(*(f"NOT PRINTED {line}" for line in differs), sep="\n")
                     if arguments.write and differs and block.kind == "console":
-                        before = "\n".join([f"$ {done.command}", *shown])
-                        output = "\n".join(line.rstrip() for line in done.output.strip("\n").splitlines())
-                        text = text.replace(before, f"$ {done.command}\n{output}", 1)
+                        before = "\n".join([f"$ {completed.command}", *shown])
+                        output = "\n".join(line.rstrip() for line in completed.output.strip("\n").splitlines())
+                        text = text.replace(before, f"$ {completed.command}\n{output}", 1)
             (ROOT / page).write_text(text)
     return 1 if failed else 0
 

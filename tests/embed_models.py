@@ -20,7 +20,7 @@ def hashing(device: str, dim: int = 4) -> Callable[[Given], Any]:
 
     def encode(given: Given) -> Any:
         longest = max(map(len, given["text"]))
-        rows = [[zlib.crc32(f"{text}/{place}".encode()) for place in range(dim)] for text in given["text"]]
+        rows = [[zlib.crc32(f"{text}/{position}".encode()) for position in range(dim)] for text in given["text"]]
         return (np.array(rows) / 2**32 + longest * 1e-3).astype(np.float32)
 
     return encode
@@ -32,7 +32,7 @@ def given_texts(texts: list[str]) -> Any:
 
 
 def with_nan() -> Callable[[Given], Any]:
-    return lambda given: np.array([[np.nan if text == "bad" else 1.0, 2.0] for text in given["text"]], np.float16)
+    return lambda inputs: np.array([[np.nan if text == "bad" else 1.0, 2.0] for text in inputs["text"]], np.float16)
 
 
 class Small:
@@ -40,8 +40,8 @@ class Small:
 
     asked: list[int] = []  # noqa: RUF012 - shared by everybody, which is the point
 
-    def __init__(self, room: int = 4) -> None:
-        self._room = room
+    def __init__(self, budget: int = 4) -> None:
+        self._room = budget
 
     def prepare(self, given: Given) -> list[str]:
         return given["text"]
@@ -61,15 +61,15 @@ def failing() -> Callable[[Given], Any]:
 
 
 def wrong_shape() -> Callable[[Given], Any]:
-    return lambda given: np.zeros((len(given["text"]) + 1, 3), np.float32)
+    return lambda inputs: np.zeros((len(inputs["text"]) + 1, 3), np.float32)
 
 
 def growing() -> Callable[[Given], Any]:
-    return lambda given: np.zeros((len(given["text"]), len(given["text"])), np.float32)
+    return lambda inputs: np.zeros((len(inputs["text"]), len(inputs["text"])), np.float32)
 
 
 def mean_colour() -> Callable[[Given], Any]:
-    return lambda given: {"vision": np.array([np.asarray(image).mean((0, 1)) for image in given["image"]])}
+    return lambda inputs: {"vision": np.array([np.asarray(image).mean((0, 1)) for image in inputs["image"]])}
 
 
 class NoRed:

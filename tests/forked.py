@@ -61,11 +61,11 @@ def brim(
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
-    done = subprocess.CompletedProcess(["brim", *map(os.fspath, arguments)], code, *texts)
+    result = subprocess.CompletedProcess(["brim", *map(os.fspath, arguments)], code, *texts)
     if check is not None:
-        assert code == check, f"exit {code}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr or "--debug" in arguments, done.stderr
-    return done
+        assert code == check, f"exit {code}\n{result.stdout}\n{result.stderr}"
+    assert "Traceback" not in result.stderr or "--debug" in arguments, result.stderr
+    return result
 
 
 def start(
@@ -77,8 +77,8 @@ def start(
     outputs: tuple[int, int] | None = None,
 ) -> Process:
     """The brim command, under way. What it says goes to two descriptors, or nowhere."""
-    words = [os.fspath(argument) for argument in arguments]
-    body = json.dumps([words, dict(env or os.environ), os.fspath(cwd or os.getcwd()), before]).encode()
+    args = [os.fspath(argument) for argument in arguments]
+    body = json.dumps([args, dict(env or os.environ), os.fspath(cwd or os.getcwd()), before]).encode()
     with open(os.devnull, "r+b") as nowhere:
         out, err = outputs or (nowhere.fileno(), nowhere.fileno())
         return Process(_Zygote.mine(preload).send(body, [nowhere.fileno(), out, err]))
@@ -194,10 +194,10 @@ def _import_everything() -> None:
     do_without_pandas()
     import brim
 
-    for found in pkgutil.walk_packages(brim.__path__, "brim."):
-        source = Path(found.module_finder.path, *found.name.rpartition(".")[2:]).with_suffix(".py")  # type: ignore[union-attr]
-        if not found.ispkg and not found.name.endswith("__main__") and not _IMPORTS.search(source.read_text()):
-            importlib.import_module(found.name)
+    for match in pkgutil.walk_packages(brim.__path__, "brim."):
+        source = Path(match.module_finder.path, *match.name.rpartition(".")[2:]).with_suffix(".py")  # type: ignore[union-attr]
+        if not match.ispkg and not match.name.endswith("__main__") and not _IMPORTS.search(source.read_text()):
+            importlib.import_module(match.name)
     for name in _FOREIGN:
         try:
             importlib.import_module(name)
@@ -207,7 +207,9 @@ def _import_everything() -> None:
     assert not early, f"imported before the command knows its environment: {early}"
 
 
-def _become(words: list[str], environment: dict[str, str], folder: str, before: str, descriptors: list[int]) -> None:
+def _become(
+    arguments: list[str], environment: dict[str, str], folder: str, before: str, descriptors: list[int]
+) -> None:
     """The command itself; does not return."""
     code = 1
     try:
@@ -223,7 +225,7 @@ def _become(words: list[str], environment: dict[str, str], folder: str, before: 
         os.chdir(folder)
         sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
         signal.set_wakeup_fd(-1)
-        sys.argv = ["brim", *words]
+        sys.argv = ["brim", *arguments]
         from brim.cli import main as command
 
         exec(before, {})

@@ -13,13 +13,17 @@ from brim.memory.meter import tree
 from tests.forked import start
 
 
-def kills(few: int) -> int:
+def kills(subset: int) -> int:
     """How many, where more prove more: BRIM_KILLS sets it for a long run."""
-    return int(os.environ.get("BRIM_KILLS") or few)
+    return int(os.environ.get("BRIM_KILLS") or subset)
 
 
 def kill_at_random_moments(
-    words: Sequence[str], folder: Path, count: int, between_s: tuple[float, float], whenever_done: Callable[[], None]
+    arguments: Sequence[str],
+    folder: Path,
+    count: int,
+    between_s: tuple[float, float],
+    whenever_done: Callable[[], None],
 ) -> None:
     """Run brim until it was hit `count` times; `whenever_done` looks at what a run has left, and removes it.
 
@@ -28,7 +32,7 @@ def kill_at_random_moments(
     moments = random.Random("brim")
     killed = runs = 0
     while killed < count:
-        process = start(*words, cwd=folder)
+        process = start(*arguments, cwd=folder)
         runs += 1
         while process.poll() is None and killed < count:
             time.sleep(moments.uniform(*between_s))

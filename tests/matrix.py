@@ -17,7 +17,7 @@ FILES = ("file.safetensors", "file.npy", "file.parquet", "bucket.npy", "hubbucke
 PLACES = ("folder", "hub", "bucket", "hubbucket")
 ENGINES = ("local", "ray")
 EVENTS = ("undisturbed", "killed", "stopped", "full disk")
-_WORDS = {
+_ARGUMENTS = {
     "folder": "folder",
     "hub": "Hub",
     "bucket": "bucket",
@@ -58,10 +58,10 @@ class Cell:
 
 
 def rows() -> list[tuple[str, str]]:
-    return [(verb, place) for verb in VERBS for place in (*PLACES, *(FILES if verb == "embed" else ()))]
+    return [(verb, destination) for verb in VERBS for destination in (*PLACES, *(FILES if verb == "embed" else ()))]
 
 
-CELLS = [Cell(verb, place, engine, event) for verb, place in rows() for engine in ENGINES for event in EVENTS]
+CELLS = [Cell(verb, position, engine, event) for verb, position in rows() for engine in ENGINES for event in EVENTS]
 
 
 def table() -> str:
@@ -72,8 +72,8 @@ def table() -> str:
         "|---|---|" + "---|" * len(heads),
     ]
     by_row = {row: [cell for cell in CELLS if (cell.verb, cell.place) == row] for row in rows()}
-    for (verb, place), cells in by_row.items():
-        lines.append(f"| {verb} | {_WORDS[place]} | " + " | ".join(cell.target for cell in cells) + " |")
+    for (verb, position), cells in by_row.items():
+        lines.append(f"| {verb} | {_ARGUMENTS[position]} | " + " | ".join(cell.target for cell in cells) + " |")
     lines += [f"| {verb} | file | " + " | ".join("–" for _ in heads) + " |" for verb in VERBS[:3]]
     return "\n".join(lines)
 

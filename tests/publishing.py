@@ -63,15 +63,15 @@ class Machine:
 
     def python(self, code: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A script that uses the real clients."""
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],
             env=self.environment,
             capture_output=True,
             text=True,
             timeout=120,
         )
-        assert done.returncode == 0 or not check, done.stderr
-        return done
+        assert result.returncode == 0 or not check, result.stderr
+        return result
 
     @property
     def ledgers(self) -> list[Path]:
@@ -81,7 +81,7 @@ class Machine:
 
 def shards(hub: TestHub, revision: str = "main", folder: str = "data") -> Listing:
     """Size and SHA-256 of the shards of a revision."""
-    return {name: told for name, told in hub.files(REPO, revision).items() if name.startswith(f"{folder}/")}
+    return {name: message for name, message in hub.files(REPO, revision).items() if name.startswith(f"{folder}/")}
 
 
 def built(source: Path, out: Path, *options: str) -> Listing:
@@ -101,6 +101,6 @@ def put_by_hand(hub: TestHub, files: dict[str, bytes]) -> None:
 
 
 def card(hub: TestHub, revision: str = "main") -> dict[str, object]:
-    found = yaml.safe_load(hub.read(REPO, "README.md", revision).decode().split("---\n")[1])
-    assert isinstance(found, dict)
-    return found
+    actual = yaml.safe_load(hub.read(REPO, "README.md", revision).decode().split("---\n")[1])
+    assert isinstance(actual, dict)
+    return actual

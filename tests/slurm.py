@@ -49,8 +49,10 @@ PartitionName=all Nodes=n1,n2,n3 Default=YES MaxTime=INFINITE State=UP
 
 def lacking() -> str:
     """Why no Slurm can be started here; empty if one can."""
-    gone = [name for name in NEEDED if shutil.which(name, path=_path()) is None]
-    return f"no Slurm here: {', '.join(gone)} not installed (apt-get install slurmctld slurmd munge)" if gone else ""
+    removed = [name for name in NEEDED if shutil.which(name, path=_path()) is None]
+    return (
+        f"no Slurm here: {', '.join(removed)} not installed (apt-get install slurmctld slurmd munge)" if removed else ""
+    )
 
 
 def _path() -> str:
@@ -76,12 +78,13 @@ class Slurm:
         for name, port in zip(NODES, ports[1:], strict=True):
             text += f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=3000\n"
         (folder / "slurm.conf").write_text(text)
-        places = {name: f"{folder}/munge.{name}" for name in ("socket", "seed", "log", "pid")}
+        paths = {name: f"{folder}/munge.{name}" for name in ("socket", "seed", "log", "pid")}
         self._start(
-            "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={places['socket']}",
-            f"--seed-file={places['seed']}", f"--log-file={places['log']}", f"--pid-file={places['pid']}",
+            "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={paths['socket']}",
+            f"--seed-file={paths['seed']}", f"--log-file={paths['log']}",
+            f"--pid-file={paths['pid']}",
         )  # fmt: skip
-        self._until(lambda: Path(places["socket"]).exists(), "munge")
+        self._until(lambda: Path(paths["socket"]).exists(), "munge")
         self._start("slurmctld", "-D", "-f", str(folder / "slurm.conf"))
         for name in NODES:
             self.start_node(name)
@@ -107,31 +110,34 @@ class Slurm:
     def start_node(self, name: str) -> None:
         self._start("slurmd", "-D", "-N", name, "-f", str(self.folder / "slurm.conf"))
 
-    def _until(self, there: object, what: str, seconds: float = 60) -> None:
+    def _until(self, existing: object, label: str, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
-        while not there():  # type: ignore[operator]
+        while not existing():  # type: ignore[operator]
             if time.monotonic() > end:
                 logs = "\n".join(path.read_text()[-1500:] for path in sorted(self.folder.glob("*.log")))
-                raise TimeoutError(f"no {what} after {seconds:.0f} s\n{logs}")
+                raise TimeoutError(f"no {label} after {seconds:.0f} s\n{logs}")
             time.sleep(0.2)
 
     def run(self, *command: str, cwd: Path | None = None, more: Mapping[str, str] | None = None) -> str:
         """What a command of Slurm prints; it must end well but for squeue and sinfo while the controller starts."""
         environment = self.environment | dict(more or {})
-        done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=False)
-        if done.returncode and command[0] not in ("sinfo", "squeue"):
-            raise AssertionError(f"{command}: {done.stdout}{done.stderr}")
-        return done.stdout
+        result = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=False)
+        if result.returncode and command[0] not in ("sinfo", "squeue"):
+            raise AssertionError(f"{command}: {result.stdout}{result.stderr}")
+        return result.stdout
 
     def tasks(self) -> dict[str, tuple[str, str]]:
         """Jobs and tasks of arrays that are waiting or running: state and node."""
         lines = self.run("squeue", "--noheader", "--array", "--format=%i %T %N").splitlines()
-        return {words[0]: (words[1], words[2] if len(words) > 2 else "") for words in map(str.split, lines)}
+        return {
+            arguments[0]: (arguments[1], arguments[2] if len(arguments) > 2 else "")
+            for arguments in map(str.split, lines)
+        }
 
     def told(self, job: str) -> dict[str, str]:
         """What the controller knows of a job or a task of an array."""
         text = self.run("scontrol", "show", "job", "--oneliner", job)
-        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+        return dict(value.split("=", 1) for value in text.split() if "=" in value)
 
     def wait_all(self, seconds: float = 300) -> None:
         """Until nothing is waiting or running."""

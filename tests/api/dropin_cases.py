@@ -229,8 +229,8 @@ def concatenated(folder: Path) -> Any:
 
 @case()
 def side_by_side(folder: Path) -> Any:
-    other = mapped(folder).rename_columns({"id": "id2", "image": "image2", "text": "text2"})
-    return datasets.concatenate_datasets([mapped(folder), other.shuffle(seed=2)], axis=1)
+    second = mapped(folder).rename_columns({"id": "id2", "image": "image2", "text": "text2"})
+    return datasets.concatenate_datasets([mapped(folder), second.shuffle(seed=2)], axis=1)
 
 
 @case()

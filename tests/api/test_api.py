@@ -54,17 +54,17 @@ def test_command_and_function_take_options_of_one_class(command: str) -> None:
 
 def test_deprecated_keywords_warn_at_the_callers_line(corpus: Path, tmp_path: Path) -> None:
     """Names and shares of earlier versions give the same result, and one warning each."""
-    words: dict[str, Any] = {"cache_dir": tmp_path / "cache", "memory": "1GB", "progress": False}
+    arguments: dict[str, Any] = {"cache_dir": tmp_path / "cache", "memory": "1GB", "progress": False}
     tokenizer = tokenizer_file(tmp_path)
     with pytest.warns(DeprecationWarning, match="is now") as caught:
-        old = brim.tokenize(corpus, tokenizer, keep="n", split="0.9/0.1", **words)
-    assert [str(one.message) for one in caught] == [
+        old = brim.tokenize(corpus, tokenizer, keep="n", split="0.9/0.1", **arguments)
+    assert [str(item.message) for item in caught] == [
         "keep= is now keep_columns=.",
         "split='0.9/0.1' is now split_into='train=0.9,validation=0.1'.",
     ]
-    assert {one.filename for one in caught} == {__file__}
+    assert {entry.filename for entry in caught} == {__file__}
     shares = {"train": 0.9, "validation": 0.1}
-    new = brim.tokenize(corpus, tokenizer, keep_columns="n", split_into=shares, **words)
+    new = brim.tokenize(corpus, tokenizer, keep_columns="n", split_into=shares, **arguments)
     assert list(new) == ["train", "validation"]
     assert new["train"]["n"][:] == old["train"]["n"][:]
     dev = brim.tokenize(corpus, tokenizer, split="dev", destination=tmp_path / "dev", memory="1GB", progress=False)
@@ -82,10 +82,10 @@ def corpus(tmp_path: Path) -> Path:
 def tokenizer_file(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = ["[UNK]", "the", "cat", "sat", *map(str, range(300)), "[EOS]"]
-    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(folder / "tokenizer.json"))
+    arguments = ["[UNK]", "the", "cat", "sat", *map(str, range(300)), "[EOS]"]
+    tokenizer = Tokenizer(models.WordLevel({text: number for number, text in enumerate(arguments)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"
 
 
@@ -93,17 +93,17 @@ def test_tokens_without_a_destination(corpus: Path, tmp_path: Path) -> None:
     """Ids are a Dataset of the cache, packed if wanted, and found again without being computed."""
     tokenizer = tokenizer_file(tmp_path)
     cache = tmp_path / "cache"
-    made = brim.tokenize(corpus, tokenizer, keep_columns="n", cache_dir=cache, memory="1GB")
-    assert made["input_ids"][7] == [1, 2, 4 + 7, 3]
-    assert made["n"][7] == 7
+    result = brim.tokenize(corpus, tokenizer, keep_columns="n", cache_dir=cache, memory="1GB")
+    assert result["input_ids"][7] == [1, 2, 4 + 7, 3]
+    assert result["n"][7] == 7
     packed = brim.tokenize(corpus, tokenizer, pack=8, no_eos=True, cache_dir=cache, memory="1GB")
     assert {len(row) for row in packed["input_ids"]} == {8}
     assert packed["seq_lengths"][:] == [[4, 4]] * 150
     assert len(packed) == 300 * 4 // 8
-    kept = brim.caches(cache)
-    assert [one.done for one in kept] == [True, True]
-    assert {one.rows for one in kept} == {300, 150}
-    assert all(one.removed for one in brim.clean(remove=True, cache_dir=cache))
+    remaining = brim.caches(cache)
+    assert [item.done for item in remaining] == [True, True]
+    assert {entry.rows for entry in remaining} == {300, 150}
+    assert all(element.removed for element in brim.clean(remove=True, cache_dir=cache))
     assert brim.caches(cache) == []
 
 
@@ -114,23 +114,23 @@ TEXT_LISTS = [["a", "b"], ("How are you?", "[fine] * thanks"), ["x" * 5000, "a\0
 def test_a_list_of_texts_is_refused_with_the_rows_to_give(tmp_path: Path, texts: Any) -> None:
     """In every function that takes rows; what the hint says works."""
     tokenizer = tokenizer_file(tmp_path)
-    words: dict[str, Any] = {"cache_dir": tmp_path / "cache", "memory": "1GB"}
+    arguments: dict[str, Any] = {"cache_dir": tmp_path / "cache", "memory": "1GB"}
     calls = (
-        lambda rows: brim.tokenize(rows, tokenizer, **words),
+        lambda rows: brim.tokenize(rows, tokenizer, **arguments),
         lambda rows: brim.map(rows, len, cache_dir=tmp_path / "cache", memory="1GB"),
-        lambda rows: brim.embed(rows, hashing, column="text", **words),
+        lambda rows: brim.embed(rows, hashing, column="text", **arguments),
     )
     for call in calls:
         with pytest.raises(brim.InputError, match="A list of strings must name files") as caught:
             call(texts)
         assert '[{"text": text} for text in texts]' in caught.value.hint
-    assert len(brim.tokenize([{"text": text} for text in texts], tokenizer, **words)) == 2
+    assert len(brim.tokenize([{"text": text} for text in texts], tokenizer, **arguments)) == 2
 
 
 def test_a_list_of_paths_and_globs_names_files(corpus: Path, tmp_path: Path) -> None:
     tokenizer = tokenizer_file(tmp_path)
-    for given in ([str(corpus)], [corpus], [str(corpus.parent / "*.jsonl")]):
-        assert len(brim.tokenize(given, tokenizer, cache_dir=tmp_path / "cache", memory="1GB")) == 300
+    for inputs in ([str(corpus)], [corpus], [str(corpus.parent / "*.jsonl")]):
+        assert len(brim.tokenize(inputs, tokenizer, cache_dir=tmp_path / "cache", memory="1GB")) == 300
     with pytest.raises(brim.InputError, match=r"'missing\.jsonl' does not exist"):
         brim.tokenize([str(corpus), "missing.jsonl"], tokenizer, cache_dir=tmp_path / "cache", memory="1GB")
 
@@ -138,18 +138,18 @@ def test_a_list_of_paths_and_globs_names_files(corpus: Path, tmp_path: Path) -> 
 def test_vectors_without_a_destination(corpus: Path, tmp_path: Path) -> None:
     """Vectors are arrays by name, the same as in a file, and found again without being computed."""
     model = "tests.embed_models:hashing"
-    words = {"column": "text", "keep_columns": "n", "model_arg": {"dim": 5}, "memory": "2GB"}
-    made = brim.embed(corpus, model, cache_dir=tmp_path / "cache", **words)  # type: ignore[call-overload]
-    (name,) = made
-    assert made[name].shape == (300, 5)
-    assert made.rows == 300
-    assert made.kept is not None
-    again = brim.embed(corpus, hashing, cache_dir=tmp_path / "cache", **words)  # type: ignore[call-overload]
-    assert again.computed.computed == 0
-    assert again.path == made.path
-    brim.embed(corpus, model, destination=tmp_path / "v.npy", **words)  # type: ignore[call-overload]
-    assert (np.load(tmp_path / "v.npy") == again[name]).all()
-    assert [one.done for one in brim.caches(tmp_path / "cache")] == [True]
+    arguments = {"column": "text", "keep_columns": "n", "model_arg": {"dim": 5}, "memory": "2GB"}
+    created = brim.embed(corpus, model, cache_dir=tmp_path / "cache", **arguments)  # type: ignore[call-overload]
+    (name,) = created
+    assert created[name].shape == (300, 5)
+    assert created.rows == 300
+    assert created.kept is not None
+    repeated = brim.embed(corpus, hashing, cache_dir=tmp_path / "cache", **arguments)  # type: ignore[call-overload]
+    assert repeated.computed.computed == 0
+    assert repeated.path == created.path
+    brim.embed(corpus, model, destination=tmp_path / "v.npy", **arguments)  # type: ignore[call-overload]
+    assert (np.load(tmp_path / "v.npy") == repeated[name]).all()
+    assert [item.done for item in brim.caches(tmp_path / "cache")] == [True]
 
 
 @pytest.mark.parametrize("model", [lambda: None, 3, None])
@@ -166,19 +166,19 @@ def test_a_destination_is_what_the_command_makes(corpus: Path, tmp_path: Path) -
     tokenizer = tokenizer_file(tmp_path)
     computed = brim.tokenize(corpus, tokenizer, destination=tmp_path / "python", memory="1GB")
     assert isinstance(computed, brim.MapResult)
-    words = ["tokenize", corpus, tmp_path / "terminal", "--tokenizer", tokenizer, "--memory", "1GB", "--quiet"]
-    subprocess.run([sys.executable, "-m", "brim", *map(str, words)], check=True, capture_output=True)
-    ours, theirs = (sorted((tmp_path / way / "data").iterdir()) for way in ("python", "terminal"))
+    arguments = ["tokenize", corpus, tmp_path / "terminal", "--tokenizer", tokenizer, "--memory", "1GB", "--quiet"]
+    subprocess.run([sys.executable, "-m", "brim", *map(str, arguments)], check=True, capture_output=True)
+    ours, theirs = (sorted((tmp_path / method / "data").iterdir()) for method in ("python", "terminal"))
     assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
     mapped = brim.map(corpus, lambda row: {"n": row["n"] + 1}, destination=tmp_path / "mapped", memory="1GB")
     assert mapped.rows == 300
 
 
-@pytest.mark.parametrize("word", [{"public": True}, {"state": "x"}, {"commit_message": "x"}, {"format": "arrow"}])
-def test_words_of_a_destination_need_one(corpus: Path, tmp_path: Path, word: dict[str, object]) -> None:
+@pytest.mark.parametrize("text", [{"public": True}, {"state": "x"}, {"commit_message": "x"}, {"format": "arrow"}])
+def test_words_of_a_destination_need_one(corpus: Path, tmp_path: Path, text: dict[str, object]) -> None:
     """What says how a result is published is refused where it stays in the cache."""
     with pytest.raises(brim.InputError, match="needs a destination"):
-        brim.map(corpus, len, cache_dir=tmp_path / "cache", **word)  # type: ignore[call-overload]
+        brim.map(corpus, len, cache_dir=tmp_path / "cache", **text)  # type: ignore[call-overload]
 
 
 def test_a_plan_in_parts(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_a_plan_in_parts(tmp_path: Path) -> None:
     for number in range(6):
         (source / f"{number}.bin").write_bytes(bytes([number]) * 100)
     brim.plan(source, tmp_path / "out", rows_per_shard=1, include="*.bin").save(tmp_path / "plan")
-    done = brim.open_plan(tmp_path / "plan").part("1/2")
-    assert (done.shards, done.parts) == (3, 2)
+    result = brim.open_plan(tmp_path / "plan").part("1/2")
+    assert (result.shards, result.parts) == (3, 2)
     assert brim.open_plan(tmp_path / "plan").status.missing_parts == [2]
     brim.open_plan(tmp_path / "plan").part("2/2")
     assert brim.open_plan(tmp_path / "plan").finish().rows == 6
@@ -267,8 +267,8 @@ def test_a_host_hears_its_own_signals(corpus: Path, tmp_path: Path) -> None:
 
 def test_the_python_guide_names_every_function() -> None:
     """Its blocks are run by make test-docs."""
-    named = set(re.findall(r"brim\.(\w+)", DOCS.read_text()))
-    assert {name for name in brim.__all__ if name[0].islower()} <= named
+    names = set(re.findall(r"brim\.(\w+)", DOCS.read_text()))
+    assert {name for name in brim.__all__ if name[0].islower()} <= names
 
 
 def test_plan_has_its_numbers_as_attributes_and_build_reports_the_same_size(tmp_path: Path) -> None:
@@ -277,10 +277,10 @@ def test_plan_has_its_numbers_as_attributes_and_build_reports_the_same_size(tmp_
     plan = brim.plan(source, tmp_path / "out", rows_per_shard=2)
     assert (plan.rows, plan.bytes, plan.shards) == (6, 6015, 3)
     assert plan.bytes == plan.facts["file_bytes"]
-    done = plan.run()
-    assert done.file_bytes == plan.bytes < done.bytes
+    result = plan.run()
+    assert result.file_bytes == plan.bytes < result.bytes
     size = ("size of the files", "6.01 KB")
     assert size in plan.lines
-    assert size in done.lines
+    assert size in result.lines
     added = write_files(tmp_path / "more", {"more.bin": bytes(500)})
     assert brim.build(added, tmp_path / "out", append=True).file_bytes == 6515

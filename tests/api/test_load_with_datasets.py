@@ -129,8 +129,8 @@ def test_metadata_columns_of_any_type(tmp_path: Path) -> None:
     )
     brim.build(brim.table(rows, files=["file:file"], root=source), tmp_path / "out")
     loaded = datasets.load_dataset(str(tmp_path / "out"), split="train")
-    wanted = rows.drop_columns(["file"]).to_pylist()
-    for got, want in zip(loaded, wanted, strict=True):
+    expected = rows.drop_columns(["file"]).to_pylist()
+    for got, want in zip(loaded, expected, strict=True):
         for name, value in want.items():
             assert got[name] == value, name
     assert loaded[0]["file"] == {"bytes": b"aaa", "path": "a.bin"}

@@ -57,9 +57,9 @@ def test_the_arguments_are_those_of_the_original(name: str) -> None:
 
 def test_by_position(rows: datasets.Dataset) -> None:
     """As the original takes them."""
-    made = brim.map(rows, lambda n, index, rank: {"sum": n + index, "rank": rank}, True, True, ["n"])
-    assert made["sum"][:] == [2 * n for n in range(12)]
-    assert set(made["rank"]) == {0}
+    mapped = brim.map(rows, lambda n, index, rank: {"sum": n + index, "rank": rank}, True, True, ["n"])
+    assert mapped["sum"][:] == [2 * n for n in range(12)]
+    assert set(mapped["rank"]) == {0}
     with pytest.raises(brim.InputError, match="input_columns= takes"):
         brim.map(datasets.DatasetDict(a=rows), lambda row: row, False, False, True)
 
@@ -74,17 +74,17 @@ def test_the_rank_is_a_slot(rows: datasets.Dataset) -> None:
         return {"rank": rank}
 
     marker = {"marker": os.path.join(os.environ["BRIM_CACHE"] + "-died")}
-    made = brim.map(rows, dies_once, with_rank=True, num_proc=2, fn_kwargs=marker, unit_size=64, batch_size=2)
-    assert set(made["rank"]) <= {0, 1}
+    mapped = brim.map(rows, dies_once, with_rank=True, num_proc=2, fn_kwargs=marker, unit_size=64, batch_size=2)
+    assert set(mapped["rank"]) <= {0, 1}
     assert os.path.exists(marker["marker"])
 
 
 def test_what_has_no_effect_is_said_once(rows: datasets.Dataset, capfd: pytest.CaptureFixture[str]) -> None:
     """Words that decide no row are taken, with one line."""
-    made = brim.map(rows, lambda row: {"m": 1}, cache_file_name="x.arrow", suffix_template="_{rank}_of_{num_proc}")
-    assert made.num_rows == 12
-    told = capfd.readouterr().err.splitlines()
-    assert [line for line in told if "no effect" in line] == [
+    mapped = brim.map(rows, lambda row: {"m": 1}, cache_file_name="x.arrow", suffix_template="_{rank}_of_{num_proc}")
+    assert mapped.num_rows == 12
+    output = capfd.readouterr().err.splitlines()
+    assert [line for line in output if "no effect" in line] == [
         "brim: cache_file_name and suffix_template have no effect: the result is mapped from brim's cache (cache_dir=)"
     ]
     assert brim.map(rows, lambda row: {"m": 2}, new_fingerprint="mine")._fingerprint == "mine"
@@ -93,10 +93,10 @@ def test_what_has_no_effect_is_said_once(rows: datasets.Dataset, capfd: pytest.C
 def test_types_are_found_as_was_asked(rows: datasets.Dataset) -> None:
     """on_mixed_types, try_original_type and disable_nullable do what they do in the original."""
     small = rows.cast_column("n", datasets.Value("int32"))
-    kept = {"batched": True, "load_from_cache_file": False}
+    remaining = {"batched": True, "load_from_cache_file": False}
     for keep in (True, False):
-        ours = brim.map(small, lambda b: {"n": [n + 1 for n in b["n"]]}, try_original_type=keep, **kept)
-        theirs = small.map(lambda b: {"n": [n + 1 for n in b["n"]]}, try_original_type=keep, **kept)
+        ours = brim.map(small, lambda b: {"n": [n + 1 for n in b["n"]]}, try_original_type=keep, **remaining)
+        theirs = small.map(lambda b: {"n": [n + 1 for n in b["n"]]}, try_original_type=keep, **remaining)
         assert ours.features == theirs.features
     assert brim.map(rows, lambda row: {"x": [1, "a"]}).features["x"] == datasets.List(datasets.Json())
     with pytest.raises(Exception, match="x"):
@@ -188,10 +188,10 @@ def test_the_command_shows_it_as_ever(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text("def bad(row):\n    raise ValueError('no good')\n")
     (tmp_path / "rows.jsonl").write_text('{"n": 1}\n')
     command = [sys.executable, "-m", "brim", "map", "rows.jsonl", "out", "--fn", "steps:bad"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "The function failed at rows.jsonl, row 0 (byte 0) (unit 0): ValueError: no good" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "The function failed at rows.jsonl, row 0 (byte 0) (unit 0): ValueError: no good" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 # Several processes
@@ -224,13 +224,13 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(found: Any, what: str) -> Any:
+def wait_for(actual: Any, label: str) -> Any:
     until = time.monotonic() + 300
     while time.monotonic() < until:
-        if value := found():
+        if value := actual():
             return value
         time.sleep(0.02)
-    raise AssertionError(f"no {what} in five minutes")
+    raise AssertionError(f"no {label} in five minutes")
 
 
 @pytest.mark.slow
@@ -240,20 +240,22 @@ def test_four_processes_and_one_is_killed(marks: Path) -> None:
     running = [start(SCRIPT) for _ in range(4)]
     first = int(wait_for(lambda: [mark.name for mark in marks.iterdir()][1:2], "second mark")[0].split("-")[1])
     os.kill(first, signal.SIGKILL)
-    ends = {one.pid: (*one.communicate(timeout=300), one.returncode) for one in running}
+    ends = {item.pid: (*item.communicate(timeout=300), item.returncode) for item in running}
     assert ends[first][2] == -signal.SIGKILL
     assert [end[2] for pid, end in ends.items() if pid != first] == [0, 0, 0]
-    told = [end[1].count("another process computes the same: waiting for it") for end in ends.values()]
-    assert sum(told) >= 3
-    done = [mark.name.split("-") for mark in marks.iterdir()]
-    assert len({pid for _, pid in done}) == 2
-    assert len({at for at, _ in done}) == 6
-    assert len(done) <= 7 + 1  # the unit that was lost, and the first batch, whose types are looked at by who begins
+    messages = [end[1].count("another process computes the same: waiting for it") for end in ends.values()]
+    assert sum(messages) >= 3
+    finished = [mark.name.split("-") for mark in marks.iterdir()]
+    assert len({pid for _, pid in finished}) == 2
+    assert len({position for position, _ in finished}) == 6
+    assert (
+        len(finished) <= 7 + 1
+    )  # the unit that was lost, and the first batch, whose types are looked at by who begins
 
 
 def test_a_wait_can_be_stopped(rows: datasets.Dataset, marks: Path) -> None:
     """By the flag of a thread or a server."""
-    other = start(SCRIPT)
+    second = start(SCRIPT)
     wait_for(lambda: list(marks.iterdir()), "mark")
     stop = brim.Stop()
     stop.request("the test")
@@ -264,8 +266,8 @@ def test_a_wait_can_be_stopped(rows: datasets.Dataset, marks: Path) -> None:
         with pytest.raises(brim.StoppedError):
             brim.map(space["rows"], space["slow"], batched=True, batch_size=4, num_proc=1, unit_size=1, stop=stop)
     finally:
-        other.kill()
-        other.communicate()
+        second.kill()
+        second.communicate()
 
 
 # Signals, threads, and where a script comes from
@@ -291,8 +293,8 @@ def test_ctrl_c_is_a_keyboard_interrupt(marks: Path) -> None:
     )
     code, out, err = interrupted(marks, signal.SIGINT, tail)
     assert (code, out) == (0, "interrupted True False\n"), err
-    done = start(SCRIPT).communicate(timeout=300)
-    assert done[0].startswith("done"), done[1]
+    result = start(SCRIPT).communicate(timeout=300)
+    assert result[0].startswith("done"), result[1]
 
 
 def test_sigterm_ends_the_process_as_it_would(marks: Path) -> None:
@@ -337,17 +339,17 @@ def _takes_much(row: dict[str, Any]) -> dict[str, Any]:
 def test_other_programs_of_the_caller_are_not_the_jobs(rows: datasets.Dataset) -> None:
     """A server or the readers of a DataLoader: neither within the limit, nor room that the job may take for itself."""
     fat = "import sys; held = bytearray(b'x') * (700 << 20); print('there', flush=True); sys.stdin.read()"
-    other = subprocess.Popen([sys.executable, "-c", fat], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    second = subprocess.Popen([sys.executable, "-c", fat], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "there\n"
-        few = rows.select(range(10))
-        assert brim.map(few, lambda row: {"m": row["n"]}, memory="350MB")["m"][:] == few["n"][:]
-        assert len(brim.filter(few, lambda row: False, memory="350MB")) == 0
+        assert second.stdout is not None
+        assert second.stdout.readline() == "there\n"
+        subset = rows.select(range(10))
+        assert brim.map(subset, lambda row: {"m": row["n"]}, memory="350MB")["m"][:] == subset["n"][:]
+        assert len(brim.filter(subset, lambda row: False, memory="350MB")) == 0
         with pytest.raises(brim.MemoryLimitError):
-            brim.map(few.select([0]), _takes_much, memory="350MB")
+            brim.map(subset.select([0]), _takes_much, memory="350MB")
     finally:
-        other.communicate()
+        second.communicate()
 
 
 def test_in_a_coroutine(rows: datasets.Dataset) -> None:
@@ -358,22 +360,22 @@ def test_in_a_coroutine(rows: datasets.Dataset) -> None:
         return {"m": 2 * row["n"]}
 
     async def main() -> tuple[Any, Any]:
-        here = brim.map(rows, double)
-        beside = await asyncio.to_thread(brim.filter, rows, lambda row: row["n"] > 9)
-        return here, beside
+        local = brim.map(rows, double)
+        concurrent = await asyncio.to_thread(brim.filter, rows, lambda row: row["n"] > 9)
+        return local, concurrent
 
-    here, beside = asyncio.run(main())
-    assert here["m"][:] == [2 * n for n in range(12)]
-    assert beside["n"][:] == [10, 11]
+    present, neighbor = asyncio.run(main())
+    assert present["m"][:] == [2 * n for n in range(12)]
+    assert neighbor["n"][:] == [10, 11]
 
 
-@pytest.mark.parametrize("way", ["stdin", "file"])
-def test_a_script_without_a_main_guard(tmp_path: Path, marks: Path, way: str) -> None:
+@pytest.mark.parametrize("method", ["stdin", "file"])
+def test_a_script_without_a_main_guard(tmp_path: Path, marks: Path, method: str) -> None:
     """From a file, or from stdin as `python -`."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    command, text = ([sys.executable, "-"], SCRIPT) if way == "stdin" else ([sys.executable, "script.py"], None)
-    done = subprocess.run(command, input=text, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.stdout.startswith("done"), done.stderr
+    command, text = ([sys.executable, "-"], SCRIPT) if method == "stdin" else ([sys.executable, "script.py"], None)
+    result = subprocess.run(command, input=text, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.stdout.startswith("done"), result.stderr
 
 
 # What comes back
@@ -386,8 +388,8 @@ def test_nothing_returned_is_the_dataset_itself(rows: datasets.Dataset, marks: P
         open(os.path.join(folder, f"{row['n']}-{time.monotonic_ns()}"), "w").close()
 
     for _ in range(2):
-        made = brim.map(rows, touches, fn_kwargs={"folder": str(marks)}, remove_columns=["text"])
-        assert made is rows
+        mapped = brim.map(rows, touches, fn_kwargs={"folder": str(marks)}, remove_columns=["text"])
+        assert mapped is rows
     assert sorted({mark.name.split("-")[0] for mark in marks.iterdir()}, key=int) == [str(n) for n in range(12)]
     assert len(list(marks.iterdir())) >= 24
     assert not list_caches(cache)
@@ -428,12 +430,12 @@ def test_streams_are_computed_now(rows: datasets.Dataset) -> None:
     """Into what is not a stream, with the stream's features; nothing of another stream is found again."""
     features = datasets.Features({"n": datasets.Value("int32"), "text": datasets.Value("string")})
     stream = rows.cast(features).to_iterable_dataset()
-    made = brim.map(stream, lambda row: {"m": row["n"]})
-    assert type(made) is datasets.Dataset
-    assert made.features["n"] == datasets.Value("int32")
+    mapped = brim.map(stream, lambda row: {"m": row["n"]})
+    assert type(mapped) is datasets.Dataset
+    assert mapped.features["n"] == datasets.Value("int32")
     assert brim.filter(stream, lambda row: row["n"] < 2)[:] == rows[:2]
-    others = datasets.IterableDatasetDict(a=stream, b=stream.skip(10))
-    both = brim.map(others, lambda row: {"m": row["n"]})
+    other_items = datasets.IterableDatasetDict(a=stream, b=stream.skip(10))
+    both = brim.map(other_items, lambda row: {"m": row["n"]})
     assert type(both) is datasets.DatasetDict
     assert both["b"]["m"][:] == [10, 11]
     assert brim.map(iter([{"a": 1}]), str_of)["b"][:] == ["1"]
@@ -450,8 +452,8 @@ class Listening(brim.Progress):
     def __init__(self) -> None:
         self.said: list[Any] = []
 
-    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
-        self.said.append((what, total_bytes))
+    def start(self, label: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
+        self.said.append((label, total_bytes))
 
     def finish(self) -> None:
         self.said.append("finish")
@@ -459,9 +461,9 @@ class Listening(brim.Progress):
     def advance(self, size: int) -> None: ...
     def hashed(self, size: int) -> None: ...
     def committed(self) -> None: ...
-    def shard(self, name: str, size: int, sha256: str, how: str) -> None: ...
+    def shard(self, name: str, size: int, sha256: str, method: str) -> None: ...
     def note(self, text: str) -> None: ...
-    def nodes(self, held: Any) -> None: ...
+    def nodes(self, retained: Any) -> None: ...
 
 
 def test_splits_are_one_job_with_one_bar(rows: datasets.Dataset, tmp_path: Path) -> None:
@@ -469,12 +471,12 @@ def test_splits_are_one_job_with_one_bar(rows: datasets.Dataset, tmp_path: Path)
     rows.save_to_disk(tmp_path / "rows")
     part = datasets.load_from_disk(tmp_path / "rows")
     several, watched = datasets.DatasetDict(train=part, test=part), Listening()
-    made = brim.map(several, lambda row, split: {"split": split}, with_split=True, progress=watched)
-    assert made["test"]["split"][:] == ["test"] * 12
-    (what, total), *rest = watched.said
-    assert what == "map"
+    mapped = brim.map(several, lambda row, split: {"split": split}, with_split=True, progress=watched)
+    assert mapped["test"]["split"][:] == ["test"] * 12
+    (label, total), *remainder = watched.said
+    assert label == "map"
     assert total > 0
-    assert rest == ["finish"]
+    assert remainder == ["finish"]
     with pytest.raises(brim.InputError, match="with_split"):
         brim.map(rows, lambda row: row, with_split=True)
 
@@ -515,13 +517,13 @@ def test_caches_have_a_cap(rows: datasets.Dataset, monkeypatch: pytest.MonkeyPat
     open_one = brim.map(rows, lambda row: {"m": 1})
     for number in (2, 3):
         brim.map(rows, lambda row, number: {"m": number}, fn_kwargs={"number": number})
-    sizes = {one.folder: one.bytes for one in brim.caches()}
+    sizes = {entry.folder: entry.bytes for entry in brim.caches()}
     assert len(sizes) == 3
     monkeypatch.setenv("BRIM_CACHE_MAX", str(2 * max(sizes.values()) + 1000))
     brim.map(rows, lambda row: {"m": 4})
-    left = {one.folder for one in brim.caches()}
-    assert len(left) == 2
-    assert Path(open_one.cache_files[0]["filename"]).parents[1] in left
+    remaining = {one.folder for one in brim.caches()}
+    assert len(remaining) == 2
+    assert Path(open_one.cache_files[0]["filename"]).parents[1] in remaining
     assert open_one["m"][1999] == 1
     shown = subprocess.run([sys.executable, "-m", "brim", "clean"], capture_output=True, text=True, check=True).stdout
     assert "BRIM_CACHE_MAX" in shown
@@ -541,7 +543,7 @@ VALUES = st.one_of(
 KINDS = [st.integers(-(2**40), 2**40), st.text(max_size=5), st.booleans(), st.lists(st.integers(0, 9), max_size=3)]
 
 
-def changes(batch: Any, *more: Any, kind: int = 0, offset: int = 0) -> Any:
+def changes(batch: Any, *extra: Any, kind: int = 0, offset: int = 0) -> Any:
     """One of several functions of batches."""
     keys = list(batch)
     first, count = keys[0], len(batch[keys[0]])
@@ -550,13 +552,13 @@ def changes(batch: Any, *more: Any, kind: int = 0, offset: int = 0) -> Any:
     if kind == 1:
         return {first: [str(value) for value in batch[first]]}
     if kind == 2:
-        return {"more": [more[0][row] if more else row for row in range(count)]}
+        return {"more": [extra[0][row] if extra else row for row in range(count)]}
     if kind == 3:
         return {name: list(batch[name])[::2] for name in keys}
     return {name: [value for value in batch[name] for _ in range(2)] for name in keys}
 
 
-def of_rows(row: Any, *more: Any, kind: int = 0, offset: int = 0) -> Any:
+def of_rows(row: Any, *extra: Any, kind: int = 0, offset: int = 0) -> Any:
     """One of several functions of rows."""
     first = next(iter(row))
     if kind == 0:
@@ -565,21 +567,21 @@ def of_rows(row: Any, *more: Any, kind: int = 0, offset: int = 0) -> Any:
         row[first] = str(row[first])
         return row
     if kind == 2:
-        return {"more": more[0] if more else 0}
+        return {"more": extra[0] if extra else 0}
     if kind == 3:
         return {"nested": {"a": row[first], "b": [offset]}}
     return {first: None if row[first] in (0, "", False, []) else row[first]}
 
 
-def is_long(row: Any, *more: Any, kind: int = 0, offset: int = 0) -> Any:
+def is_long(row: Any, *extra: Any, kind: int = 0, offset: int = 0) -> Any:
     first = next(iter(row))
-    return (len(str(row[first])) + kind + offset + (more[0] if more else 0)) % 2 == 0
+    return (len(str(row[first])) + kind + offset + (extra[0] if extra else 0)) % 2 == 0
 
 
-def are_long(batch: Any, *more: Any, kind: int = 0, offset: int = 0) -> Any:
+def are_long(batch: Any, *extra: Any, kind: int = 0, offset: int = 0) -> Any:
     first = next(iter(batch))
-    given = more[0] if more else [0] * len(batch[first])
-    return [(len(str(value)) + kind + offset + n) % 2 == 0 for value, n in zip(batch[first], given, strict=True)]
+    inputs = extra[0] if extra else [0] * len(batch[first])
+    return [(len(str(value)) + kind + offset + n) % 2 == 0 for value, n in zip(batch[first], inputs, strict=True)]
 
 
 @st.composite
@@ -587,8 +589,8 @@ def tables(draw: Any) -> dict[str, list[Any]]:
     count = draw(st.integers(1, 12))
     columns = draw(st.lists(st.sampled_from(range(len(KINDS))), min_size=1, max_size=3))
     return {
-        f"c{at}": draw(st.lists(st.one_of(st.none(), KINDS[kind]), min_size=count, max_size=count))
-        for at, kind in enumerate(columns)
+        f"c{index}": draw(st.lists(st.one_of(st.none(), KINDS[kind]), min_size=count, max_size=count))
+        for index, kind in enumerate(columns)
     }
 
 
@@ -628,8 +630,8 @@ def test_beside_the_original(
     }
     function = changes if batched else of_rows
     last_dropped = batched and last_dropped and (batch_size or 0) <= len(source)  # else there is nothing to map
-    more = {"remove_columns": list(table)[:1] if removed else None, "drop_last_batch": last_dropped}
-    ours, theirs = (_made(make, function, options | more) for make in (brim_map(source), source.map))
+    extra = {"remove_columns": list(table)[:1] if removed else None, "drop_last_batch": last_dropped}
+    ours, theirs = (_made(make, function, options | extra) for make in (brim_map(source), source.map))
     assert ours == theirs
     keeps = are_long if batched else is_long
     ours, theirs = (_made(make, keeps, options) for make in (brim_filter(source), source.filter))
@@ -646,10 +648,10 @@ def brim_filter(source: Any) -> Any:
 
 def _made(make: Any, function: Any, options: Any) -> Any:
     try:
-        made = make(function, **options)
+        created = make(function, **options)
     except Exception as error:  # noqa: BLE001  the original raises many
         return type(error).__mro__[-3:]
-    return made[:], made.features
+    return created[:], created.features
 
 
 def test_a_cache_is_opened_by_many_at_once(cache: Path) -> None:

@@ -61,11 +61,11 @@ ON_DISK: dict[str, Callable[[Path], datasets.Dataset]] = {
 def test_sort_and_split_of_a_dataset_give_the_rows_of_the_originals(kind: str, tmp_path: Path) -> None:
     rows = ON_DISK[kind](tmp_path)
     for order in ({"column_names": "x"}, {"column_names": ["z", "x"], "reverse": [True, False]}):
-        made: Any = brim.sort(rows, **order, progress=False)
-        assert made.to_list() == rows.sort(**order).to_list()
-        assert made._indices is None
-    for how in ({"test_size": 7, "seed": 0}, {"shuffle": False}, {"stratify_by_column": "z", "seed": 2}):
-        mine, theirs = brim.train_test_split(rows, **how, progress=False), rows.train_test_split(**how)
+        ordered: Any = brim.sort(rows, **order, progress=False)
+        assert ordered.to_list() == rows.sort(**order).to_list()
+        assert ordered._indices is None
+    for method in ({"test_size": 7, "seed": 0}, {"shuffle": False}, {"stratify_by_column": "z", "seed": 2}):
+        mine, theirs = brim.train_test_split(rows, **method, progress=False), rows.train_test_split(**method)
         assert {name: part.to_list() for name, part in mine.items()} == {
             name: part.to_list() for name, part in theirs.items()
         }
@@ -73,8 +73,8 @@ def test_sort_and_split_of_a_dataset_give_the_rows_of_the_originals(kind: str, t
 
 def test_sort_of_a_datasetdict_on_disk(tmp_path: Path) -> None:
     several = datasets.DatasetDict(a=loaded(tmp_path), b=saved(tmp_path))
-    made = brim.sort(several, "x", progress=False)
-    assert {name: made[name]["x"][:] for name in made} == {"a": list(range(ROWS)), "b": list(range(ROWS))}
+    ordered = brim.sort(several, "x", progress=False)
+    assert {name: ordered[name]["x"][:] for name in ordered} == {"a": list(range(ROWS)), "b": list(range(ROWS))}
 
 
 def test_shuffle_of_a_datasetdict_takes_seeds_and_generators(tmp_path: Path) -> None:
@@ -90,19 +90,19 @@ def test_shuffle_of_a_datasetdict_takes_seeds_and_generators(tmp_path: Path) -> 
         ({"generators": generators()}, {"generators": generators()}),
         ({"generator": generators()}, {"generators": generators()}),
     ):
-        made, expected = brim.shuffle(several, **mine, progress=False), several.shuffle(**theirs)
-        assert {name: made[name]["x"][:] for name in made} == {name: expected[name]["x"][:] for name in expected}
+        created, expected = brim.shuffle(several, **mine, progress=False), several.shuffle(**theirs)
+        assert {name: created[name]["x"][:] for name in created} == {name: expected[name]["x"][:] for name in expected}
 
 
 def test_shuffle_refuses_arguments_of_the_other_kind(tmp_path: Path) -> None:
     rows = in_memory()
-    for given, words in (
+    for inputs, words in (
         ((rows, {"seeds": 3}), "with a DatasetDict"),
         ((datasets.DatasetDict(a=rows), {"generator": np.random.default_rng(1)}), "one generator per split"),
         ((datasets.DatasetDict(a=rows), {"seed": 1, "seeds": 2}), "cannot be used with"),
     ):
         with pytest.raises(ArgumentError, match=words):
-            brim.shuffle(given[0], **given[1])  # type: ignore[arg-type]
+            brim.shuffle(inputs[0], **inputs[1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["sort", "shuffle", "train_test_split", "flatten_indices"])
@@ -120,10 +120,10 @@ def test_cache_arguments_are_accepted_and_decide_no_row(tmp_path: Path, capfd: p
     rows = loaded(tmp_path)
     indices = str(tmp_path / "i.arrow")
     common: dict[str, Any] = {"keep_in_memory": True, "writer_batch_size": 7}
-    made = brim.sort(rows, "x", indices_cache_file_name=indices, new_fingerprint="sorted", **common)
-    assert (made["x"][:], made._fingerprint) == (list(range(ROWS)), "sorted")
-    told = capfd.readouterr().err
-    assert "keep_in_memory and indices_cache_file_name and writer_batch_size have no effect" in told
+    ordered = brim.sort(rows, "x", indices_cache_file_name=indices, new_fingerprint="sorted", **common)
+    assert (ordered["x"][:], ordered._fingerprint) == (list(range(ROWS)), "sorted")
+    output = capfd.readouterr().err
+    assert "keep_in_memory and indices_cache_file_name and writer_batch_size have no effect" in output
     shuffled = brim.shuffle(rows, 3, None, False, False, indices, 1000, "mixed")
     assert (shuffled["x"][:], shuffled._fingerprint) == (rows.shuffle(3)["x"][:], "mixed")
     parts = brim.train_test_split(
@@ -151,9 +151,9 @@ def test_load_from_cache_file_false_writes_the_rows_again(tmp_path: Path, cache:
 def test_flatten_indices_writes_the_features_that_are_asked_for(tmp_path: Path) -> None:
     rows = loaded(tmp_path).select([3, 1, 2])
     features = datasets.Features({**rows.features, "x": datasets.Value("float64")})
-    made = brim.flatten_indices(rows, features=features, progress=False)
-    assert made.features == features
-    assert made.to_list() == rows.flatten_indices(features=features).to_list()
+    created = brim.flatten_indices(rows, features=features, progress=False)
+    assert created.features == features
+    assert created.to_list() == rows.flatten_indices(features=features).to_list()
     assert brim.flatten_indices(rows, progress=False).features == rows.features
 
 
@@ -162,8 +162,8 @@ def test_map_and_filter_take_a_pandas_table(index: str | None) -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "z"]})
     table = table if index is None else table.set_index(index)
-    made = brim.map(table, lambda row: {"c": row["b"] * 2}, progress=False)
-    assert (made["a"][:], made["c"][:]) == ([1, 2, 3], ["xx", "yy", "zz"])
-    kept = brim.filter(table, lambda row: row["b"] != "y", progress=False)
-    assert kept["b"][:] == ["x", "z"]
+    result = brim.map(table, lambda row: {"c": row["b"] * 2}, progress=False)
+    assert (result["a"][:], result["c"][:]) == ([1, 2, 3], ["xx", "yy", "zz"])
+    remaining = brim.filter(table, lambda row: row["b"] != "y", progress=False)
+    assert remaining["b"][:] == ["x", "z"]
     assert brim.map(pandas.DataFrame({"a": [1, 2]}), lambda row: row, progress=False)["a"][:] == [1, 2]

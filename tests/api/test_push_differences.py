@@ -102,11 +102,11 @@ print(json.dumps(said))
 _tests: dict[str, list[str]] = {}
 
 
-def line(words: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def line(arguments: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The line of the table that a test is about, by its first words. Both push, so it takes a while."""
 
     def named(test: Callable[..., None]) -> Callable[..., None]:
-        _tests.setdefault(words, []).append(test.__name__)
+        _tests.setdefault(arguments, []).append(test.__name__)
         return pytest.mark.slow(test) if inspect.signature(test).parameters else test
 
     return named
@@ -115,15 +115,15 @@ def line(words: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 class Pushed:
     """What both have made of the same calls."""
 
-    def __init__(self, hub: TestHub, said: dict[str, Any]) -> None:
-        self.hub, self.said = hub, said
+    def __init__(self, hub: TestHub, messages: dict[str, Any]) -> None:
+        self.hub, self.said = hub, messages
 
     def shards(self, repo: str) -> list[str]:
         return [name for name in self.hub.files(f"ada/{repo}") if name.endswith(".parquet")]
 
     def card(self, repo: str) -> dict[str, Any]:
-        found: dict[str, Any] = yaml.safe_load(self.hub.read(f"ada/{repo}", "README.md").decode().split("---\n")[1])
-        return found
+        actual: dict[str, Any] = yaml.safe_load(self.hub.read(f"ada/{repo}", "README.md").decode().split("---\n")[1])
+        return actual
 
     def rows(self, repo: str) -> list[int]:
         read = (BytesIO(self.hub.read(f"ada/{repo}", name)) for name in self.shards(repo))
@@ -138,8 +138,8 @@ class Pushed:
 def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pushed]:
     folder = tmp_path_factory.mktemp("push")
     with TestHub(folder / "hub") as hub:
-        done = Machine(hub, folder / "machine").python(PUSHED)
-        yield Pushed(hub, json.loads(done.stdout.splitlines()[-1]))
+        result = Machine(hub, folder / "machine").python(PUSHED)
+        yield Pushed(hub, json.loads(result.stdout.splitlines()[-1]))
 
 
 @pytest.mark.slow
@@ -154,26 +154,26 @@ def test_the_same_shards(pushed: Pushed, repo: str) -> None:
 @pytest.mark.parametrize("repo", ["plain", "sized", "numbered"])
 def test_the_same_card(pushed: Pushed, repo: str) -> None:
     """The same patterns and `dataset_size`; what is downloaded is what the shards weigh."""
-    mine, other = pushed.card(f"{repo}-brim"), pushed.card(f"{repo}-original")
-    assert mine["configs"] == other["configs"]
+    mine, second = pushed.card(f"{repo}-brim"), pushed.card(f"{repo}-original")
+    assert mine["configs"] == second["configs"]
     for same in ("features", "splits", "dataset_size"):
-        assert mine["dataset_info"][same] == other["dataset_info"][same]
+        assert mine["dataset_info"][same] == second["dataset_info"][same]
     assert mine["dataset_info"]["download_size"] == pushed.sent(f"{repo}-brim")
 
 
 @pytest.mark.slow
 def test_the_same_splits_and_configs(pushed: Pushed) -> None:
     """A split or config that is pushed later is listed as the original lists it, and the sums are right."""
-    mine, other = pushed.card("many-brim"), pushed.card("many-original")
-    configs = [sorted(fields["configs"], key=str) for fields in (mine, other)]
+    mine, second = pushed.card("many-brim"), pushed.card("many-original")
+    configs = [sorted(fields["configs"], key=str) for fields in (mine, second)]
     assert configs[0] == configs[1]
     infos = {i["config_name"]: i for i in mine["dataset_info"]}
-    for wanted in other["dataset_info"]:
-        found = infos[wanted["config_name"]]
-        assert sorted(found["splits"], key=str) == sorted(wanted["splits"], key=str)
-        assert found["dataset_size"] == wanted["dataset_size"]
-        folder = "data" if wanted["config_name"] == "default" else wanted["config_name"]
-        assert found["download_size"] == pushed.sent("many-brim", f"{folder}/")
+    for expected in second["dataset_info"]:
+        actual = infos[expected["config_name"]]
+        assert sorted(actual["splits"], key=str) == sorted(expected["splits"], key=str)
+        assert actual["dataset_size"] == expected["dataset_size"]
+        folder = "data" if expected["config_name"] == "default" else expected["config_name"]
+        assert actual["download_size"] == pushed.sent("many-brim", f"{folder}/")
 
 
 @pytest.mark.slow
@@ -184,8 +184,10 @@ def test_the_same_commit(pushed: Pushed) -> None:
 @line("a new repository without `private=`")
 def test_private_unless_said(pushed: Pushed) -> None:
     repos = pushed.hub.repos
-    seen = [repos.get("datasets", f"ada/{repo}").private for repo in ("plain-brim", "plain-original", "public-brim")]
-    assert seen == [True, False, False]
+    observed = [
+        repos.get("datasets", f"ada/{repo}").private for repo in ("plain-brim", "plain-original", "public-brim")
+    ]
+    assert observed == [True, False, False]
 
 
 @line("shards of media columns")
@@ -257,8 +259,8 @@ def test_a_stop_is_heard(tmp_path: Path) -> None:
 @line("`dataset_size` of media columns and streams")
 def test_sizes_of_media_and_streams(pushed: Pushed) -> None:
     for repo in ("pictures", "stream"):
-        mine, other = (pushed.card(f"{repo}-{who}")["dataset_info"] for who in ("brim", "original"))
-        assert mine["features"] == other["features"]
+        mine, second = (pushed.card(f"{repo}-{actor}")["dataset_info"] for actor in ("brim", "original"))
+        assert mine["features"] == second["features"]
         assert mine["dataset_size"] == mine["download_size"] == pushed.sent(f"{repo}-brim")
 
 
@@ -268,7 +270,7 @@ def test_one_commit(pushed: Pushed) -> None:
     assert pushed.hub.history("ada/commits-brim") == ["Upload dataset", "initial commit"]
 
 
-AGAIN = """
+REPEATED = """
 import sys, datasets, brim
 ds = datasets.Dataset.from_dict({"n": list(range(300))})
 try:
@@ -288,9 +290,9 @@ def test_it_goes_on(tmp_path: Path) -> None:
     with TestHub(tmp_path / "hub") as hub:
         machine = Machine(hub, tmp_path / "machine")
         hub.faults.add("commit", action="status", status=403)
-        assert machine.python(AGAIN, check=False).returncode
+        assert machine.python(REPEATED, check=False).returncode
         sent = hub.counters.puts
-        assert machine.python(AGAIN).stdout == "0 3\n"
+        assert machine.python(REPEATED).stdout == "0 3\n"
         assert (hub.counters.puts, len(hub.files("ada/data"))) == (sent, 3 + 3)
 
 
@@ -300,10 +302,10 @@ def test_another_commit_during_the_upload(tmp_path: Path) -> None:
         machine = Machine(hub, tmp_path / "machine")
         hub.create("ada/data")
         hub.faults.add("commit", action="conflict")
-        failed = machine.python(f"import sys; sys.argv = ['', 'original']\n{AGAIN}", check=False)
+        failed = machine.python(f"import sys; sys.argv = ['', 'original']\n{REPEATED}", check=False)
         assert "412" in failed.stderr
         hub.faults.add("commit", action="conflict")
-        assert machine.python(AGAIN).stdout == "3 0\n"
+        assert machine.python(REPEATED).stdout == "3 0\n"
 
 
 @line("`.brim/CONFIG/SPLIT.jsonl`")
@@ -322,8 +324,8 @@ def test_text_of_a_new_card(pushed: Pushed) -> None:
 @line("`dataset_infos.json` of an old repository")
 def test_old_infos(pushed: Pushed) -> None:
     sizes = [
-        json.loads(pushed.hub.read(f"ada/old-{who}", "dataset_infos.json"))["default"]["dataset_size"]
-        for who in ("original", "brim")
+        json.loads(pushed.hub.read(f"ada/old-{actor}", "dataset_infos.json"))["default"]["dataset_size"]
+        for actor in ("original", "brim")
     ]
     assert sizes == [24, 1]
 

@@ -49,7 +49,7 @@ def publish(source: Path, folder: Path, publisher: str) -> None:
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(Path(brim.__file__).parents[1])])
     with TestHub(folder / "hub") as hub:
         command = [sys.executable, "-m", "tests.api.dropin_cases", str(source), str(folder), publisher]
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             env={**environment, "HF_ENDPOINT": hub.endpoint},
             cwd=source,
@@ -57,7 +57,7 @@ def publish(source: Path, folder: Path, publisher: str) -> None:
             text=True,
             timeout=300,
         )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.fixture(scope="session")
@@ -115,10 +115,10 @@ def assert_the_same(ours: Any, original: Any) -> None:
     assert list(ours) == list(original)
     for split in original:
         assert ours[split].features == original[split].features
-        got, wanted = values(ours[split]), values(original[split])
-        assert got.schema == wanted.schema
-        for column in wanted.column_names:
-            assert got.column(column).to_pylist() == wanted.column(column).to_pylist(), column
+        got, expected = values(ours[split]), values(original[split])
+        assert got.schema == expected.schema
+        for column in expected.column_names:
+            assert got.column(column).to_pylist() == expected.column(column).to_pylist(), column
 
 
 @pytest.mark.parametrize("name", EMPTY)
@@ -211,8 +211,8 @@ def test_streamed_scans_stay_compressed(change: Any, tmp_path: Path) -> None:
     """NIfTI bytes of a stream arrive gzipped and named, also after columns were renamed or removed."""
     stream = change(IterableDataset.from_generator(scans, features=SCANS))
     ours = load(build(stream, tmp_path), tmp_path / "cache")["train"]
-    wanted = [{**row["scan"], "path": f"{row['id']}.nii.gz"} for row in scans()]
-    assert values(ours).column("scan").to_pylist() == wanted
+    expected = [{**row["scan"], "path": f"{row['id']}.nii.gz"} for row in scans()]
+    assert values(ours).column("scan").to_pylist() == expected
     assert ours[2]["scan"].get_fdata().max() == 2
 
 
@@ -276,8 +276,8 @@ def test_two_builds_give_the_same_bytes(source: Path, tmp_path: Path) -> None:
     dataset = mapped(source)
     sources = [dataset, dataset.select(list(range(20))), Dataset.from_dict(image_rows(20), features=IMAGE)]
     digests = []
-    for number, one in enumerate([*sources, dataset.to_iterable_dataset()]):
-        digests.append(tree_digest(build(one, tmp_path / str(number)) / "data"))
+    for number, item in enumerate([*sources, dataset.to_iterable_dataset()]):
+        digests.append(tree_digest(build(item, tmp_path / str(number)) / "data"))
     assert all(digest == digests[0] for digest in digests)
 
 

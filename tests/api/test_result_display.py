@@ -25,10 +25,10 @@ def test_results_show_themselves() -> None:
     assert "<b>" not in built._repr_html_()
     assert "&lt;b&gt;out&lt;/b&gt;" in built._repr_html_()
     stats = brim.UnitStats([Receipt("a", "", 1, 1, "", "", "", "")] * 10_000, computed=10_000, retries=2)
-    many = MapResult.from_build(built, stats, counts={"tokens": 7})
-    assert len(repr(many)) < 1000
-    assert many.summary() == many.lines
-    assert ("units", "10,000 done, 2 retried") in many.lines
+    items = MapResult.from_build(built, stats, counts={"tokens": 7})
+    assert len(repr(items)) < 1000
+    assert items.summary() == items.lines
+    assert ("units", "10,000 done, 2 retried") in items.lines
 
 
 def test_results_are_flat() -> None:
@@ -53,7 +53,7 @@ def test_plans_forecasts_and_why(tmp_path: Path) -> None:
     plan = brim.plan(tmp_path / "in", tmp_path / "out")
     forecast = brim.forecast("concat", rows=1000, dims=16, memory="1GB")
     why = brim.why(logs=[tmp_path / "in" / "a.bin"])
-    for one in (
+    for item in (
         plan,
         forecast,
         plan.run(progress=False),
@@ -61,8 +61,8 @@ def test_plans_forecasts_and_why(tmp_path: Path) -> None:
         brim.check(tmp_path / "in"),
         why,
     ):
-        assert str(one) == repr(one)
-        assert one._repr_html_().startswith(("<table>", "<pre>"))
+        assert str(item) == repr(item)
+        assert item._repr_html_().startswith(("<table>", "<pre>"))
     assert repr(plan).splitlines()[0].startswith(" ")
 
 
@@ -133,11 +133,11 @@ def renderer_types(progress: bool | None) -> list[type]:
 
 def test_jobs_under_one_bar() -> None:
     """It begins with what all have to do, counts rows alone, and ends once; where a total is unknown there is none."""
-    said: list[Any] = []
+    messages: list[Any] = []
     inner: Any = SimpleNamespace(
-        start=lambda *told: said.append(told),
-        advance=lambda size: said.append(size),
-        finish=lambda: said.append("end"),
+        start=lambda *report: messages.append(report),
+        advance=lambda size: messages.append(size),
+        finish=lambda: messages.append("end"),
     )
     with Progress(forward_to=inner).joined("map", [10, 20]) as both:
         for size in (10, 20):
@@ -146,8 +146,8 @@ def test_jobs_under_one_bar() -> None:
             both.start("finish", 5, 0, 99)
             both.advance(5)
             both.finish()
-    assert said == [("map", 30, 0, 99), 10, 0, 20, 0, "end"]
-    said.clear()
+    assert messages == [("map", 30, 0, 99), 10, 0, 20, 0, "end"]
+    messages.clear()
     with Progress(forward_to=inner).joined("map", [10, None]) as both:
         both.start("map", 10, 0, 99)
-    assert said == [("map", 0, 0, 99), "end"]
+    assert messages == [("map", 0, 0, 99), "end"]

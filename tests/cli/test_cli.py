@@ -73,8 +73,8 @@ def test_the_whole_way(many_files: Callable[..., Path], tmp_path: Path) -> None:
     assert "9 files are inside" in brim("verify", out, source).stdout
     brim("unpack", out, tmp_path / "back")
     assert tree_digest(tmp_path / "back") == tree_digest(source)
-    again = brim("unpack", out, tmp_path / "back").stdout
-    assert "9 existed" in again
+    repeated = brim("unpack", out, tmp_path / "back").stdout
+    assert "9 existed" in repeated
 
 
 def test_json_is_json_and_nothing_else(many_files: Callable[..., Path], tmp_path: Path) -> None:
@@ -83,10 +83,10 @@ def test_json_is_json_and_nothing_else(many_files: Callable[..., Path], tmp_path
     events = [json.loads(line) for line in brim("plan", source, "--json").stdout.splitlines()]
     assert events[0]["rows"] == 5
     assert events[0]["memory"]["need_bytes"] < 100_000_000
-    done = brim("build", source, out, "--json", "--rows-per-shard", "2")
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+    result = brim("build", source, out, "--json", "--rows-per-shard", "2")
+    events = [json.loads(line) for line in result.stdout.splitlines()]
     assert [e["event"] for e in events] == ["start", "shard", "shard", "shard", "done"]
-    assert done.stderr == ""
+    assert result.stderr == ""
     events = [json.loads(line) for line in brim("verify", out, source, "--json").stdout.splitlines()]
     assert events[-1]["event"] == "verified"
     failed = json.loads(brim("plan", tmp_path / "nothing", "--json", check=2).stdout)
@@ -133,9 +133,9 @@ def test_memory_too_small_is_said_at_once(many_files: Callable[..., Path], tmp_p
     """A limit below what the build needs is exit 4 with the limit that would do, which then does."""
     source = many_files(3)
     refused = brim("build", source, tmp_path / "out", "--memory", "10MB", check=4).stderr
-    enough = re.search(r"--memory (\d+MB)", refused)
-    assert enough
-    brim("build", source, tmp_path / "out", "--memory", enough[1])
+    sufficient = re.search(r"--memory (\d+MB)", refused)
+    assert sufficient
+    brim("build", source, tmp_path / "out", "--memory", sufficient[1])
 
 
 def test_a_second_run_at_the_same_place_is_refused(many_files: Callable[..., Path], tmp_path: Path) -> None:
@@ -186,9 +186,9 @@ def test_signals_stop_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     assert process.returncode == 6, errors
     assert "Run the same command to continue" in errors
     assert not list(out.glob("data/.*"))
-    done = len(list(out.glob("data/*.parquet")))
-    assert 0 < done < 12
-    assert re.search(rf"12 \({12 - done} written, {done} kept\)", brim(*command[3:]).stdout)
+    rows_done = len(list(out.glob("data/*.parquet")))
+    assert 0 < rows_done < 12
+    assert re.search(rf"12 \({12 - rows_done} written, {rows_done} kept\)", brim(*command[3:]).stdout)
 
 
 @pytest.mark.parametrize("columns", [80, 160])
@@ -205,12 +205,12 @@ def test_a_terminal_gets_a_bar(many_files: Callable[..., Path], tmp_path: Path, 
     shown = b""
     while True:
         try:
-            piece = os.read(parent, 65536)
+            segment = os.read(parent, 65536)
         except OSError:
             break
-        if not piece:
+        if not segment:
             break
-        shown += piece
+        shown += segment
     assert process.wait(timeout=60) == 0
     os.close(parent)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
@@ -231,13 +231,13 @@ def test_tables_of_every_format(tmp_path: Path) -> None:
     import pyarrow as pa
 
     pq.write_table(pa.Table.from_pylist(lines), source / "t.parquet")
-    seen = []
+    observed = []
     for name in ("t.csv", "t.tsv", "t.jsonl", "t.parquet"):
         out = tmp_path / name
         assert "guessed" in brim("plan", source / name).stdout
         brim("build", source / name, out)
-        seen.append(tree_digest(out / "data"))
-    assert all(one == seen[0] for one in seen)
+        observed.append(tree_digest(out / "data"))
+    assert all(item == observed[0] for item in observed)
     rows = pq.read_table(tmp_path / "t.csv" / "data").to_pylist()
     assert rows[0] == {"id": "007", "file": {"bytes": b"aaa", "path": "x/a.bin"}, "note": "two\nlines"}
 
@@ -321,6 +321,6 @@ def test_a_stop_is_heard_while_a_library_does_not_come_back() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "busy\n"
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, output = process.communicate(timeout=30)
     assert process.returncode == 6
-    assert "Stopped by SIGTERM" in said
+    assert "Stopped by SIGTERM" in output

@@ -26,11 +26,11 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 
 def completed(line: str, **environment: str) -> list[str]:
     """Return what bash is offered for a line that ends at the cursor: texts, without what the shell completes."""
-    asked = {"_BRIM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    requested = {"_BRIM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     code = "import sys; sys.argv = ['brim']; from brim.cli import main; main()"
-    environment = {**os.environ, **asked, **environment}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    return [line.removeprefix("plain,") for line in done.stdout.splitlines() if line.startswith("plain,")]
+    environment = {**os.environ, **requested, **environment}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return [line.removeprefix("plain,") for line in result.stdout.splitlines() if line.startswith("plain,")]
 
 
 @pytest.mark.parametrize(
@@ -60,27 +60,27 @@ def test_completion(line: str, offered: list[str]) -> None:
 )
 def test_completion_is_installed_once(shell: str, file: str, line: str, tmp_path: Path) -> None:
     """--install-completion adds one line to the start-up file of the shell; --show-completion prints the script."""
-    place = {**os.environ, "HOME": str(tmp_path), "SHELL": f"/usr/bin/{shell}"}
+    destination = {**os.environ, "HOME": str(tmp_path), "SHELL": f"/usr/bin/{shell}"}
     for _ in range(2):
-        assert file in brim("--install-completion", env=place).stdout
+        assert file in brim("--install-completion", env=destination).stdout
     assert (tmp_path / file).read_text().count(line) == 1
-    assert f"{shell}_complete" in brim("--show-completion", env=place).stdout
-    refused = brim("--show-completion", env={**place, "SHELL": "/bin/tcsh"}, check=2).stderr
+    assert f"{shell}_complete" in brim("--show-completion", env=destination).stdout
+    refused = brim("--show-completion", env={**destination, "SHELL": "/bin/tcsh"}, check=2).stderr
     assert "bash, zsh or fish" in refused
     (tmp_path / file).unlink()
-    assert "takes no arguments" in brim("--install-completion", "--help", env=place, check=2).stderr
+    assert "takes no arguments" in brim("--install-completion", "--help", env=destination, check=2).stderr
     assert not (tmp_path / file).exists()
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_completes_with_the_installed_line(tmp_path: Path) -> None:
     """A real bash that reads the installed line offers the commands."""
-    place = {**os.environ, "HOME": str(tmp_path), "SHELL": "/bin/bash"}
-    place["PATH"] = f"{Path(sys.executable).parent}:{place['PATH']}"
-    brim("--install-completion", env=place)
+    destination = {**os.environ, "HOME": str(tmp_path), "SHELL": "/bin/bash"}
+    destination["PATH"] = f"{Path(sys.executable).parent}:{destination['PATH']}"
+    brim("--install-completion", env=destination)
     script = 'source ~/.bashrc; COMP_WORDS=(brim veri); COMP_CWORD=1; _brim_completion brim; echo "${COMPREPLY[@]}"'
-    done = subprocess.run(["bash", "-c", script], env=place, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["verify"]
+    result = subprocess.run(["bash", "-c", script], env=destination, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["verify"]
 
 
 def test_help_of_a_verb() -> None:
@@ -95,30 +95,35 @@ def test_help_of_a_verb() -> None:
 
 def test_doctor(tmp_path: Path) -> None:
     """It says what is here and what to install, and leaves nothing behind."""
-    place = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "HF_HUB_OFFLINE": "1"}
-    place.pop("HF_TOKEN", None)
-    facts = json.loads(brim("doctor", "--json", env=place).stdout)
+    destination = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    destination.pop("HF_TOKEN", None)
+    facts = json.loads(brim("doctor", "--json", env=destination).stdout)
     extras = {extra["name"]: extra for extra in facts["extras"]}
     assert set(extras) == set(EXTRAS)
     assert "obstore" in {**extras["s3"]["installed"], **dict.fromkeys(extras["s3"]["missing"])}
     assert facts["memory"]["limit_bytes"] > 0
     assert facts["hub"]["token"] is False
     assert any("hf auth login" in line for line in facts["advice"])
-    assert "[s3]" in brim("doctor", env=place).stdout
+    assert "[s3]" in brim("doctor", env=destination).stdout
     assert list(tmp_path.iterdir()) == []
 
 
 def test_doctor_does_not_wait_for_the_hub(tmp_path: Path) -> None:
     """A Hub that is not there is said, and the token is not."""
-    place = {
+    destination = {
         **os.environ,
         "HF_TOKEN": "hf_abcdefghijklmnop",
         "HF_ENDPOINT": "http://127.0.0.1:9",
         "HF_HUB_OFFLINE": "0",
     }
-    said = brim("doctor", env=place).stdout
-    assert "the Hub does not answer" in said
-    assert "abcdefgh" not in said
+    output = brim("doctor", env=destination).stdout
+    assert "the Hub does not answer" in output
+    assert "abcdefgh" not in output
 
 
 def test_extras_are_those_of_the_package() -> None:
@@ -135,22 +140,22 @@ def test_extras_are_those_of_the_package() -> None:
 def test_quiet_is_quiet(tmp_path: Path) -> None:
     """Nothing but errors: no result, no note, no progress."""
     source = write_files(tmp_path / "source", {"a.txt": b"a"})
-    done = brim("build", source, tmp_path / "out", "--quiet")
-    assert done.stdout == done.stderr == ""
-    done = brim("verify", tmp_path / "out", tmp_path / "nowhere", "-q", check=2)
-    assert done.stdout == ""
-    assert "nowhere" in done.stderr
+    result = brim("build", source, tmp_path / "out", "--quiet")
+    assert result.stdout == result.stderr == ""
+    result = brim("verify", tmp_path / "out", tmp_path / "nowhere", "-q", check=2)
+    assert result.stdout == ""
+    assert "nowhere" in result.stderr
 
 
 def test_another_source_is_said_first(tmp_path: Path) -> None:
     """A wrong SOURCE is named as such, with ten differences and not one for each file."""
     source = write_files(tmp_path / "source", {f"{i}.txt": b"a" for i in range(20)})
-    other = write_files(tmp_path / "other", {f"{i}.bin": b"b" for i in range(20)})
+    other_files = write_files(tmp_path / "other", {f"{i}.bin": b"b" for i in range(20)})
     brim("build", source, tmp_path / "out", "-q")
-    said = brim("verify", tmp_path / "out", other, check=3).stderr.splitlines()
-    assert said[0] == "brim: This is another source: 0 of its 20 files are in the shards."
-    assert len([line for line in said if (": " in line and "txt" in line) or "bin" in line]) == 10
-    assert "and 30 more differences" in "".join(said)
+    error_output = brim("verify", tmp_path / "out", other_files, check=3).stderr.splitlines()
+    assert error_output[0] == "brim: This is another source: 0 of its 20 files are in the shards."
+    assert len([line for line in error_output if (": " in line and "txt" in line) or "bin" in line]) == 10
+    assert "and 30 more differences" in "".join(error_output)
 
 
 def test_a_folder_is_a_folder(tmp_path: Path) -> None:
@@ -160,22 +165,25 @@ def test_a_folder_is_a_folder(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "arc" / "README.md").is_file()
 
 
-@pytest.mark.parametrize("words", ["build a b", "map a.jsonl b --fn f:f", "verify b", "unpack a b", "select a b"])
-def test_from_a_folder_that_was_removed(tmp_path: Path, words: str) -> None:
+@pytest.mark.parametrize("arguments", ["build a b", "map a.jsonl b --fn f:f", "verify b", "unpack a b", "select a b"])
+def test_from_a_folder_that_was_removed(tmp_path: Path, arguments: str) -> None:
     """Relative paths lead nowhere: that is said, and is no bug."""
     start = "import os, sys; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); from brim.cli import main; main()"
-    command = [sys.executable, "-c", start, *words.split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2, done.stderr
-    assert "The working folder does not exist any more." in done.stderr
+    command = [sys.executable, "-c", start, *arguments.split()]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 2, result.stderr
+    assert "The working folder does not exist any more." in result.stderr
 
 
 def test_a_mistyped_tokenizer_is_not_asked_of_the_hub(tmp_path: Path) -> None:
     """A name that looks like a file is a file that is not there."""
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
-    place = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
-    words = ["tokenize", "rows.jsonl", "out", "--tokenizer", "tokenizer.jsn"]
-    assert "The tokenizer file 'tokenizer.jsn' does not exist" in brim(*words, cwd=tmp_path, env=place, check=2).stderr
+    destination = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    arguments = ["tokenize", "rows.jsonl", "out", "--tokenizer", "tokenizer.jsn"]
+    assert (
+        "The tokenizer file 'tokenizer.jsn' does not exist"
+        in brim(*arguments, cwd=tmp_path, env=destination, check=2).stderr
+    )
 
 
 TITLE = "a\x1b]0;pwned\x07b"
@@ -184,10 +192,10 @@ TITLE = "a\x1b]0;pwned\x07b"
 def test_names_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
     """A file's name sets no title, wherever it is printed: results, errors, notes."""
     source = write_files(tmp_path / "source", {f"{TITLE}.txt": b"abc", f"{TITLE}2.txt": b""})
-    for words in (["check"], ["plan"], ["plan", "--allow-empty"]):
-        done = brim(*words, source, check=None)
-        assert "\x1b" not in done.stdout + done.stderr
-        assert r"a\x1b]0;pwned\x07b" in done.stdout + done.stderr
+    for arguments in (["check"], ["plan"], ["plan", "--allow-empty"]):
+        result = brim(*arguments, source, check=None)
+        assert "\x1b" not in result.stdout + result.stderr
+        assert r"a\x1b]0;pwned\x07b" in result.stdout + result.stderr
 
 
 def test_bar_notes_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,12 +250,12 @@ def test_a_bar_is_drawn_in_a_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "brim", "build", str(source), str(tmp_path / "out")]
     with subprocess.Popen(command, stderr=terminal, stdout=subprocess.DEVNULL) as process:
         os.close(terminal)
-        said = b""
+        message = b""
         with contextlib.suppress(OSError):  # the end of a terminal
-            while piece := os.read(shown, 65536):
-                said += piece
+            while segment := os.read(shown, 65536):
+                message += segment
     os.close(shown)
     assert process.returncode == 0
-    assert b"\x1b[" in said
-    assert b"\\x1b[" not in said
-    assert b"\x1b]0;" not in said
+    assert b"\x1b[" in message
+    assert b"\\x1b[" not in message
+    assert b"\x1b]0;" not in message

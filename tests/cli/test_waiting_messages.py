@@ -11,16 +11,16 @@ from brim import progress
 
 def test_only_what_is_slow_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait is told of while it lasts; one that is over in time is not."""
-    told: list[str] = []
-    heard = threading.Event()
+    messages: list[str] = []
+    was_received = threading.Event()
 
     def say(text: str) -> None:
-        told.append(text)
-        heard.set()
+        messages.append(text)
+        was_received.set()
 
     with progress.notify_if_slow(say, "quick"):
         pass
     monkeypatch.setattr("brim.progress._SLOW_S", 0.01)
     with progress.notify_if_slow(say, "slow"):
-        assert heard.wait(30)
-    assert told == ["slow"]
+        assert was_received.wait(30)
+    assert messages == ["slow"]

@@ -140,9 +140,9 @@ def batch_only_read(batch: Any) -> dict[str, Any]:
 
 
 def batch_removed_and_set_again(batch: Any) -> dict[str, Any]:
-    held = batch["n"]
+    retained = batch["n"]
     del batch["n"]
-    batch["n"] = held
+    batch["n"] = retained
     return {}
 
 
@@ -180,7 +180,7 @@ def flip(row: Any) -> dict[str, Any]:
 
 
 def tokens(batch: Any) -> dict[str, list[list[int]]]:
-    ids = [[len(word) for word in text.split()] for text in batch["text"]]
+    ids = [[len(value) for value in text.split()] for text in batch["text"]]
     return {
         "input_ids": ids,
         "attention_mask": [[1] * len(i) for i in ids],
@@ -188,12 +188,12 @@ def tokens(batch: Any) -> dict[str, list[list[int]]]:
     }
 
 
-AGAIN: dict[str, Any] = {}
+REPEATED: dict[str, Any] = {}
 
 
 def same_dict(row: Any) -> dict[str, Any]:
-    AGAIN["y"] = row["n"]
-    return AGAIN
+    REPEATED["y"] = row["n"]
+    return REPEATED
 
 
 def transformed() -> Dataset:

@@ -70,9 +70,9 @@ def captions(count: int) -> list[str]:
     return [f"{number} " + "caption " * (number % 40) for number in range(count)]
 
 
-def embed_words(dest: str, *more: str) -> list[str]:
+def embed_words(dest: str, *extra: str) -> list[str]:
     return ["embed", "rows.jsonl", dest, "--model", "mine.py:factory", "--column", "text", "--keep", "id",
-            "--memory", "500MB", *more]  # fmt: skip
+            "--memory", "500MB", *extra]  # fmt: skip
 
 
 def result_of(command: list[str], work: Path) -> dict[str, Any]:
@@ -84,17 +84,17 @@ def expected_vectors(texts: list[str], bad: set[int], batch: int = 32, window: i
     """The vectors of the planned batches without their bad rows."""
     import zlib
 
-    found: dict[int, list[float]] = {}
+    actual: dict[int, list[float]] = {}
     for start in range(0, len(texts), window):
         rows = range(start, min(start + window, len(texts)))
         order = sorted(rows, key=lambda row: -len(texts[row]))
-        for at in range(0, len(order), batch):
-            good = [row for row in order[at : at + batch] if row not in bad]
+        for index in range(0, len(order), batch):
+            good = [row for row in order[index : index + batch] if row not in bad]
             longest = max((len(texts[row]) for row in good), default=0)
             for row in good:
                 vector = np.array([zlib.crc32(texts[row].encode()) / 2**32 + longest, len(texts[row])], "float32")
-                found[row] = vector.tolist()
-    return found
+                actual[row] = vector.tolist()
+    return actual
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def test_embed_leaves_out_one_row_where_one_row_fails(work: Path, rows: int, bad
     texts = captions(rows)
     texts[bad_row] = f"{bad_row} FAIL " + "long " * 600
     write_texts(work / "rows.jsonl", texts)
-    done = result_of(embed_words("out.npy", "--on-error", on_error), work)
-    assert (done["bad_rows"], done["rows"]) == (1, rows - 1)
+    result = result_of(embed_words("out.npy", "--on-error", on_error), work)
+    assert (result["bad_rows"], result["rows"]) == (1, rows - 1)
     ids = pq.read_table(work / "out.npy.rows.parquet")["id"].to_pylist()
     assert ids == [number for number in range(rows) if number != bad_row]
 
@@ -129,14 +129,14 @@ def test_embed_result_depends_only_on_which_rows_are_bad(work: Path, dest: str, 
         texts[row] = ""
     write_texts(work / "rows.jsonl", texts)
     options = ("--on-error", "quarantine", "--argument", f"prepare_fails={prepare_fails}")
-    done = result_of(embed_words(dest, *options), work)
-    assert done["bad_rows"] == len(bad | empty)
+    result = result_of(embed_words(dest, *options), work)
+    assert result["bad_rows"] == len(bad | empty)
     assert read_vectors(work / dest) == expected_vectors(texts, bad | empty)
-    beside = work / "out" / "quarantine.parquet" if dest == "out" else work / f"{dest}.quarantine.parquet"
-    kept = pq.read_table(beside).to_pylist()
-    assert [row["text"] for row in kept] == [texts[row] for row in sorted(bad | empty)]
-    assert [row["brim_offset"] for row in kept] == sorted(bad | empty)
-    for row in kept:
+    concurrent = work / "out" / "quarantine.parquet" if dest == "out" else work / f"{dest}.quarantine.parquet"
+    remaining = pq.read_table(concurrent).to_pylist()
+    assert [row["text"] for row in remaining] == [texts[row] for row in sorted(bad | empty)]
+    assert [row["brim_offset"] for row in remaining] == sorted(bad | empty)
+    for row in remaining:
         fault = "is empty" if row["brim_offset"] in empty else f"RuntimeError: cannot embed {row['brim_offset']}"
         assert fault in row["brim_error"]
 
@@ -154,10 +154,10 @@ def test_embed_leaves_out_the_row_whose_length_cannot_be_told(work: Path) -> Non
     texts = captions(100)
     texts[40], texts[41] = "40 FAIL", ""
     write_texts(work / "rows.jsonl", texts)
-    command = [word.replace("factory", "LengthsModel") for word in embed_words("out.npy", "--on-error", "skip")]
+    command = [argument.replace("factory", "LengthsModel") for argument in embed_words("out.npy", "--on-error", "skip")]
     assert result_of(command, work)["bad_rows"] == 2
-    failed = forked(*[word for word in command if word not in ("--on-error", "skip")], "--empty", "keep", "--fresh",
-                    cwd=work, check=2)  # fmt: skip
+    strict = [option for option in command if option not in ("--on-error", "skip")]
+    failed = forked(*strict, "--empty", "keep", "--fresh", cwd=work, check=2)
     assert "failed at rows.jsonl, row 40 " in failed.stderr
 
 
@@ -192,9 +192,9 @@ def test_embed_leaves_out_the_same_rows_after_its_worker_was_killed(work: Path, 
     options = ("--on-error", "quarantine", "--batch-size", "8", "--unit-size", unit_size)
     if kill == "memory":
         options += ("--workers", "2")  # a worker that runs alone has nothing to be tried again with
-    done = result_of(embed_words("out.parquet", *options, "--argument", f"kill={kill}"), work)
+    result = result_of(embed_words("out.parquet", *options, "--argument", f"kill={kill}"), work)
     assert (work / "killed").exists()
-    assert (done["bad_rows"], done["retries"]) == (3, 1)
+    assert (result["bad_rows"], result["retries"]) == (3, 1)
     assert pq.read_table(work / "out.parquet.quarantine.parquet")["id"].to_pylist() == [3, 111, 399]
     assert pq.read_table(work / "out.parquet")["id"].to_pylist() == [n for n in range(400) if n not in (3, 111, 399)]
 
@@ -222,8 +222,8 @@ def together(batch):
 """
 
 
-def map_words(*more: str) -> list[str]:
-    return ["map", "rows.jsonl", "out", "--batched", "--memory", "600MB", *more]
+def map_words(*extra: str) -> list[str]:
+    return ["map", "rows.jsonl", "out", "--batched", "--memory", "600MB", *extra]
 
 
 @pytest.fixture
@@ -241,22 +241,22 @@ def test_map_leaves_out_only_the_rows_that_fail_where_splittable(
 ) -> None:
     write_texts(map_work / "rows.jsonl", [f"{n} FAIL" if n in bad else f"{n}" for n in range(2_500)])
     command = map_words("--fn", f"steps.py:{function}", "--splittable", "--on-error", "quarantine", *options)
-    done = forked(*command, cwd=map_work)
+    result = forked(*command, cwd=map_work)
     rows = pq.read_table(map_work / "out" / "data").to_pylist()
     assert [(row["id"], row["half"]) for row in rows] == [(n, n / 2) for n in range(2_500) if n not in bad]
-    assert f"{len(bad):,} row{'s' if len(bad) > 1 else ''} that failed" in done.stdout
-    kept = pq.read_table(map_work / "out" / "quarantine.parquet").to_pylist()
-    assert [row["id"] for row in kept] == bad
-    assert [row["brim_error"] for row in kept] == [f"ValueError: cannot halve {n} FAIL" for n in bad]
+    assert f"{len(bad):,} row{'s' if len(bad) > 1 else ''} that failed" in result.stdout
+    remaining = pq.read_table(map_work / "out" / "quarantine.parquet").to_pylist()
+    assert [row["id"] for row in remaining] == bad
+    assert [row["brim_error"] for row in remaining] == [f"ValueError: cannot halve {n} FAIL" for n in bad]
 
 
 @pytest.mark.parametrize("on_error", ["skip", "quarantine"])
 def test_map_says_that_a_batch_is_left_out_where_not_splittable(map_work: Path, on_error: str) -> None:
     write_texts(map_work / "rows.jsonl", [f"{n} FAIL" if n == 1_234 else f"{n}" for n in range(2_500)])
-    done = forked(*map_words("--fn", "steps.py:halve", "--on-error", on_error), cwd=map_work)
-    said = " ".join(done.stdout.split())
-    assert "skipped 1 batch of 1,000 rows that failed" in said
-    assert "--splittable" in said
+    result = forked(*map_words("--fn", "steps.py:halve", "--on-error", on_error), cwd=map_work)
+    output = " ".join(result.stdout.split())
+    assert "skipped 1 batch of 1,000 rows that failed" in output
+    assert "--splittable" in output
     assert pq.read_table(map_work / "out" / "data").num_rows == 1_500
 
 
@@ -267,11 +267,11 @@ def test_map_says_how_many_batches_are_left_out_after_a_resume(map_work: Path) -
     command = map_words("--fn", "steps.py:halve", "--on-error", "skip", "--unit-size", "130KB")
     die = "import os; from brim.jobs.compute import ComputeRun; ComputeRun._finish = lambda *_: os._exit(9)"
     forked(*command, cwd=map_work, before=die, check=9)
-    said = " ".join(forked(*command, cwd=map_work).stdout.split())
+    output = " ".join(forked(*command, cwd=map_work).stdout.split())
     lost = 2_500 - pq.read_table(map_work / "out" / "data").num_rows
     assert 1_000 < lost < 2_000
-    assert f"skipped 2 batches, {lost:,} rows together, that failed" in said
-    assert "units 0 done" in said
+    assert f"skipped 2 batches, {lost:,} rows together, that failed" in output
+    assert "units 0 done" in output
 
 
 def test_map_keeps_rows_whose_batch_fails_only_as_a_whole_where_splittable(map_work: Path) -> None:

@@ -39,17 +39,17 @@ LIMIT = "400MB"
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tokenizers whose templates have marks or none, and a file of conversations."""
     folder = tmp_path_factory.mktemp("chat")
-    made = made_tokenizers(folder)
-    write_chat_tokenizer(folder / "marked", with_marks(STYLES["chatml"]), made["gpt4"])
-    write_chat_tokenizer(folder / "bare", without_marks(STYLES["chatml"]), made["gpt4"])
+    created = made_tokenizers(folder)
+    write_chat_tokenizer(folder / "marked", with_marks(STYLES["chatml"]), created["gpt4"])
+    write_chat_tokenizer(folder / "bare", without_marks(STYLES["chatml"]), created["gpt4"])
     write_chats(folder / "chats.jsonl", ROWS)
     return folder
 
 
-def tokenize(work: Path, source: Any, out: Path | str, *more: str, tokenizer: str = "marked", **options: Any) -> Any:
+def tokenize(work: Path, source: Any, out: Path | str, *extra: str, tokenizer: str = "marked", **options: Any) -> Any:
     """The last line of --json."""
-    words = ["--tokenizer", tokenizer, "--chat", "--memory", LIMIT, *more, "--json"]
-    return json.loads(brim("tokenize", source, out, *words, cwd=work, **options).stdout.splitlines()[-1])
+    arguments = ["--tokenizer", tokenizer, "--chat", "--memory", LIMIT, *extra, "--json"]
+    return json.loads(brim("tokenize", source, out, *arguments, cwd=work, **options).stdout.splitlines()[-1])
 
 
 def rows_of(out: Path, split: str = "train") -> list[dict[str, Any]]:
@@ -65,27 +65,27 @@ def expected(work: Path, messages: list[dict[str, Any]]) -> tuple[list[int], lis
         start = len(text)
         text += f"{message['content']}<|im_end|>\n"
         spans += [(start, len(text))] * (message["role"] == "assistant")
-    found = raw.encode(text, add_special_tokens=False)
+    actual = raw.encode(text, add_special_tokens=False)
     labels = [
         token if any(start < b and end > a for a, b in spans) else -100
-        for token, (start, end) in zip(found.ids, found.offsets, strict=True)
+        for token, (start, end) in zip(actual.ids, actual.offsets, strict=True)
     ]
-    return found.ids, labels
+    return actual.ids, labels
 
 
 def test_ids_and_labels_by_marks_and_by_prefixes(work: Path, tmp_path: Path) -> None:
     """Both ways give the same rows; kept columns and the attention mask are next to them."""
     for name in ("marked", "bare"):
-        told = tokenize(
+        result = tokenize(
             work, "chats.jsonl", tmp_path / name, "--keep-columns", "id", "--attention-mask", tokenizer=name
         )
-        assert (told["documents"], told["overlong"], told["truncated"]) == (len(ROWS), 0, 0)
-    found = rows_of(tmp_path / "marked")
-    assert found == rows_of(tmp_path / "bare")
-    assert told["trained"] == sum(sum(row["assistant_masks"]) for row in found)
-    for row, given in zip(found, ROWS, strict=True):
-        ids, labels = expected(work, given["messages"])
-        assert (row["id"], row["input_ids"], row["labels"]) == (given["id"], ids, labels)
+        assert (result["documents"], result["overlong"], result["truncated"]) == (len(ROWS), 0, 0)
+    actual = rows_of(tmp_path / "marked")
+    assert actual == rows_of(tmp_path / "bare")
+    assert result["trained"] == sum(sum(row["assistant_masks"]) for row in actual)
+    for row, inputs in zip(actual, ROWS, strict=True):
+        ids, labels = expected(work, inputs["messages"])
+        assert (row["id"], row["input_ids"], row["labels"]) == (inputs["id"], ids, labels)
         assert row["assistant_masks"] == [int(label != -100) for label in labels]
         assert row["length"] == len(ids)
         assert row["attention_mask"] == [1] * len(ids)
@@ -94,11 +94,11 @@ def test_ids_and_labels_by_marks_and_by_prefixes(work: Path, tmp_path: Path) -> 
 def test_every_source_gives_the_same_rows(work: Path, tmp_path: Path) -> None:
     """JSONL, Parquet with nulls that Arrow has filled in, a list of dicts, and ShareGPT with a table of roles."""
     tokenize(work, "chats.jsonl", tmp_path / "jsonl")
-    wanted = [row["labels"] for row in rows_of(tmp_path / "jsonl")]
+    required = [row["labels"] for row in rows_of(tmp_path / "jsonl")]
     rich = [{"messages": [{**m, "tool_calls": None, "x": None} for m in row["messages"]]} for row in ROWS]
     pq.write_table(pa.Table.from_pylist(rich), tmp_path / "chats.parquet")
     tokenize(work, tmp_path / "chats.parquet", tmp_path / "parquet")
-    assert [row["labels"] for row in rows_of(tmp_path / "parquet")] == wanted
+    assert [row["labels"] for row in rows_of(tmp_path / "parquet")] == required
     names = {"user": "human", "assistant": "expert", "system": "system"}
     shared = [
         {"conversations": [{"from": names[m["role"]], "value": m["content"]} for m in row["messages"]]} for row in ROWS
@@ -107,12 +107,12 @@ def test_every_source_gives_the_same_rows(work: Path, tmp_path: Path) -> None:
     error = brim("tokenize", "shared.jsonl", "x", "--tokenizer", work / "marked", "--chat", cwd=tmp_path, check=2)
     assert "--role expert=user" in error.stderr
     tokenize(work, tmp_path / "shared.jsonl", tmp_path / "shared", "--role", "expert=assistant")
-    assert [row["labels"] for row in rows_of(tmp_path / "shared")] == wanted
+    assert [row["labels"] for row in rows_of(tmp_path / "shared")] == required
     mixed = [
         {**row, "messages": [{**m, "x": number or "a"} for number, m in enumerate(row["messages"])]} for row in ROWS
     ]
     library.tokenize(mixed, work / "marked", destination=tmp_path / "list", chat=True, memory=LIMIT, progress=False)
-    assert [row["labels"] for row in rows_of(tmp_path / "list")] == wanted
+    assert [row["labels"] for row in rows_of(tmp_path / "list")] == required
 
 
 def test_prompts_and_completions(work: Path, tmp_path: Path) -> None:
@@ -135,19 +135,19 @@ def test_rows_that_are_too_long(work: Path, tmp_path: Path) -> None:
     """Dropped, truncated or an error; what has no trained token then is an error or skipped, and counted."""
     tokenize(work, "chats.jsonl", tmp_path / "whole")
     lengths = [row["length"] for row in rows_of(tmp_path / "whole")]
-    most = sorted(lengths)[200]
-    told = tokenize(work, "chats.jsonl", tmp_path / "drop", "--max-length", str(most))
-    over = sum(length > most for length in lengths)
-    assert (told["overlong"], told["rows"]) == (over, len(ROWS) - over)
-    assert [row["length"] for row in rows_of(tmp_path / "drop")] == [n for n in lengths if n <= most]
-    told = tokenize(work, "chats.jsonl", tmp_path / "cut", "--max-length", str(most), "--overlong", "truncate",
+    maximum = sorted(lengths)[200]
+    result = tokenize(work, "chats.jsonl", tmp_path / "drop", "--max-length", str(maximum))
+    over = sum(length > maximum for length in lengths)
+    assert (result["overlong"], result["rows"]) == (over, len(ROWS) - over)
+    assert [row["length"] for row in rows_of(tmp_path / "drop")] == [n for n in lengths if n <= maximum]
+    result = tokenize(work, "chats.jsonl", tmp_path / "cut", "--max-length", str(maximum), "--overlong", "truncate",
                     "--on-error", "skip")  # fmt: skip
-    assert told["truncated"] + told["bad_rows"] == over
-    assert told["rows"] == len(ROWS) - told["bad_rows"]
-    assert max(row["length"] for row in rows_of(tmp_path / "cut")) == most
+    assert result["truncated"] + result["bad_rows"] == over
+    assert result["rows"] == len(ROWS) - result["bad_rows"]
+    assert max(row["length"] for row in rows_of(tmp_path / "cut")) == maximum
     with pytest.raises(BrimError, match="more than max_length="):
         library.tokenize(
-            work / "chats.jsonl", work / "marked", destination=tmp_path / "e", chat=True, max_length=most,
+            work / "chats.jsonl", work / "marked", destination=tmp_path / "e", chat=True, max_length=maximum,
             overlong="error", progress=False,
         )  # fmt: skip
 
@@ -156,12 +156,12 @@ def test_packing(work: Path, tmp_path: Path) -> None:
     """Rows hold whole conversations; the same rows whatever the workers and units; nearly full."""
     options = ("--pack", "512", "--position-ids")
     tokenize(work, "chats.jsonl", tmp_path / "rows", "--max-length", "512")
-    told = tokenize(work, "chats.jsonl", tmp_path / "a", *options, "--workers", "1")
+    result = tokenize(work, "chats.jsonl", tmp_path / "a", *options, "--workers", "1")
     tokenize(work, "chats.jsonl", tmp_path / "b", *options, "--workers", "2", "--unit-size", "50KB")
     assert tree_digest(tmp_path / "a/data") == tree_digest(tmp_path / "b/data")
-    assert told["fill_rate"] > 0.95
+    assert result["fill_rate"] > 0.95
     whole = {tuple(row["input_ids"]): row for row in rows_of(tmp_path / "rows")}
-    seen = 0
+    observed = 0
     for row in rows_of(tmp_path / "a"):
         assert sum(row["seq_lengths"]) == row["length"] == len(row["input_ids"]) <= 512
         start = 0
@@ -171,8 +171,8 @@ def test_packing(work: Path, tmp_path: Path) -> None:
             assert row["labels"][part] == [-100, *own["labels"][1:]]
             assert row["assistant_masks"][part] == [0, *own["assistant_masks"][1:]]
             assert row["position_ids"][part] == list(range(length))
-            start, seen = start + length, seen + 1
-    assert seen == told["documents"] - told["overlong"] == len(rows_of(tmp_path / "rows"))
+            start, observed = start + length, observed + 1
+    assert observed == result["documents"] - result["overlong"] == len(rows_of(tmp_path / "rows"))
 
 
 def test_bad_rows_are_quarantined(work: Path, tmp_path: Path) -> None:
@@ -182,12 +182,12 @@ def test_bad_rows_are_quarantined(work: Path, tmp_path: Path) -> None:
     answer = {"role": "assistant", "content": "c"}
     rows = [{"messages": [image, answer]}, {"messages": [parts, answer]}, {"messages": []}, {"messages": None}]
     write_chats(tmp_path / "rows.jsonl", [*ROWS[:3], *rows])
-    words = ("tokenize", tmp_path / "rows.jsonl", tmp_path / "out", "--tokenizer", work / "marked", "--chat")
-    error = brim(*words, "--memory", LIMIT, check=2).stderr
+    arguments = ("tokenize", tmp_path / "rows.jsonl", tmp_path / "out", "--tokenizer", work / "marked", "--chat")
+    error = brim(*arguments, "--memory", LIMIT, check=2).stderr
     assert "row 3" in error
     assert "type 'image'" in error
-    told = tokenize(work, tmp_path / "rows.jsonl", tmp_path / "out", "--on-error", "quarantine", "--fresh")
-    assert (told["rows"], told["bad_rows"]) == (4, 3)
+    result = tokenize(work, tmp_path / "rows.jsonl", tmp_path / "out", "--on-error", "quarantine", "--fresh")
+    assert (result["rows"], result["bad_rows"]) == (4, 3)
     bad = pq.read_table(next(tmp_path.rglob("quarantine.parquet"))).to_pylist()
     assert len(bad) == 3
     assert rows_of(tmp_path / "out")[3]["input_ids"] == expected(work, [{**parts, "content": "ab"}, answer])[0]
@@ -199,13 +199,13 @@ def test_templates_that_remove_thoughts(work: Path, tmp_path: Path) -> None:
     write_chats(tmp_path / "rows.jsonl", [{"messages": messages}])
     (tmp_path / "bare.jinja").write_text(without_marks(THINKING))
     (tmp_path / "marked.jinja").write_text(with_marks(THINKING))
-    words = ["tokenize", tmp_path / "rows.jsonl", tmp_path / "out", "--tokenizer", work / "marked", "--chat"]
-    error = brim(*words, "--chat-template", tmp_path / "bare.jinja", check=2).stderr
+    arguments = ["tokenize", tmp_path / "rows.jsonl", tmp_path / "out", "--tokenizer", work / "marked", "--chat"]
+    error = brim(*arguments, "--chat-template", tmp_path / "bare.jinja", check=2).stderr
     assert "--train-on last" in error
     assert "--chat-template FILE" in error
     tokenize(work, tmp_path / "rows.jsonl", tmp_path / "marked", "--chat-template", str(tmp_path / "marked.jinja"))
-    one = ("--chat-template", str(tmp_path / "bare.jinja"), "--train-on", "last")
-    tokenize(work, tmp_path / "rows.jsonl", tmp_path / "last", *one)
+    first = ("--chat-template", str(tmp_path / "bare.jinja"), "--train-on", "last")
+    tokenize(work, tmp_path / "rows.jsonl", tmp_path / "last", *first)
     assert sum(rows_of(tmp_path / "last")[0]["assistant_masks"]) < sum(
         rows_of(tmp_path / "marked")[0]["assistant_masks"]
     )
@@ -214,15 +214,15 @@ def test_templates_that_remove_thoughts(work: Path, tmp_path: Path) -> None:
 def test_the_date_is_part_of_the_job(work: Path, tmp_path: Path) -> None:
     """strftime_now never gives the day of the run: another date is another job, no date always the same."""
     (tmp_path / "dated.jinja").write_text(with_marks(STYLES["dated"]))
-    words = ("--chat-template", str(tmp_path / "dated.jinja"), "--limit", "1", "--train-on", "all")
+    arguments = ("--chat-template", str(tmp_path / "dated.jinja"), "--limit", "1", "--train-on", "all")
     raw = tokenizers.Tokenizer.from_file(str(work / "marked/tokenizer.json"))
     for number, (date, text) in enumerate({"2026-02-03": "03 February 2026", "": "26 July 2024"}.items()):
         out = tmp_path / str(number)
-        tokenize(work, "chats.jsonl", out, *words, *(("--template-date", date) if date else ()))
+        tokenize(work, "chats.jsonl", out, *arguments, *(("--template-date", date) if date else ()))
         start = raw.encode(f"Today is {text}.", add_special_tokens=False).ids
         assert rows_of(out)[0]["input_ids"][: len(start)] == start
     error = brim(
-        "tokenize", "chats.jsonl", tmp_path / "0", "--tokenizer", "marked", "--chat", *words, cwd=work, check=2
+        "tokenize", "chats.jsonl", tmp_path / "0", "--tokenizer", "marked", "--chat", *arguments, cwd=work, check=2
     )
     assert "--fresh" in error.stderr
 
@@ -244,8 +244,8 @@ def test_the_date_is_part_of_the_job(work: Path, tmp_path: Path) -> None:
     ],
 )
 def test_options_that_do_not_go_together(work: Path, tmp_path: Path, options: list[str], message: str) -> None:
-    done = brim("tokenize", "chats.jsonl", tmp_path / "out", "--tokenizer", "marked", *options, cwd=work, check=2)
-    assert message in done.stderr
+    result = brim("tokenize", "chats.jsonl", tmp_path / "out", "--tokenizer", "marked", *options, cwd=work, check=2)
+    assert message in result.stderr
 
 
 def test_in_parts_and_in_a_bucket(
@@ -270,11 +270,11 @@ def test_in_parts_and_in_a_bucket(
 
 def test_killed_and_resumed(work: Path, tmp_path: Path) -> None:
     """kill -9 in every part of the job: the output is that of an undisturbed run, bit for bit."""
-    words = ["tokenize", "chats.jsonl", "--tokenizer", "bare", "--chat", "--pack", "256", "--shuffle", "3"]
-    words += ["--split-into", "train=0.9,test=0.1", "--unit-size", "30KB", "--memory", LIMIT, "--quiet"]
+    arguments = ["tokenize", "chats.jsonl", "--tokenizer", "bare", "--chat", "--pack", "256", "--shuffle", "3"]
+    arguments += ["--split-into", "train=0.9,test=0.1", "--unit-size", "30KB", "--memory", LIMIT, "--quiet"]
 
     def command(out: str) -> list[str]:
-        return [sys.executable, "-m", "brim", *words[:2], str(tmp_path / out), *words[2:]]
+        return [sys.executable, "-m", "brim", *arguments[:2], str(tmp_path / out), *arguments[2:]]
 
     began = time.monotonic()
     subprocess.run(command("whole"), cwd=work, check=True, stdout=subprocess.DEVNULL)

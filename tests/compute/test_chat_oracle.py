@@ -51,10 +51,10 @@ def tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 
 
 def read_real(name: str) -> str:
-    found = importlib.util.find_spec("trl")
-    assert found is not None
-    assert found.origin is not None
-    return (Path(found.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+    actual = importlib.util.find_spec("trl")
+    assert actual is not None
+    assert actual.origin is not None
+    return (Path(actual.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
 
 
 def load(path: Path, template: str) -> Any:
@@ -77,11 +77,11 @@ def tokenize(path: Path, template: str, rows: list[dict[str, Any]], **options: A
     step = ChatStep(find_tokenizer(str(path)), templates, columns, ChatStepOptions(**values))
     step.open(table.schema)
     errors: dict[int, str] = {}
-    found = list(
+    actual = list(
         step.apply(RowBatch(table, 0, None, lambda row, error: errors.update({row: " ".join(error.words)})), False)
     )
-    made = iter([row for each in found for row in each.to_pylist()])
-    return [errors[number] if number in errors else next(made) for number in range(len(rows))]
+    created = iter([row for each in actual for row in each.to_pylist()])
+    return [errors[number] if number in errors else next(created) for number in range(len(rows))]
 
 
 def overlapping(tokenizer: Any, template: str, row: dict[str, Any]) -> list[int]:
@@ -95,15 +95,15 @@ def overlapping(tokenizer: Any, template: str, row: dict[str, Any]) -> list[int]
         return_assistant_tokens_mask=True,
         **tokenizer.special_tokens_map,
     )
-    places = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    return [int(any(start < b and end > a for a, b in spans)) for start, end in places]
+    positions = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    return [int(any(start < b and end > a for a, b in spans)) for start, end in positions]
 
 
 def check(path: Path, kind: str, template: str, marked: str, rows: list[dict[str, Any]]) -> int:
     """Compare every row; return how many transformers could render."""
     compared = 0
     tokenizer = load(path, template)
-    for row, found in zip(rows, tokenize(path, template, rows), strict=True):
+    for row, match in zip(rows, tokenize(path, template, rows), strict=True):
         try:
             expected = tokenizer.apply_chat_template(
                 row["messages"],
@@ -113,19 +113,19 @@ def check(path: Path, kind: str, template: str, marked: str, rows: list[dict[str
                 return_assistant_tokens_mask=True,
             )
         except Exception:  # noqa: BLE001  a template may refuse a conversation: then brim must, too
-            assert isinstance(found, str), row
+            assert isinstance(match, str), row
             continue
         mask = overlapping(tokenizer, marked, row)
         if not any(mask):
-            assert isinstance(found, str), row
+            assert isinstance(match, str), row
             continue
-        assert isinstance(found, dict), (found, row)
-        assert found["input_ids"] == expected["input_ids"], row
+        assert isinstance(match, dict), (match, row)
+        assert match["input_ids"] == expected["input_ids"], row
         if kind not in DROPS_BLANKS:
             assert expected["assistant_masks"] == mask, row
-        assert found["assistant_masks"] == mask, row
-        wanted = [token if bit else -100 for token, bit in zip(found["input_ids"], mask, strict=True)]
-        assert found["labels"] == wanted
+        assert match["assistant_masks"] == mask, row
+        required = [token if bit else -100 for token, bit in zip(match["input_ids"], mask, strict=True)]
+        assert match["labels"] == required
         compared += 1
     return compared
 
@@ -184,16 +184,16 @@ def test_real_templates_without_marks(tokenizer_files: dict[str, Path], kind: st
     """The original templates: the ids of transformers, and labels where prefixes extend each other or an error."""
     template = read_real(name)
     tokenizer, rows, same = load(tokenizer_files[kind], template), all_rows(), 0
-    everything = tokenize(tokenizer_files[kind], template, rows, train_on="all")
+    all_values = tokenize(tokenizer_files[kind], template, rows, train_on="all")
     answers = tokenize(tokenizer_files[kind], template, rows)
-    for row, found, labeled in zip(rows, everything, answers, strict=True):
+    for row, match, labeled in zip(rows, all_values, answers, strict=True):
         try:
             expected = tokenizer.apply_chat_template(row["messages"], return_dict=True)["input_ids"]
         except Exception:  # noqa: BLE001  a template may refuse a conversation: then brim must, too
-            assert isinstance(found, str)
+            assert isinstance(match, str)
             continue
-        assert isinstance(found, dict)
-        assert found["input_ids"] == found["labels"] == expected
+        assert isinstance(match, dict)
+        assert match["input_ids"] == match["labels"] == expected
         if isinstance(labeled, str):
             assert "--train-on=last" in labeled or "No token" in labeled, labeled
             continue
@@ -246,5 +246,5 @@ def test_the_step_never_imports_transformers(tokenizer_files: dict[str, Path], t
         f"f = find_tokenizer({str(folder)!r}); t = find_chat_templates({str(folder)!r}, f, None); "
         "print(dict(t.special_tokens)['bos_token'], 'transformers' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["[CLS]", "False"]
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["[CLS]", "False"]

@@ -27,8 +27,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows[0]["messages"][-1]["content"] += " and" * LONGEST
     write_chats(folder / "chats.jsonl", [{"messages": row["messages"]} for row in rows])
     for name, options in {"rows": [], "packed": ["--pack", "4096", "--position-ids"]}.items():
-        words = ("--tokenizer", folder / "tokenizer", "--chat", "--memory", "600MB", "-q", *options)
-        brim("tokenize", folder / "chats.jsonl", folder / name, *words)
+        arguments = ("--tokenizer", folder / "tokenizer", "--chat", "--memory", "600MB", "-q", *options)
+        brim("tokenize", folder / "chats.jsonl", folder / name, *arguments)
     return folder
 
 
@@ -74,9 +74,9 @@ def test_trl_has_the_loss_of_its_own_preparation(work: Path, tmp_path: Path) -> 
 
     raw = datasets.load_dataset("json", data_files=str(work / "chats.jsonl"), split="train")
     own, _ = train_with_trl(work, tmp_path / "own", raw, assistant_only_loss=True)
-    made, trainer = train_with_trl(work, tmp_path / "brim", load_rows(work, "rows"))
+    created, trainer = train_with_trl(work, tmp_path / "brim", load_rows(work, "rows"))
     assert len(own) == 2
-    assert made == own
+    assert created == own
     lengths = [len(row["input_ids"]) for row in trainer.train_dataset]
     assert lengths == load_rows(work, "rows")["length"][:]
     assert max(lengths) > LONGEST
@@ -85,9 +85,9 @@ def test_trl_has_the_loss_of_its_own_preparation(work: Path, tmp_path: Path) -> 
 def test_trl_takes_packed_rows(work: Path, tmp_path: Path) -> None:
     """padding_free with max_length=None: rows of several conversations, none of them cut."""
     dataset = load_rows(work, "packed")
-    found, trainer = train_with_trl(work, tmp_path / "packed", dataset, padding_free=True)
-    assert len(found) == 2
-    assert all(loss > 0 for loss in found)
+    actual, trainer = train_with_trl(work, tmp_path / "packed", dataset, padding_free=True)
+    assert len(actual) == 2
+    assert all(loss > 0 for loss in actual)
     assert sum(len(row["input_ids"]) for row in trainer.train_dataset) == sum(dataset["length"])
 
 

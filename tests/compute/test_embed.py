@@ -63,8 +63,8 @@ def test_rows_stay_in_order_and_batches_are_sorted_in_a_window() -> None:
     expected = np.zeros((300, 4), np.float32)
     for start in range(0, 300, 40):
         order = sorted(range(start, min(start + 40, 300)), key=lambda row: -len(TEXTS[row]))
-        for at in range(0, len(order), 8):
-            rows = order[at : at + 8]
+        for index in range(0, len(order), 8):
+            rows = order[index : index + 8]
             expected[rows] = vectors(embed("hashing", texts_table([TEXTS[row] for row in rows]), batch_size=8))
     np.testing.assert_array_equal(vectors(table), expected)
     assert table.schema.field("embedding").type == pa.list_(pa.float32(), 4)
@@ -79,8 +79,12 @@ def test_the_batch_plan_is_part_of_the_facts() -> None:
     """What changes vectors changes the facts; the device does not."""
 
     def facts(**options: Any) -> dict[str, Any]:
-        loading = ModelOptions(**{k: options.pop(k) for k in list(options) if k in ModelOptions.__dataclass_fields__})
-        return EmbedStep(EmbedStepOptions(f"{MODELS}:hashing", column="caption", loading=loading, **options)).facts
+        model_options = ModelOptions(
+            **{k: options.pop(k) for k in list(options) if k in ModelOptions.__dataclass_fields__}
+        )
+        return EmbedStep(
+            EmbedStepOptions(f"{MODELS}:hashing", column="caption", loading=model_options, **options)
+        ).facts
 
     assert facts()["model files"]
     for change in ({"batch_size": 16}, {"window": 4}, {"normalize": True}, {"dtype": "float16"}, {"prompt": "q: "}):
@@ -129,19 +133,19 @@ def test_values_that_are_no_numbers() -> None:
         embed("with_nan", table)
     assert (caught.value.row, caught.value.rows) == (2, 1)
     assert "nan='keep'" in str(caught.value.__cause__)
-    kept = vectors(embed("with_nan", table, nan="keep"))
-    assert kept.dtype == np.float16
-    assert np.isnan(kept[:, 0]).tolist() == [False, False, True, False]
+    remaining = vectors(embed("with_nan", table, nan="keep"))
+    assert remaining.dtype == np.float16
+    assert np.isnan(remaining[:, 0]).tolist() == [False, False, True, False]
 
 
-@pytest.mark.parametrize(("bad", "what"), [(None, "null"), ("", "empty")])
-def test_texts_that_are_not_there(bad: str | None, what: str) -> None:
+@pytest.mark.parametrize(("bad", "label"), [(None, "null"), ("", "empty")])
+def test_texts_that_are_not_there(bad: str | None, label: str) -> None:
     """Named by their row, or embedded as an empty text."""
     table = texts_table(["a", "b", bad])
     with pytest.raises(BadRow) as caught:
         embed("hashing", table)
     assert caught.value.row == 2
-    assert f"'caption' is {what}" in str(caught.value.__cause__)
+    assert f"'caption' is {label}" in str(caught.value.__cause__)
     assert len(embed("hashing", table, empty="keep")) == 3
 
 
@@ -153,7 +157,7 @@ def test_a_text_of_white_space_is_not_empty(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "words"),
+    ("model", "options", "arguments"),
     [
         ("failing", {}, ""),
         ("wrong_shape", {}, r"\(301, 3\) for 300 rows"),
@@ -168,14 +172,14 @@ def test_a_text_of_white_space_is_not_empty(text: str) -> None:
         ("not_a_model", {}, "encode"),
     ],
 )
-def test_models_and_columns_that_are_wrong(model: str, options: dict[str, Any], words: str) -> None:
+def test_models_and_columns_that_are_wrong(model: str, options: dict[str, Any], arguments: str) -> None:
     """An error of brim's, never a traceback; one of the user's function names the rows."""
     if model == "failing":
         with pytest.raises(BadRow) as caught:
             embed(model, batch_size=32, **options)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
         return
-    with pytest.raises((InputError, BadRow), match=words if words != "." else None):
+    with pytest.raises((InputError, BadRow), match=arguments if arguments != "." else None):
         embed(model, **({"batch_size": 512} if model == "wrong_shape" else {}) | options)
 
 
@@ -192,9 +196,9 @@ def test_models_and_columns_that_are_wrong(model: str, options: dict[str, Any], 
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any]) -> None:
-    loading = options.pop("loading", {})
+    model_options = options.pop("loading", {})
     with pytest.raises(InputError):
-        EmbedStepOptions("m", **{"column": "a", "loading": ModelOptions(**loading), **options})
+        EmbedStepOptions("m", **{"column": "a", "loading": ModelOptions(**model_options), **options})
 
 
 def test_models_that_are_not_there(tmp_path: Path) -> None:
@@ -229,11 +233,11 @@ def test_images_as_columns_hold_them(tmp_path: Path) -> None:
         options = EmbedStepOptions(f"{MODELS}:mean_colour", image="image", batch_size=8, image_root=str(tmp_path))
         np.testing.assert_array_equal(vectors(run(options, pa.table({"image": column})), "vision"), colours)
     broken = [*files[:20], files[20][:40], *files[21:]]
-    for cells, words in ((broken, "cannot be decoded"), ([*files[:20], None], "null")):
+    for cells, arguments in ((broken, "cannot be decoded"), ([*files[:20], None], "null")):
         with pytest.raises(BadRow) as caught:
             run(options, pa.table({"image": pa.array(cells, pa.binary())}).slice(0, 30))
         assert caught.value.row == 20
-        assert words in str(caught.value.__cause__)
+        assert arguments in str(caught.value.__cause__)
     with pytest.raises(InputError, match="not images"):
         run(options, pa.table({"image": [1, 2]}))
 
@@ -268,7 +272,7 @@ def test_images_on_which_the_model_fails_are_left_out_alone(early: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "message"),
     [
         ("imgs/a.png", "The image 'imgs/a.png' cannot be decoded: No such file or directory. Relative paths begin at"),
         ("/none/a.png", "The image 'a.png' cannot be decoded: No such file or directory. Leave"),
@@ -277,16 +281,16 @@ def test_images_on_which_the_model_fails_are_left_out_alone(early: bool) -> None
         ("imgs", "The image 'imgs' cannot be decoded: Is a directory."),
     ],
 )
-def test_an_image_path_is_shown_as_the_row_has_it(tmp_path: Path, cell: str, said: str) -> None:
+def test_an_image_path_is_shown_as_the_row_has_it(tmp_path: Path, cell: str, message: str) -> None:
     """No false absolute path, and no folder of this machine."""
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "imgs").mkdir(exist_ok=True)
     table = pa.table({"image": pa.array([cell], pa.string())})
     with pytest.raises(BadRow) as caught:
         embed("mean_colour", table, column=None, image="image", image_root=str(tmp_path))
-    words = " ".join(caught.value.__cause__.words)  # type: ignore[union-attr]
-    assert words.startswith(said)
-    assert str(tmp_path) not in words
+    tokens = " ".join(caught.value.__cause__.words)  # type: ignore[union-attr]
+    assert tokens.startswith(message)
+    assert str(tmp_path) not in tokens
 
 
 def write_units(folder: Path, table: pa.Table, cuts: list[int]) -> list[Path]:
@@ -307,14 +311,16 @@ def test_finish(tmp_path: Path, suffix: str) -> None:
     table = embed("Small", keep_columns=("id",))
     units = write_units(tmp_path / "units", table, [100, 100, 170])
     target = tmp_path / f"emb{suffix}"
-    made = finish_vectors(units, target, tmp_path / "work", metadata={"model": "small"})
-    assert made.rows == 300
-    before = {path: path.read_bytes() for path in made.files}
-    assert finish_vectors(units, target, tmp_path / "work", rows=[100, 0, 70, 130], metadata={"model": "small"}) == made
-    assert {path: path.read_bytes() for path in made.files} == before
+    created = finish_vectors(units, target, tmp_path / "work", metadata={"model": "small"})
+    assert created.rows == 300
+    before = {path: path.read_bytes() for path in created.files}
+    assert (
+        finish_vectors(units, target, tmp_path / "work", rows=[100, 0, 70, 130], metadata={"model": "small"}) == created
+    )
+    assert {path: path.read_bytes() for path in created.files} == before
     if suffix == ".parquet":
         read = pq.read_table(target)
-        assert made.files == (target,)
+        assert created.files == (target,)
         assert read.schema.metadata[b"model"] == b"small"
         columns = {column.path_in_schema: column.compression for column in _columns(target)}
         assert columns == {"id": "ZSTD", "a.list.element": "UNCOMPRESSED", "b.list.element": "UNCOMPRESSED"}
@@ -347,12 +353,12 @@ def test_finish_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         act, calls = __import__(home, fromlist=[name]), 0
         plain = getattr(act, name)
 
-        def counted(*given: Any, **more: Any) -> Any:
+        def counted(*inputs: Any, **extra: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == step:
                 raise KeyboardInterrupt
-            return plain(*given, **more)
+            return plain(*inputs, **extra)
 
         with monkeypatch.context() as patch:
             patch.setattr(f"{home}.{name}", counted)
@@ -386,9 +392,9 @@ def test_finish_is_stopped(tmp_path: Path, name: str) -> None:
                 raise KeyboardInterrupt
 
         units = Units(tmp_path / "units", receipts, 1 << 30, table.schema, tmp_path / work)
-        made = output.finish(units, "data", advance).shards
-        assert all(hashlib.sha256(one.path.read_bytes()).hexdigest() == one.sha256 for one in made.values())
-        return {shard: one.sha256 for shard, one in made.items()}
+        created = output.finish(units, "data", advance).shards
+        assert all(hashlib.sha256(item.path.read_bytes()).hexdigest() == item.sha256 for item in created.values())
+        return {shard: entry.sha256 for shard, entry in created.items()}
 
     expected = finish(0, "whole")
     assert list(expected)[-1] == ("emb.a.npy" if name == "emb.npy" else name)

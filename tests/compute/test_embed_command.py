@@ -56,9 +56,9 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def words(dest: str, *more: str) -> list[str]:
+def words(dest: str, *extra: str) -> list[str]:
     common = ["--model", "mine:factory", "--column", "text", "--batch-size", "8", "--unit-size", "2KB"]
-    return ["embed", "rows.jsonl", dest, *common, "--memory", "600MB", *more]
+    return ["embed", "rows.jsonl", dest, *common, "--memory", "600MB", *extra]
 
 
 def test_a_model_that_changed_is_noticed(work: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_model_that_changed_is_noticed(work: Path) -> None:
     (work / "mine.py").write_text(MODEL.replace("len(t) *", "2 * len(t) *"))
     refused = forked(*words("v.npy"), check=2, cwd=work)
     assert "the model changed" in refused.stderr
-    by_file = [f"{work / 'mine.py'}:factory" if word == "mine:factory" else word for word in words("w.npy")]
+    by_file = [f"{work / 'mine.py'}:factory" if argument == "mine:factory" else argument for argument in words("w.npy")]
     forked(*by_file, cwd=work)
     (work / "mine.py").write_text(MODEL)
     assert "the model changed" in forked(*by_file, check=2, cwd=work).stderr
@@ -83,7 +83,7 @@ def test_a_module_that_the_model_imports_is_noticed_when_it_changes(work: Path, 
     (work / "helper.py").write_text("from pack import deep\n")
     (work / "mine.py").write_text(f"import helper\n{MODEL}")
     (work / "rows.jsonl").write_text("".join((work / "rows.jsonl").read_text().splitlines(keepends=True)[:20]))
-    command = [model if word == "mine:factory" else word for word in words("v.npy")]
+    command = [model if argument == "mine:factory" else argument for argument in words("v.npy")]
     forked(*command, cwd=work)
     assert "nothing to do" in forked(*command, cwd=work).stdout
     (work / "pack" / "deep.py").write_text("FACTOR = 2\n")
@@ -103,14 +103,14 @@ def test_every_destination(work: Path, dest: str) -> None:
         name = "text"
         tensors = brim.open_tensors(work / dest)
         (vectors,) = [np.asarray(tensors[key]) for key in tensors if key in (name, "emb")]
-        kept = pq.read_table(work / f"{dest}.rows.parquet")
+        remaining = pq.read_table(work / f"{dest}.rows.parquet")
     else:
         files = [work / dest] if dest.endswith(".parquet") else sorted((work / dest / "data").iterdir())
         tables = [pq.read_table(path) for path in files]
         vectors = np.array([row for table in tables for row in table["text"].to_pylist()], "float32")
-        kept = pa.concat_tables(tables)
+        remaining = pa.concat_tables(tables)
     assert np.array_equal(vectors, expected())
-    assert kept["id"].to_pylist() == list(range(ROWS))
+    assert remaining["id"].to_pylist() == list(range(ROWS))
     assert "nothing to do" in run_brim(*words(dest, "--keep", "id"), cwd=work).stdout
 
 
@@ -154,9 +154,9 @@ def rows_asked(work: Path) -> int:
     return sum(map(int, log.read_text().split())) if log.exists() else 0
 
 
-def resumed_words(dest: str, *more: str) -> list[str]:
+def resumed_words(dest: str, *extra: str) -> list[str]:
     return ["embed", "rows.jsonl", dest, "--model", "resumed.py:factory", "--column", "text", "--keep", "id",
-            "--batch-size", "8", "--memory", "600MB", *more]  # fmt: skip
+            "--batch-size", "8", "--memory", "600MB", *extra]  # fmt: skip
 
 
 def kill_after(work: Path, command: list[str], rows: int) -> None:
@@ -190,8 +190,8 @@ def test_embed_resumes_inside_a_unit_after_kill_9(work: Path, dest: str) -> None
     (work / "asked.log").unlink()
     kill_after(work, resumed_words(dest, *options), 450)
     kill_after(work, resumed_words(dest, *options), 900)
-    done = forked(*resumed_words(dest, *options), cwd=work)
-    assert "5 rows that failed" in done.stdout  # two of them could not be read
+    result = forked(*resumed_words(dest, *options), cwd=work)
+    assert "5 rows that failed" in result.stdout  # two of them could not be read
     # A window has 256 rows, and a receipt is due at the end of every one: each kill loses two windows at most.
     assert needed <= rows_asked(work) <= needed + 2 * 2 * 256
     assert result_digest(work, dest) == whole
@@ -200,8 +200,8 @@ def test_embed_resumes_inside_a_unit_after_kill_9(work: Path, dest: str) -> None
 def result_digest(work: Path, dest: str) -> dict[str, bytes]:
     """The files of a result by their names below or after it, without ledgers, which hold its arguments."""
     files = [path for path in work.rglob("*") if path.is_file() and str(path.relative_to(work)).startswith(dest)]
-    kept = {str(path.relative_to(work)).removeprefix(dest): path.read_bytes() for path in files}
-    return {name: data for name, data in kept.items() if ".brim" not in name and "README" not in name}
+    remaining = {str(path.relative_to(work)).removeprefix(dest): path.read_bytes() for path in files}
+    return {name: data for name, data in remaining.items() if ".brim" not in name and "README" not in name}
 
 
 def test_embed_resumes_inside_a_unit_when_its_worker_was_killed(work: Path) -> None:
@@ -241,12 +241,12 @@ def factory():
 def test_a_limit_that_is_refused_names_one_with_which_a_factory_runs(work: Path) -> None:
     """The model takes 200 MB: at no limit below that a number is named that is refused in turn."""
     (work / "heavy.py").write_text(HEAVY)
-    command = [word.replace("mine:factory", "heavy.py:factory") for word in words("emb.npy")[:-2]]
+    command = [argument.replace("mine:factory", "heavy.py:factory") for argument in words("emb.npy")[:-2]]
     for limit in ("50MB", "150MB", "220MB", "260MB"):
         refused = run_brim(*command, "--memory", limit, cwd=work, check=4).stderr
         assert f"{limit[:-2]} MB of memory is too little" in refused.replace(".0 MB", " MB")
-        (named,) = re.findall(r"--memory[= ](\d+[MG]B)", refused)
-    run_brim(*command, "--memory", named, cwd=work)
+        (names,) = re.findall(r"--memory[= ](\d+[MG]B)", refused)
+    run_brim(*command, "--memory", names, cwd=work)
     run_brim(*command, "--memory", "450MB", "--fresh", cwd=work)
 
 
@@ -268,7 +268,7 @@ class Advances:
     def hashed(self, size: int) -> None: ...
     def committed(self) -> None: ...
     def note(self, text: str) -> None: ...
-    def nodes(self, held: object) -> None: ...
+    def nodes(self, retained: object) -> None: ...
     def finish(self) -> None: ...
 
 
@@ -289,8 +289,8 @@ def test_values_that_are_no_numbers(work: Path) -> None:
     assert "--nan keep" in failed.stderr
     run_brim(*words("emb.npy", "--argument", "bad=333", "--nan", "keep", "--fresh"), cwd=work)
     assert np.isnan(np.load(work / "emb.npy")[333, 0])
-    done = run_brim(*words("out.npy", "--argument", "bad=333", "--on-error", "skip"), cwd=work)
-    assert "1 row that failed" in done.stdout
+    result = run_brim(*words("out.npy", "--argument", "bad=333", "--on-error", "skip"), cwd=work)
+    assert "1 row that failed" in result.stdout
     assert np.load(work / "out.npy").shape == (ROWS - 1, 6)
 
 
@@ -320,8 +320,8 @@ def test_texts_and_images_to_the_hub(work: Path) -> None:
     with TestHub(work / "hub") as hub:
         machine = Machine(hub, work / "machine", more={"PYTHONPATH": str(work)})
         common = ["--model", "mine:factory", "--column", "caption", "--image", "path", "--keep", "caption"]
-        done = machine.run("embed", str(work / "pairs.jsonl"), DEST, *common, "--memory", "600MB")
-        assert (done.returncode, "verified" in done.stdout) == (0, True), done.stderr
+        result = machine.run("embed", str(work / "pairs.jsonl"), DEST, *common, "--memory", "600MB")
+        assert (result.returncode, "verified" in result.stdout) == (0, True), result.stderr
         code = f"""
             import datasets
             rows = datasets.load_dataset('{DEST.split("datasets/")[1]}')['train']
@@ -373,13 +373,13 @@ def test_a_source_is_not_replaced(work: Path) -> None:
 def test_rows_that_are_left_out_are_kept(work: Path, dest: str) -> None:
     """In a file beside the vectors, which says so; it goes when the job is done anew without such rows."""
     bad = words(dest, "--argument", "bad=333", "--on-error", "quarantine")
-    kept = work / f"{dest}.quarantine.parquet"
-    assert f"kept in {kept}" in " ".join(run_brim(*bad, cwd=work).stdout.split())
-    table = pq.read_table(kept)
+    remaining = work / f"{dest}.quarantine.parquet"
+    assert f"kept in {remaining}" in " ".join(run_brim(*bad, cwd=work).stdout.split())
+    table = pq.read_table(remaining)
     assert table["text"].to_pylist()[0].startswith("333 ")
     assert (table.num_rows, table.column_names[-4:][0]) == (1, "brim_row")
     run_brim(*words(dest, "--on-error", "quarantine", "--fresh"), cwd=work)
-    assert not kept.exists()
+    assert not remaining.exists()
 
 
 CUT = """
@@ -399,18 +399,20 @@ main()
 """
 
 
-@pytest.mark.parametrize("how", ["kill", "full"])
+@pytest.mark.parametrize("method", ["kill", "full"])
 @pytest.mark.parametrize("dest", ["emb.npy", "emb.parquet", "emb.safetensors"])
-def test_cut_between_the_file_and_its_ledger(work: Path, dest: str, how: str) -> None:
+def test_cut_between_the_file_and_its_ledger(work: Path, dest: str, method: str) -> None:
     """The next run knows the file as its own, computes nothing again, and leaves nothing behind."""
     command = [sys.executable, "-c", CUT, *words(dest, "--keep", "id")]
-    cut = subprocess.run(command, cwd=work, env=os.environ | {"CUT": how}, capture_output=True, text=True, check=False)
-    assert cut.returncode == {"kill": -9, "full": 5}[how], cut.stderr
+    cut = subprocess.run(
+        command, cwd=work, env=os.environ | {"CUT": method}, capture_output=True, text=True, check=False
+    )
+    assert cut.returncode == {"kill": -9, "full": 5}[method], cut.stderr
     assert (work / dest).exists()
-    told = run_brim(*words(dest, "--keep", "id", "--json"), cwd=work).stdout.splitlines()
-    done = next(json.loads(line) for line in told if '"done"' in line)
-    assert done["computed"] == 0
-    assert done["units"] > 3
+    output = run_brim(*words(dest, "--keep", "id", "--json"), cwd=work).stdout.splitlines()
+    result = next(json.loads(line) for line in output if '"done"' in line)
+    assert result["computed"] == 0
+    assert result["units"] > 3
     assert sorted(path.name for path in (work / f".{dest}.brim").iterdir()) == ["ledger.jsonl", "lock"]
     assert "nothing to do" in run_brim(*words(dest, "--keep", "id"), cwd=work).stdout
 
@@ -434,12 +436,12 @@ def test_half_a_file_of_another_job_is_not_gone_on_with(work: Path) -> None:
 
 
 def test_bad_commands(work: Path) -> None:
-    for more, says in [
+    for extra, says in [
         (["--model", "nowhere:factory"], "No module named 'nowhere'"),
         (["--model", "mine:nothing"], "mine has no 'nothing'"),
         (["--column", "texts"], "no column 'texts'"),
         (["--argument", "dim"], "takes NAME=VALUE"),
         (["--name", "vision=v"], "gives no 'vision'"),
     ]:
-        refused = run_brim(*words("emb.npy", *more, "--fresh"), cwd=work, check=2)
+        refused = run_brim(*words("emb.npy", *extra, "--fresh"), cwd=work, check=2)
         assert says in refused.stderr, refused.stderr

@@ -27,8 +27,8 @@ from tests.compute.test_embed import run, texts_table, vectors, write_units
 torch = pytest.importorskip("torch", reason="embedding with torch is not proved here: no torch")
 transformers = pytest.importorskip("transformers", reason="embedding with transformers is not proved here: none")
 
-WORDS = ["a", "photo", "of", "the", "red", "green", "blue", "dog", "cat", "bird", "tree", "house", "on", "in"]
-CAPTIONS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 2 + i % 9)) for i in range(50)]
+ARGUMENTS = ["a", "photo", "of", "the", "red", "green", "blue", "dog", "cat", "bird", "tree", "house", "on", "in"]
+CAPTIONS = [" ".join(ARGUMENTS[(i * k) % len(ARGUMENTS)] for k in range(1, 2 + i % 9)) for i in range(50)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,18 +50,20 @@ def minilm() -> str:
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def word_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, *WORDS])}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer = Tokenizer(
+        models.WordLevel({text: i for i, text in enumerate([*special, *ARGUMENTS])}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         pad_token="[PAD]",
         unk_token="[UNK]",
         cls_token="[CLS]",
@@ -72,34 +74,34 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory, words: Any) -> str:
+def clip(tmp_path_factory: pytest.TempPathFactory, word_model: Any) -> str:
     folder = tmp_path_factory.mktemp("clip")
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.CLIPConfig(
         text_config={
-            "vocab_size": len(words), "hidden_size": 24, "intermediate_size": 32, "max_position_embeddings": 16,
+            "vocab_size": len(word_model), "hidden_size": 24, "intermediate_size": 32, "max_position_embeddings": 16,
             "eos_token_id": 3, "bos_token_id": 2, "pad_token_id": 0, **sizes,
         },
         vision_config={"hidden_size": 32, "intermediate_size": 40, "image_size": 32, "patch_size": 8, **sizes},
         projection_dim=20,
     )  # fmt: skip
     transformers.CLIPModel(config).save_pretrained(folder)
-    words.save_pretrained(folder)
+    word_model.save_pretrained(folder)
     kind = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
     kind(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(folder)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory, words: Any) -> str:
+def bert(tmp_path_factory: pytest.TempPathFactory, word_model: Any) -> str:
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=len(words), hidden_size=12, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+        vocab_size=len(word_model), hidden_size=12, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
     transformers.BertModel(config).save_pretrained(folder)
-    words.save_pretrained(folder)
+    word_model.save_pretrained(folder)
     return str(folder)
 
 
@@ -134,10 +136,12 @@ def test_minilm_is_what_encode_gives(minilm: str, tmp_path: Path) -> None:
 
 def test_minilm_in_other_types(minilm: str, tmp_path: Path) -> None:
     """bfloat16 stays itself where the file has it, and is float32 elsewhere."""
-    loading = ModelOptions(dtype="bfloat16", device="cpu")
-    options = EmbedStepOptions(minilm, column="caption", normalize=True, loading=loading, keep_bfloat16=True)
+    model_options = ModelOptions(dtype="bfloat16", device="cpu")
+    options = EmbedStepOptions(minilm, column="caption", normalize=True, loading=model_options, keep_bfloat16=True)
     bits = run(options, texts_table(CAPTIONS[:5]))
-    wide = run(EmbedStepOptions(minilm, column="caption", normalize=True, loading=loading), texts_table(CAPTIONS[:5]))
+    wide = run(
+        EmbedStepOptions(minilm, column="caption", normalize=True, loading=model_options), texts_table(CAPTIONS[:5])
+    )
     assert vectors(wide, "text").dtype == np.float32
     finish_vectors(write_units(tmp_path / "units", bits, [2]), tmp_path / "emb.safetensors", tmp_path / "work")
     tensor = brim.open_tensors(tmp_path / "emb.safetensors", "torch")["text"]
@@ -151,15 +155,15 @@ def test_minilm_in_other_types(minilm: str, tmp_path: Path) -> None:
 def test_clip_gives_text_and_vision_in_one_pass(clip: str, projection: bool) -> None:
     """Both halves, projected into one space or with the sizes that they have."""
     table = pa.table({"caption": CAPTIONS, "image": pictures()})
-    loading = ModelOptions(projection=projection, device="cpu")
-    options = EmbedStepOptions(clip, column="caption", image="image", batch_size=8, loading=loading)
-    made = run(options, table)
-    assert made.column_names == ["text", "vision"]
+    model_options = ModelOptions(projection=projection, device="cpu")
+    options = EmbedStepOptions(clip, column="caption", image="image", batch_size=8, loading=model_options)
+    created = run(options, table)
+    assert created.column_names == ["text", "vision"]
     sizes = (20, 20) if projection else (24, 32)
-    assert (vectors(made, "text").shape, vectors(made, "vision").shape) == ((50, sizes[0]), (50, sizes[1]))
-    assert run(options, table, small=True).equals(made)
-    alone = run(EmbedStepOptions(clip, image="image", batch_size=16, loading=loading), table)
-    np.testing.assert_allclose(vectors(alone, "vision"), vectors(made, "vision"), atol=1e-5)
+    assert (vectors(created, "text").shape, vectors(created, "vision").shape) == ((50, sizes[0]), (50, sizes[1]))
+    assert run(options, table, small=True).equals(created)
+    single = run(EmbedStepOptions(clip, image="image", batch_size=16, loading=model_options), table)
+    np.testing.assert_allclose(vectors(single, "vision"), vectors(created, "vision"), atol=1e-5)
     if projection:
         from PIL import Image
 
@@ -169,11 +173,11 @@ def test_clip_gives_text_and_vision_in_one_pass(clip: str, projection: bool) -> 
         with torch.inference_mode():
             theirs = model.get_image_features(**pixels)
         theirs = getattr(theirs, "pooler_output", theirs)
-        np.testing.assert_allclose(vectors(made, "vision")[3], theirs[0].numpy(), atol=1e-5)
+        np.testing.assert_allclose(vectors(created, "vision")[3], theirs[0].numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
-def test_text_models_of_transformers(bert: str, words: Any, pooling: Any) -> None:
+def test_text_models_of_transformers(bert: str, word_model: Any, pooling: Any) -> None:
     """Padding has no part in the vectors: one by one they are the same."""
     options = EmbedStepOptions(
         bert, column="caption", batch_size=16, loading=ModelOptions(pooling=pooling, device="cpu")
@@ -182,7 +186,7 @@ def test_text_models_of_transformers(bert: str, words: Any, pooling: Any) -> Non
     model = transformers.AutoModel.from_pretrained(bert).eval()
     for row in (0, 7, 49):
         with torch.inference_mode():
-            states = model(**words(CAPTIONS[row], return_tensors="pt")).last_hidden_state[0]
+            states = model(**word_model(CAPTIONS[row], return_tensors="pt")).last_hidden_state[0]
         expected = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[pooling]
         np.testing.assert_allclose(ours[row], expected.numpy(), atol=1e-5)
     table = pa.table({"caption": CAPTIONS, "image": pictures()})
@@ -203,25 +207,36 @@ def test_the_command_with_a_real_model(minilm: str, tmp_path: Path) -> None:
 
     texts = [f"{caption}, number {number}" for number, caption in enumerate(CAPTIONS * 10)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    words = ["texts.jsonl", "--model", minilm, "--column", "text", "--batch-size", "8", "--unit-size", "4KB", "--quiet"]
-    command = [sys.executable, "-m", "brim", "embed", words[0]]
-    alone: dict[str, Any] = {
+    arguments = [
+        "texts.jsonl",
+        "--model",
+        minilm,
+        "--column",
+        "text",
+        "--batch-size",
+        "8",
+        "--unit-size",
+        "4KB",
+        "--quiet",
+    ]
+    command = [sys.executable, "-m", "brim", "embed", arguments[0]]
+    single: dict[str, Any] = {
         "cwd": tmp_path,
         "env": {**os.environ, "OMP_NUM_THREADS": "1"},
         "stdout": subprocess.DEVNULL,
     }
-    subprocess.run([*command, "whole.safetensors", *words[1:]], check=True, **alone)
+    subprocess.run([*command, "whole.safetensors", *arguments[1:]], check=True, **single)
     whole = (tmp_path / "whole.safetensors").read_bytes()
     vectors = np.asarray(brim.open_tensors(tmp_path / "whole.safetensors")["text"])
     assert np.abs(vectors - SentenceTransformer(minilm, device="cpu").encode(texts)).max() < 1e-5
     units = tmp_path / ".emb.safetensors.brim" / "units"
     for wait in (1, 2, 3):
-        process = subprocess.Popen([*command, "emb.safetensors", *words[1:]], **alone)
+        process = subprocess.Popen([*command, "emb.safetensors", *arguments[1:]], **single)
         while process.poll() is None and len(list(units.glob("*.arrow"))) < wait:
             time.sleep(0.02)
         process.kill()
         assert process.wait() != 0
-    subprocess.run([*command, "emb.safetensors", *words[1:]], check=True, **alone)
+    subprocess.run([*command, "emb.safetensors", *arguments[1:]], check=True, **single)
     assert (tmp_path / "emb.safetensors").read_bytes() == whole
 
 
@@ -254,21 +269,21 @@ def test_positions_of_models_with_and_without_a_table() -> None:
 
 def test_a_limit_that_is_refused_names_one_with_which_minilm_runs(minilm: str, tmp_path: Path) -> None:
     """Whether torch, the library or the model do not fit; where a batch does not, no number is named."""
-    texts = [" ".join(WORDS[n * k % len(WORDS)] for k in range(5 + 3 * n)) for n in range(40)]
+    texts = [" ".join(ARGUMENTS[n * k % len(ARGUMENTS)] for k in range(5 + 3 * n)) for n in range(40)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     command = [sys.executable, "-m", "brim", "embed", "texts.jsonl", "v.npy", "--model", minilm, "--column", "text"]
-    alone: dict[str, Any] = {
+    single: dict[str, Any] = {
         "cwd": tmp_path,
         "env": {**os.environ, "OMP_NUM_THREADS": "1"},
         "capture_output": True,
         "text": True,
     }
-    named: list[str] = []
+    names: list[str] = []
     for limit in ("300MB", "480MB"):
-        refused = subprocess.run([*command, "--memory", limit], **alone)
+        refused = subprocess.run([*command, "--memory", limit], **single)
         assert refused.returncode == 4
         numbers = re.findall(r"--memory[= ](\d+[MG]B)", refused.stderr)
         assert len(numbers) == ("is too little" in refused.stderr)
-        named += numbers
-    done = subprocess.run([*command, "--memory", named[-1]], **alone)
-    assert done.returncode == 0, done.stderr
+        names += numbers
+    result = subprocess.run([*command, "--memory", names[-1]], **single)
+    assert result.returncode == 0, result.stderr

@@ -37,7 +37,7 @@ SCHEMA = pa.schema([("text", pa.string())])
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made_tokenizers(tmp_path_factory.mktemp("tokenizers"))
 
 
@@ -62,37 +62,37 @@ def differing(ours: Encoded, theirs: Encoded, texts: pa.Array) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", FAST)
-def test_fuzz_texts_have_the_same_ids(made: dict[str, Path], kind: str) -> None:
+def test_fuzz_texts_have_the_same_ids(tokenizer_files: dict[str, Path], kind: str) -> None:
     """Texts of every kind of character: no difference, and the fast way is not left."""
-    compare_fuzz(made[kind], FUZZ)
+    compare_fuzz(tokenizer_files[kind], FUZZ)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FAST)
-def test_many_fuzz_texts_have_the_same_ids(made: dict[str, Path], kind: str) -> None:
-    compare_fuzz(made[kind], 10 * FUZZ)
+def test_many_fuzz_texts_have_the_same_ids(tokenizer_files: dict[str, Path], kind: str) -> None:
+    compare_fuzz(tokenizer_files[kind], 10 * FUZZ)
 
 
 def compare_fuzz(path: Path, count: int) -> None:
     encoder, reference = proved(path)
     texts = pa.array([text for text in fuzz_texts(count, SPECIALS) if text])
     assert len(texts) > 0.9 * count
-    found = [encoder.encode(texts.slice(at, 300)) for at in range(0, len(texts), 300)]
-    expected = [reference.encode(texts.slice(at, 300)) for at in range(0, len(texts), 300)]
-    for at, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+    actual = [encoder.encode(texts.slice(index, 300)) for index in range(0, len(texts), 300)]
+    expected = [reference.encode(texts.slice(position, 300)) for position in range(0, len(texts), 300)]
+    for at, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
         assert differing(ours, theirs, texts.slice(at * 300, 300)) == []
     assert (encoder.differed, encoder.encoder.split()[0]) == ("", "gigatoken")
 
 
 @pytest.mark.parametrize("kind", FAST)
-def test_any_text_has_the_same_ids(made: dict[str, Path], kind: str) -> None:
+def test_any_text_has_the_same_ids(tokenizer_files: dict[str, Path], kind: str) -> None:
     """Whatever hypothesis thinks of, with marks and special tokens among it."""
-    encoder, reference = proved(made[kind])
+    encoder, reference = proved(tokenizer_files[kind])
     marks = st.characters(categories=["Mn", "Mc", "Me"])
-    pieces = st.one_of(st.text(min_size=1), marks, st.sampled_from([*SPECIALS, "\r\n", "'s", " ", "▁"]))
+    segments = st.one_of(st.text(min_size=1), marks, st.sampled_from([*SPECIALS, "\r\n", "'s", " ", "▁"]))
 
     @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(pieces, min_size=1, max_size=12).map("".join))
+    @given(st.lists(segments, min_size=1, max_size=12).map("".join))
     def same(text: str) -> None:
         texts = pa.array([text])
         assert encoder.encode(texts).values.tolist() == reference.encode(texts).values.tolist()
@@ -102,11 +102,11 @@ def test_any_text_has_the_same_ids(made: dict[str, Path], kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "llama3", "metaspace"])
-def test_a_word_of_megabytes(made: dict[str, Path], kind: str) -> None:
+def test_a_word_of_megabytes(tokenizer_files: dict[str, Path], kind: str) -> None:
     """4 MB without a space, which is cut in pieces by the reference, has the ids that the reference gives."""
     pytest.importorskip("gigatoken")
     text = "splitswordsnumbers" * (4_000_000 // 18)
-    ids = [run(made[kind], [text], fast)[0] for fast in (True, False)]
+    ids = [run(tokenizer_files[kind], [text], fast)[0] for fast in (True, False)]
     assert len(ids[0]) > 100_000
     assert ids[0] == ids[1]
 
@@ -127,21 +127,23 @@ def run(path: Path, texts: list[str | None], fast: bool, **options: Any) -> list
     "options",
     [{}, {"add_special_tokens": False}, {"max_length": 9}, {"eos": "</s>"}, {"eos": "[CLS]", "max_length": 7}],
 )
-def test_options_mean_the_same_for_every_encoder(made: dict[str, Path], kind: str, options: dict[str, Any]) -> None:
+def test_options_mean_the_same_for_every_encoder(
+    tokenizer_files: dict[str, Path], kind: str, options: dict[str, Any]
+) -> None:
     """Special tokens, truncation, the end, and long documents in pieces."""
     pytest.importorskip("gigatoken")
     texts = [prose(40), None, "", "a", prose(3000), " ", prose(20, 3), *SPECIALS]
-    ids = [run(made[kind], texts, fast, long_chars=4000, **options) for fast in (True, False)]
+    ids = [run(tokenizer_files[kind], texts, fast, long_chars=4000, **options) for fast in (True, False)]
     assert ids[0] == ids[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_kinds_that_were_tried_are_fast(made: dict[str, Path], kind: str) -> None:
+def test_only_kinds_that_were_tried_are_fast(tokenizer_files: dict[str, Path], kind: str) -> None:
     """WordPiece, Unigram and splitters that nobody compared stay with the reference; so does what is merely odd."""
-    assert (kind_of(made[kind].read_bytes()) is not None) == (kind in FAST)
-    held = json.loads(made[kind].read_bytes())
-    held["normalizer"] = {"type": "NFKD"}
-    assert kind_of(json.dumps(held).encode()) is None
+    assert (kind_of(tokenizer_files[kind].read_bytes()) is not None) == (kind in FAST)
+    content = json.loads(tokenizer_files[kind].read_bytes())
+    content["normalizer"] = {"type": "NFKD"}
+    assert kind_of(json.dumps(content).encode()) is None
 
 
 class Wrong:
@@ -149,8 +151,8 @@ class Wrong:
 
     encoder = "wrong 1.0"
 
-    def __init__(self, reference: LoadedTokenizer, word: str) -> None:
-        self._reference, self._word = reference, word
+    def __init__(self, reference: LoadedTokenizer, value: str) -> None:
+        self._reference, self._word = reference, value
 
     def encode(self, texts: pa.Array) -> Encoded:
         return Encoded.from_parts(
@@ -161,9 +163,9 @@ class Wrong:
         )
 
 
-def test_a_wrong_encoder_is_caught_at_once(made: dict[str, Path]) -> None:
+def test_a_wrong_encoder_is_caught_at_once(tokenizer_files: dict[str, Path]) -> None:
     """By the fixed set before the first text; by the first texts; by the sample after them."""
-    reference = loaded(made["bpe"])
+    reference = loaded(tokenizer_files["bpe"])
     assert "Straße" in ProvedEncoder(Wrong(reference, "Straße"), reference, FastKind(False, ())).differed
     encoder = ProvedEncoder(Wrong(reference, "zebra"), reference, FastKind(False, ()))
     with pytest.raises(RestartUnit):
@@ -181,35 +183,35 @@ def test_a_wrong_encoder_is_caught_at_once(made: dict[str, Path]) -> None:
     assert unseen.differed == ""
 
 
-def test_texts_in_doubt_go_to_the_reference(made: dict[str, Path]) -> None:
+def test_texts_in_doubt_go_to_the_reference(tokenizer_files: dict[str, Path]) -> None:
     """Marks in a row, and code points on which tables of Unicode differ, never reach the fast encoder."""
-    reference = loaded(made["qwen"])
-    seen: list[str] = []
+    reference = loaded(tokenizer_files["qwen"])
+    observed: list[str] = []
 
     class Told(Wrong):
         def encode(self, texts: pa.Array) -> Encoded:
-            seen.extend(texts.to_pylist())
+            observed.extend(texts.to_pylist())
             return super().encode(texts)
 
     encoder = ProvedEncoder(Told(reference, "\0no"), reference, FastKind(True, ()))
     texts = ["plain", "é e\u0301", "a\u0323\u0301", "x\u1df6", "日本", "\U00011935\U00011930"]
-    seen.clear()
-    found = encoder.encode(pa.array(texts))
-    assert seen == ["plain", "é e\u0301", "日本"]
-    assert [found[row].tolist() for row in range(len(texts))] == [ids.tolist() for ids in reference.ids(texts)]
+    observed.clear()
+    actual = encoder.encode(pa.array(texts))
+    assert observed == ["plain", "é e\u0301", "日本"]
+    assert [actual[row].tolist() for row in range(len(texts))] == [ids.tolist() for ids in reference.ids(texts)]
 
 
 def with_added(path: Path, folder: Path, added: list[tuple[str, dict[str, bool]]]) -> Path:
     """A copy of a tokenizer with tokens added behind its vocabulary."""
-    held = json.loads(path.read_bytes())
-    vocab = held["model"]["vocab"]
-    first = 1 + max([*vocab.values(), *(token["id"] for token in held["added_tokens"])])
+    record = json.loads(path.read_bytes())
+    vocab = record["model"]["vocab"]
+    first = 1 + max([*vocab.values(), *(token["id"] for token in record["added_tokens"])])
     flags = {"special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": True}
     for number, (content, changed) in enumerate(added, first):
-        held["added_tokens"].append({"id": vocab.get(content, number), "content": content, **flags, **changed})
-    made = folder / f"added-{path.name}"
-    made.write_text(json.dumps(held))
-    return made
+        record["added_tokens"].append({"id": vocab.get(content, number), "content": content, **flags, **changed})
+    created = folder / f"added-{path.name}"
+    created.write_text(json.dumps(record))
+    return created
 
 
 RAW = {"normalized": False}
@@ -227,7 +229,7 @@ ADDED: dict[str, list[tuple[str, dict[str, bool]]]] = {
     "stripping beside white space of its kind": [("  ", RAW), ("<m>", RAW | {"lstrip": True, "rstrip": True})],
     "a leading space": [(" x", {}), ("a ", RAW)],
 }
-PIECES = [
+SEGMENTS = [
     *("façade", "Genève", "cafe", "cafe\u0301", "\u0301", " ", "  ", "\u3000", "\xa0", "\n", "\n\n", "zqx", "zqxv"),
     *(
         "qxvu",
@@ -254,61 +256,65 @@ PIECES = [
 @pytest.mark.parametrize("added", ADDED)
 @pytest.mark.parametrize("kind", FAST)
 def test_added_tokens_have_the_ids_of_the_reference(
-    made: dict[str, Path], tmp_path: Path, kind: str, added: str
+    tokenizer_files: dict[str, Path], tmp_path: Path, kind: str, added: str
 ) -> None:
     """Tokens of the user in composed, decomposed and ordinary texts: a tokenizer that is taken gives the same ids."""
     pytest.importorskip("gigatoken")
-    path = with_added(made[kind], tmp_path, ADDED[added])
+    path = with_added(tokenizer_files[kind], tmp_path, ADDED[added])
     if kind_of(path.read_bytes()) is None:
         return  # the reference encodes
     encoder, reference = proved(path)
     draw = random.Random(f"{kind} {added}")
-    texts = pa.array(["".join(draw.choices(PIECES, k=draw.randrange(1, 7))) for _ in range(1500)])
+    texts = pa.array(["".join(draw.choices(SEGMENTS, k=draw.randrange(1, 7))) for _ in range(1500)])
     ours = Encoded.from_parts([encoder.encode(texts.slice(row, 1)).values for row in range(len(texts))])
     assert differing(ours, reference.encode(texts), texts) == []
     assert (encoder.differed, encoder.encoder.split()[0]) == ("", "gigatoken")
 
 
 @pytest.mark.parametrize("kind", FAST)
-def test_tokenizers_with_ordinary_added_tokens_stay_fast(made: dict[str, Path], tmp_path: Path, kind: str) -> None:
+def test_tokenizers_with_ordinary_added_tokens_stay_fast(
+    tokenizer_files: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
     added = [(f"<|reserved_{number}|>", RAW) for number in range(300)] + [
         ("<think>", {}),
         ("mask me", {"lstrip": True}),
     ]
-    assert kind_of(with_added(made[kind], tmp_path, added).read_bytes()) is not None
+    assert kind_of(with_added(tokenizer_files[kind], tmp_path, added).read_bytes()) is not None
 
 
-def test_decomposed_accents_in_rows_that_no_sample_sees(made: dict[str, Path], tmp_path: Path) -> None:
+def test_decomposed_accents_in_rows_that_no_sample_sees(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
     """2,000 rows, three of them decomposed and with added words, none among the rows that both encoders do."""
-    path = with_added(made["qwen"], tmp_path, [("façade", {}), ("Genève", {})])
+    path = with_added(tokenizer_files["qwen"], tmp_path, [("façade", {}), ("Genève", {})])
     encoder, reference = proved(path)
     rows = [f"Une façade à Genève {number}" for number in range(2000)]
     for row in (333, 777, 1234):
         rows[row] = unicodedata.normalize("NFD", rows[row])
     texts = pa.array(rows)
-    for part in (texts.slice(at, 500) for at in range(0, 2000, 500)):
+    for part in (texts.slice(index, 500) for index in range(0, 2000, 500)):
         assert differing(encoder.encode(part), reference.encode(part), part) == []
     assert encoder.encoder.split()[0] == "gigatoken"
 
 
-def test_an_added_token_after_the_first_fifty_is_probed(made: dict[str, Path], tmp_path: Path) -> None:
+def test_an_added_token_after_the_first_fifty_is_probed(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
     """A fast encoder that is wrong about the last of 300 added tokens is caught before the first text."""
-    path = with_added(made["bpe"], tmp_path, [(f"<|{number}|>", RAW) for number in range(300)])
+    path = with_added(tokenizer_files["bpe"], tmp_path, [(f"<|{number}|>", RAW) for number in range(300)])
     reference, kind = loaded(path), kind_of(path.read_bytes())
     assert kind is not None
     assert "<|299|>" in ProvedEncoder(Wrong(reference, "<|299|>"), reference, kind).differed
 
 
-def test_one_added_token_inside_another_in_a_row_that_no_sample_sees(made: dict[str, Path], tmp_path: Path) -> None:
+def test_one_added_token_inside_another_in_a_row_that_no_sample_sees(
+    tokenizer_files: dict[str, Path], tmp_path: Path
+) -> None:
     """60 reserved tokens come before the two: the tokenizer is the reference's from the start."""
     reserved = [(f"<|{number}|>", RAW) for number in range(60)]
-    path = with_added(made["bpe"], tmp_path, [*reserved, ("zqx", RAW), ("zqxv", {})])
+    path = with_added(tokenizer_files["bpe"], tmp_path, [*reserved, ("zqx", RAW), ("zqxv", {})])
     assert kind_of(path.read_bytes()) is None
 
 
-def test_composed_texts_stay_with_the_fast_encoder(made: dict[str, Path], tmp_path: Path) -> None:
+def test_composed_texts_stay_with_the_fast_encoder(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
     """Only texts in which NFC can change what is an added token go to the reference."""
-    path = with_added(made["qwen"], tmp_path, [("façade", {}), ("<|im_end|>", RAW)])
+    path = with_added(tokenizer_files["qwen"], tmp_path, [("façade", {}), ("<|im_end|>", RAW)])
     encoder, _ = proved(path)
     texts = ["Une façade à Genève", "e\u0301te\u0301", "क\u093cलम", "한국어", "<|im_end|>é", "a <|im_end|>\u0338"]
     texts += [unicodedata.normalize("NFD", texts[0])]
@@ -316,14 +322,16 @@ def test_composed_texts_stay_with_the_fast_encoder(made: dict[str, Path], tmp_pa
 
 
 @pytest.fixture
-def partial(made: dict[str, Path], tmp_path: Path) -> Path:
+def partial(tokenizer_files: dict[str, Path], tmp_path: Path) -> Path:
     """Byte-level BPE whose vocabulary lacks most of the 256 bytes, as trained without an initial alphabet."""
-    held = json.loads(made["bpe"].read_bytes())
-    kept = [token for token in held["model"]["vocab"] if token in SPECIALS or token in "splitwordsandnumbers012345Ġ"]
-    held["model"]["vocab"] = {token: number for number, token in enumerate(kept)}
-    held["model"]["merges"] = []
+    content = json.loads(tokenizer_files["bpe"].read_bytes())
+    remaining = [
+        token for token in content["model"]["vocab"] if token in SPECIALS or token in "splitwordsandnumbers012345Ġ"
+    ]
+    content["model"]["vocab"] = {token: number for number, token in enumerate(remaining)}
+    content["model"]["merges"] = []
     path = tmp_path / "partial.json"
-    path.write_text(json.dumps(held))
+    path.write_text(json.dumps(content))
     return path
 
 
@@ -333,16 +341,18 @@ def test_auto_uses_the_reference_where_the_fast_encoder_cannot_load(partial: Pat
     loaded(partial)
     source = tmp_path / "texts.jsonl"
     source.write_text("".join(json.dumps({"text": f"words and numbers {n}"}) + "\n" for n in range(300)))
-    made = {}
+    created = {}
     for encoder in ("auto", "fast", "reference"):
-        words = ["tokenize", source, tmp_path / encoder, "--tokenizer", partial, "--encoder", encoder, "--json"]
-        made[encoder] = brim(*words, "--memory", "1GB", check=2 if encoder == "fast" else 0)
-    events = [json.loads(line) for line in made["auto"].stdout.splitlines()]
-    reasons = [one["text"] for one in events if one["event"] == "note" and "cannot load the tokenizer" in one["text"]]
+        arguments = ["tokenize", source, tmp_path / encoder, "--tokenizer", partial, "--encoder", encoder, "--json"]
+        created[encoder] = brim(*arguments, "--memory", "1GB", check=2 if encoder == "fast" else 0)
+    events = [json.loads(line) for line in created["auto"].stdout.splitlines()]
+    reasons = [
+        event["text"] for event in events if event["event"] == "note" and "cannot load the tokenizer" in event["text"]
+    ]
     assert len(reasons) == 1
     assert "no single-byte vocab entry" in reasons[0]
     assert list(events[-1]["encoders"]) == [reference_name()]
-    refused = json.loads(made["fast"].stdout.splitlines()[-1])
+    refused = json.loads(created["fast"].stdout.splitlines()[-1])
     assert "cannot load the tokenizer" in refused["message"]
     assert ".rs" not in refused["message"]
     assert "--encoder reference" in refused["hint"]
@@ -350,9 +360,9 @@ def test_auto_uses_the_reference_where_the_fast_encoder_cannot_load(partial: Pat
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_text_that_is_not_utf8_is_refused(made: dict[str, Path]) -> None:
+def test_text_that_is_not_utf8_is_refused(tokenizer_files: dict[str, Path]) -> None:
     """The row is named, whoever encodes: gigatoken would end the process."""
-    step = TokenizeStep(find_tokenizer(made["gpt4"]))
+    step = TokenizeStep(find_tokenizer(tokenizer_files["gpt4"]))
     step.open(SCHEMA)
     bad = pa.array([b"good", b"\xed\xa0\x80 lone surrogate"]).view(pa.string())
     with pytest.raises(BadRow) as caught:
@@ -361,9 +371,9 @@ def test_text_that_is_not_utf8_is_refused(made: dict[str, Path]) -> None:
     assert "not UTF-8" in str(caught.value.__cause__)
 
 
-def test_choices(made: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices(tokenizer_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """reference never asks for the fast one; fast says why it cannot be had."""
-    data = made["bpe"].read_bytes()
+    data = tokenizer_files["bpe"].read_bytes()
     assert choose("reference", data) is None
     with pytest.raises(InputError, match=r"encoder.* takes auto, reference or fast"):
         EncoderOptions(encoder="quick")  # type: ignore[arg-type]
@@ -373,12 +383,12 @@ def test_choices(made: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None
         choose("fast", data)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     with pytest.raises(InputError, match="not known to give the same ids"):
-        choose("fast", made["wordpiece"].read_bytes())
+        choose("fast", tokenizer_files["wordpiece"].read_bytes())
 
 
-def test_the_generation_is_a_fact_from_1_on(made: dict[str, Path]) -> None:
+def test_the_generation_is_a_fact_from_1_on(tokenizer_files: dict[str, Path]) -> None:
     """Jobs that were made before know nothing of it, and continue with 0.2x."""
-    facts = TokenizeStep(find_tokenizer(made["bpe"])).facts
+    facts = TokenizeStep(find_tokenizer(tokenizer_files["bpe"])).facts
     assert facts.get("tokenizers_generation", 0) == generation()
     assert ("tokenizers_generation" in facts) == (generation() == 1)
 
@@ -402,7 +412,7 @@ class Tokenizer:
 
 
 @pytest.mark.skipif(generation() == 1, reason="the fake one is made of 0.2x")
-def test_a_job_leaves_a_wrong_encoder(made: dict[str, Path], tmp_path: Path) -> None:
+def test_a_job_leaves_a_wrong_encoder(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
     """A real job: the unit is done again by the reference, the text is told, and the bytes are the reference's."""
     fake = tmp_path / "fake"
     (fake / "gigatoken").mkdir(parents=True)
@@ -414,53 +424,62 @@ def test_a_job_leaves_a_wrong_encoder(made: dict[str, Path], tmp_path: Path) -> 
     texts[3000] = texts[3500] = "the zebra of numbers"
     texts[150] = f"zebra {texts[150]}"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    told = {}
+    records = {}
     for encoder in ("fast", "reference"):
-        done = subprocess.run(
+        result = subprocess.run(
             [
                 *(sys.executable, "-m", "brim", "tokenize", str(source), str(tmp_path / encoder), "--json"),
-                *("--tokenizer", str(made["bpe"]), "--encoder", encoder, "--memory", "1GB", "--workers", "1"),
+                *(
+                    "--tokenizer",
+                    str(tokenizer_files["bpe"]),
+                    "--encoder",
+                    encoder,
+                    "--memory",
+                    "1GB",
+                    "--workers",
+                    "1",
+                ),
             ],
             env=os.environ | {"PYTHONPATH": os.pathsep.join([str(fake), os.environ.get("PYTHONPATH", "")])},
             capture_output=True,
             text=True,
             check=True,
         )
-        told[encoder] = [json.loads(line) for line in done.stdout.splitlines()]
-    notes = [one["text"] for one in told["fast"] if one["event"] == "note"]
+        records[encoder] = [json.loads(line) for line in result.stdout.splitlines()]
+    notes = [item["text"] for item in records["fast"] if item["event"] == "note"]
     assert notes[0] == "encoder: gigatoken 9.9"
     assert "zebra" in notes[1]
-    assert list(told["fast"][-1]["encoders"]) == list(told["reference"][-1]["encoders"])
-    files = [next((tmp_path / encoder / "data").iterdir()) for encoder in told]
+    assert list(records["fast"][-1]["encoders"]) == list(records["reference"][-1]["encoders"])
+    files = [next((tmp_path / encoder / "data").iterdir()) for encoder in records]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["bpe", "qwen"])
-def test_the_table_of_code_points_is_complete(made: dict[str, Path], kind: str) -> None:
+def test_the_table_of_code_points_is_complete(tokenizer_files: dict[str, Path], kind: str) -> None:
     """Where the encoders differ on a code point of the first two planes, it is in the table; without NFC none is."""
     pytest.importorskip("gigatoken")
-    loaded(made[kind])
+    loaded(tokenizer_files[kind])
     every = [point for point in range(0, 0x20000, 1 if kind == "qwen" else 5) if not 0xD800 <= point < 0xE000]
-    found = np.array(differing_points(made[kind].read_bytes(), iter(every)), np.uint32)
-    assert len(found) == (0 if kind == "bpe" or generation() else 157)
-    assert len(doubtful(np.repeat(found, 2))) == 2 * len(found)
+    actual = np.array(differing_points(tokenizer_files[kind].read_bytes(), iter(every)), np.uint32)
+    assert len(actual) == (0 if kind == "bpe" or generation() else 157)
+    assert len(doubtful(np.repeat(actual, 2))) == 2 * len(actual)
 
 
-def test_words_that_never_come_again_do_not_fill_the_memory(made: dict[str, Path]) -> None:
+def test_words_that_never_come_again_do_not_fill_the_memory(tokenizer_files: dict[str, Path]) -> None:
     """gigatoken keeps every word: 22 MB of new ones would take 200 MB. It is loaded anew, and the ids stay the same."""
     pytest.importorskip("gigatoken")
-    encoder, most = FastEncoder(made["bpe"].read_bytes()), 0
+    encoder, maximum = FastEncoder(tokenizer_files["bpe"].read_bytes()), 0
     draw = np.random.default_rng(3)
     first = process_bytes(os.getpid())
     for _ in range(22):
         letters = draw.integers(97, 123, 1_000_000, np.uint8)
         letters[::10] = 32
-        texts = pa.array([letters.tobytes().decode()[at : at + 4000] for at in range(0, 1_000_000, 4000)])
-        found = encoder.encode(texts)
-        most = max(most, process_bytes(os.getpid()) - first)
-    assert found.values.tolist() == loaded(made["bpe"]).encode(texts).values.tolist()
-    assert most < 130 << 20
+        texts = pa.array([letters.tobytes().decode()[index : index + 4000] for index in range(0, 1_000_000, 4000)])
+        actual = encoder.encode(texts)
+        maximum = max(maximum, process_bytes(os.getpid()) - first)
+    assert actual.values.tolist() == loaded(tokenizer_files["bpe"]).encode(texts).values.tolist()
+    assert maximum < 130 << 20
 
 
 @pytest.mark.parametrize("row", [b'{"text": "a\\ud83d"}', b'{"text": "a", "text": "b"}', b'{"text": "a"}\n{"text": 5}'])

@@ -91,10 +91,10 @@ def digests(folder: Path, styles: Iterable[str] = STYLES) -> dict[str, str]:
     """Of each `f`, in a fresh process that writes no bytecode: files are edited within a second."""
     names = [f"script{number}" for number, _ in enumerate(styles)]
     write_files(folder, {f"{name}.py": STYLES[style][0].encode() for name, style in zip(names, styles, strict=True)})
-    words = [sys.executable, "-B", "-P", "-c", PRINT, *names]
-    done = subprocess.run(words, cwd=folder, env={"PYTHONPATH": "."}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(styles, json.loads(done.stdout), strict=True))
+    arguments = [sys.executable, "-B", "-P", "-c", PRINT, *names]
+    result = subprocess.run(arguments, cwd=folder, env={"PYTHONPATH": "."}, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return dict(zip(styles, json.loads(result.stdout), strict=True))
 
 
 def edit(folder: Path, name: str, old: str, new: str) -> None:
@@ -152,8 +152,8 @@ def test_digest_of_modules_that_import_each_other(package: Path) -> None:
 def test_map_computes_again_after_an_edit_of_a_module_that_its_function_imports(package: Path) -> None:
     (package / "rows.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
     edit(package, "mylib/local.py", "return g(x)", 'return {"y": g(x["x"])}')
-    words = ["map", "rows.jsonl", "out", "--fn", "mylib.local:relative"]
-    brim(*words, cwd=package)
-    assert "nothing to do" in brim(*words, cwd=package).stdout
+    arguments = ["map", "rows.jsonl", "out", "--fn", "mylib.local:relative"]
+    brim(*arguments, cwd=package)
+    assert "nothing to do" in brim(*arguments, cwd=package).stdout
     of_used(package)
-    assert "the function changed" in brim(*words, cwd=package, check=2).stderr
+    assert "the function changed" in brim(*arguments, cwd=package, check=2).stderr

@@ -52,9 +52,9 @@ class Adder:
 def run(script: Path, *args: str, code: str = "") -> str:
     env = os.environ | {"PYTHONPATH": f"{Path(sys.modules['brim'].__path__[0]).parent}"}
     command = [sys.executable, *(["-c", code] if code else [str(script)]), *args]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=script.parent, env=env, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    result = subprocess.run(command, capture_output=True, text=True, cwd=script.parent, env=env, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
 
 
 def test_functions_of_a_script_travel(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_importable_functions_travel_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "told"),
+    ("where", "report"),
     [
         ("nowhere.at.all:f", "No module named 'nowhere'"),
         ("os.path:nothing", "has no 'nothing'"),
@@ -122,7 +122,7 @@ def test_importable_functions_travel_by_name() -> None:
         ("leaves.py:f", "SystemExit"),
     ],
 )
-def test_bad_names(where: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_names(where: str, report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that leads nowhere is an error that says so."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("\nraise ValueError('at once')\n")
@@ -131,7 +131,7 @@ def test_bad_names(where: str, told: str, tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "leaves.py").write_text("import sys; sys.exit(3)\n")
     with pytest.raises(InputError) as caught:
         load_function(where)
-    assert re.search(told, str(caught.value))
+    assert re.search(report, str(caught.value))
 
 
 @pytest.mark.parametrize("where", ["lambda r: r", "lambda r:r", "steps.py", "str.upper", "a b:c", ":f", "m:"])
@@ -144,11 +144,11 @@ def test_text_that_names_no_function_is_refused_with_what_to_write(where: str) -
 def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
     """The variable that holds a lock is named, however deep it is."""
     lock = threading.Lock()
-    held = {"inner": [lock]}
+    retained = {"inner": [lock]}
     with pytest.raises(InputError, match=r"the variable 'lock' \(a _thread.lock\)"):
         Shipped.from_function(lambda row: lock)
     with pytest.raises(InputError, match=r"item 0 of the item 'inner' of the variable 'held'"):
-        Shipped.from_function(lambda row: held)
+        Shipped.from_function(lambda row: retained)
     with open(tmp_path / "x", "w") as file, pytest.raises(InputError, match=r"the argument 'f'"):
         Shipped.from_function(functools.partial(times, f=file))
 
@@ -190,9 +190,11 @@ def test_digests_are_the_same_in_other_processes(tmp_path: Path) -> None:
     """Not even moved lines, another file, comments or another order of a dict change a digest."""
     first = digest_of(tmp_path, BASE)
     assert first.endswith("True")
-    moved = BASE.replace("def helper", "\n# a comment\n\n\ndef helper")
-    moved = moved.replace('{"b": {"x", "y", "z"}, "a": [1, 2.5, None]}', '{"b": {"z", "x", "y"}, "a": [1, 2.5, None]}')
-    assert digest_of(tmp_path, moved, "other.py") == first
+    moved_path = BASE.replace("def helper", "\n# a comment\n\n\ndef helper")
+    moved_path = moved_path.replace(
+        '{"b": {"x", "y", "z"}, "a": [1, 2.5, None]}', '{"b": {"z", "x", "y"}, "a": [1, 2.5, None]}'
+    )
+    assert digest_of(tmp_path, moved_path, "other.py") == first
     (tmp_path / "module.py").write_text(BASE)
     assert digest_of(tmp_path, "from module import f") == first
 
@@ -216,10 +218,10 @@ def test_digests_follow_what_is_used(old: str, new: str, tmp_path: Path) -> None
     """Code, closures, defaults, globals, classes and their attributes all count."""
     assert old in BASE
     scope: dict[str, Any] = {"__name__": "__main__"}
-    other: dict[str, Any] = {"__name__": "__main__"}
+    second: dict[str, Any] = {"__name__": "__main__"}
     exec(BASE, scope)
-    exec(BASE.replace(old, new), other)
-    assert function_digest(scope["f"]) != function_digest(other["f"])
+    exec(BASE.replace(old, new), second)
+    assert function_digest(scope["f"]) != function_digest(second["f"])
 
 
 DECORATED = """
@@ -257,12 +259,12 @@ def test_digests_reach_into_own_modules(tmp_path: Path) -> None:
     """What a function takes from a module of the user's own counts, what it leaves there does not."""
     body = "import own\ndef f(row): return own.clean(row)"
     module = "def clean(row): return {'r': 1}\ndef unused(): return 1\n"
-    found = []
+    actual = []
     # Of other sizes: bytecode that Python kept is known by the second and the size of its source.
     for text in (module, module.replace("return 1\n", "return 20\n"), module.replace(": 1}", ": 300}")):
         (tmp_path / "own.py").write_text(text)
-        found.append(digest_of(tmp_path, body))
-    assert found[0] == found[1] != found[2]
+        actual.append(digest_of(tmp_path, body))
+    assert actual[0] == actual[1] != actual[2]
     inside = "def f(row):\n    import own, colorsys\n    return own.clean(row)"
     late = digest_of(tmp_path, inside)
     assert digest_of(tmp_path, "__import__('own'), __import__('colorsys')\n" + inside) == late
@@ -304,10 +306,10 @@ f({"x": "a b"}) if len(sys.argv) > 1 else None
 def test_what_has_no_content_is_said_to_be_unstable() -> None:
     """A digest over a lock exists, but says that it is not to be relied on."""
     lock = threading.Lock()
-    found = function_digest(lambda: lock)
-    assert isinstance(found, Digest)
-    assert not found.stable
-    assert found.unstable_parts == ("_thread.lock",)
+    actual = function_digest(lambda: lock)
+    assert isinstance(actual, Digest)
+    assert not actual.stable
+    assert actual.unstable_parts == ("_thread.lock",)
 
 
 def test_arrays_count_by_content() -> None:

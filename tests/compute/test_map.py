@@ -72,16 +72,16 @@ def read(out: Path) -> list[dict[str, Any]]:
     return [row for path in sorted(out.glob("data/*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
-def map_command(work: Path, out: Path, fn: str, *more: str) -> subprocess.CompletedProcess[str]:
-    words = ["map", "rows.jsonl", str(out), "--fn", fn, "--unit-size", "20KB", "--memory", "600MB", *more]
-    return run_brim(*words, cwd=work)
+def map_command(work: Path, out: Path, fn: str, *extra: str) -> subprocess.CompletedProcess[str]:
+    arguments = ["map", "rows.jsonl", str(out), "--fn", fn, "--unit-size", "20KB", "--memory", "600MB", *extra]
+    return run_brim(*arguments, cwd=work)
 
 
 def test_the_command(work: Path, tmp_path: Path) -> None:
     """What is written loads, is proved, and is not done again; what the function prints is shown."""
     out = tmp_path / "out"
-    done = map_command(work, out, "steps.py:length")
-    assert re.search(r"worker [12]: hello", done.stderr)
+    result = map_command(work, out, "steps.py:length")
+    assert re.search(r"worker [12]: hello", result.stderr)
     rows = read(out)
     assert [row["id"] for row in rows] == list(range(ROWS))
     assert all(row["length"] == len(row["text"]) for row in rows)
@@ -113,12 +113,12 @@ def test_to_the_hub(work: Path, tmp_path: Path) -> None:
     """Computed here, published there, proved, and known again."""
     with TestHub(tmp_path / "hub") as hub:
         machine = Machine(hub, tmp_path / "machine")
-        words = ["map", str(work / "rows.jsonl"), DEST, "--fn", f"{work}/steps.py:length", "--unit-size", "60KB"]
-        done = machine.run(*words)
-        assert done.returncode == 0, done.stderr
-        assert "verified" in done.stdout
-        again = machine.run(*words)
-        assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stderr
+        arguments = ["map", str(work / "rows.jsonl"), DEST, "--fn", f"{work}/steps.py:length", "--unit-size", "60KB"]
+        result = machine.run(*arguments)
+        assert result.returncode == 0, result.stderr
+        assert "verified" in result.stdout
+        repeated = machine.run(*arguments)
+        assert (repeated.returncode, "nothing to do" in repeated.stdout) == (0, True), repeated.stderr
         code = f"import datasets; print(datasets.load_dataset('{DEST.split('datasets/')[1]}')['train'].num_rows)"
         assert machine.python(code).stdout.strip() == str(ROWS)
 
@@ -126,27 +126,27 @@ def test_to_the_hub(work: Path, tmp_path: Path) -> None:
 def test_the_hub_is_looked_at_before_the_work(work: Path, tmp_path: Path) -> None:
     """What another machine has published is not computed again; another dataset is refused, unless it shall go."""
     with TestHub(tmp_path / "hub") as hub:
-        machine, other = Machine(hub, tmp_path / "machine"), Machine(hub, tmp_path / "other")
-        words = ["map", str(work / "rows.jsonl"), DEST, "--unit-size", "200KB", "--fn"]
-        published = machine.run(*words, f"{work}/steps.py:length")
+        machine, second = Machine(hub, tmp_path / "machine"), Machine(hub, tmp_path / "other")
+        arguments = ["map", str(work / "rows.jsonl"), DEST, "--unit-size", "200KB", "--fn"]
+        published = machine.run(*arguments, f"{work}/steps.py:length")
         assert published.returncode == 0, published.stderr
         head = hub.head(REPO)
-        again = other.run(*words, f"{work}/steps.py:length")
-        assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stderr
-        for one in (machine, other, Machine(hub, tmp_path / "third")):
-            refused = one.run(*words, f"{work}/steps.py:counted")
+        repeated = second.run(*arguments, f"{work}/steps.py:length")
+        assert (repeated.returncode, "nothing to do" in repeated.stdout) == (0, True), repeated.stderr
+        for item in (machine, second, Machine(hub, tmp_path / "third")):
+            refused = item.run(*arguments, f"{work}/steps.py:counted")
             assert (refused.returncode, "has another dataset" in refused.stderr) == (2, True), refused.stderr
         assert not list(tmp_path.rglob("called"))
         assert not (tmp_path / "third" / "state" / "brim" / "hub").exists()
         assert hub.head(REPO) == head
-        fresh = other.run(*words, f"{work}/steps.py:length", "--fresh", "--rows-per-shard", "1000")
+        fresh = second.run(*arguments, f"{work}/steps.py:length", "--fresh", "--rows-per-shard", "1000")
         assert fresh.returncode == 0, fresh.stderr
         assert sorted(shards(hub)) == [f"data/train-{n:05d}-of-00003.parquet" for n in range(3)]
 
 
 def test_bad_commands(work: Path, tmp_path: Path) -> None:
     """Each is refused in a sentence, before any work."""
-    for words, says in [
+    for arguments, says in [
         (["rows.jsonl", "--fn", "steps:nothing"], "steps has no 'nothing'"),
         (["rows.jsonl", "--fn", "nowhere:f"], "No module named 'nowhere'"),
         (["rows.jsonl", "--fn", "steps"], "does not name a function"),
@@ -155,7 +155,7 @@ def test_bad_commands(work: Path, tmp_path: Path) -> None:
         (["rows.jsonl", "--fn", "steps:length", "--on-error", "ignore"], "stop, skip or quarantine"),
         (["rows.jsonl", "--fn", "steps:length", "--format", "csv"], "parquet"),
     ]:
-        refused = run_brim("map", words[0], tmp_path / "out", *words[1:], cwd=work, check=2)
+        refused = run_brim("map", arguments[0], tmp_path / "out", *arguments[1:], cwd=work, check=2)
         assert says in refused.stderr, refused.stderr
 
 
@@ -175,8 +175,8 @@ def test_a_script_without_a_main_guard(work: Path, tmp_path: Path, cache: Path) 
         """)
     )
     for _ in range(2):
-        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-        assert done.stdout.strip() == str(ROWS), done.stderr
+        result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+        assert result.stdout.strip() == str(ROWS), result.stderr
     assert len(list_caches(cache)) == 2
     script.write_text(
         script.read_text().replace("factor = 3", "factor = 5").replace("[0, 6, 12, 18, 24]", "[0, 10, 20, 30, 40]")
@@ -214,20 +214,20 @@ def test_random_numbers_are_the_same_in_every_run(tmp_path: Path, cache: Path) -
 
     source, marker = tmp_path / "rows.jsonl", str(tmp_path / "died")
     source.write_text("".join(f'{{"n": {n}}}\n' for n in range(400)))
-    how: dict[str, Any] = {"memory": ROOM, "unit_size": "1KB", "batch_size": 10, "fresh": True, "progress": False}
+    method: dict[str, Any] = {"memory": ROOM, "unit_size": "1KB", "batch_size": 10, "fresh": True, "progress": False}
     kinds: list[dict[str, Any]] = [
         {"function": draw},
         {"function": draw_batch, "batched": True},
         {"function": draw_and_die_once, "fn_kwargs": {"marker": marker}},
     ]
-    found = []
+    actual = []
     for kind in kinds:
-        first, second = (brim.map(str(source), **kind, **how, workers=workers).to_list() for workers in (2, 1))
+        first, second = (brim.map(str(source), **kind, **method, workers=workers).to_list() for workers in (2, 1))
         assert first == second
         assert all(len({row[column] for row in first}) == 400 for column in "abc")
-        found.append(first)
+        actual.append(first)
     assert Path(marker).exists()
-    assert found[0] != found[1] != found[2] != found[0]
+    assert actual[0] != actual[1] != actual[2] != actual[0]
 
 
 DECORATED = """
@@ -291,8 +291,8 @@ print("whole")
 
 def test_functions_of_a_script_may_be_decorated_by_functools(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "script.py").write_text(DECORATED)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
+    result = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "whole\n"), result.stderr
 
 
 def test_any_iterator(cache: Path) -> None:
@@ -337,8 +337,8 @@ def test_name_of_an_iterator_is_not_all_that_it_is_known_by(kind: str, cache: Pa
             file.write("+")
         return row
 
-    found = [brim.map(make(first), counted, memory=ROOM, name="rec")["a"][:] for first in (1, 3, 1)]
-    assert found == [[1, 2], [3, 4], [1, 2]]
+    actual = [brim.map(make(first), counted, memory=ROOM, name="rec")["a"][:] for first in (1, 3, 1)]
+    assert actual == [[1, 2], [3, 4], [1, 2]]
     assert len(calls.read_text()) == 4
 
 
@@ -365,7 +365,7 @@ def test_the_same_as_dataset_map(work: Path, cache: Path) -> None:
     group = {"batched": True, "batch_size": 100, "remove_columns": ["id", "text"]}
 
     def grouped(batch: dict[str, list[int]]) -> dict[str, list[list[int]]]:
-        return {"ids": [batch["id"][at : at + 7] for at in range(0, len(batch["id"]), 7)]}
+        return {"ids": [batch["id"][index : index + 7] for index in range(0, len(batch["id"]), 7)]}
 
     for source in (ds, ds.shuffle(seed=1), ds.select(range(5, 2500, 3))):
         ours, theirs = brim.map(source, grouped, memory=ROOM, **group), source.map(grouped, **group)  # type: ignore[arg-type]
@@ -382,10 +382,10 @@ def test_images_are_decoded_in_the_function(cache: Path) -> None:
 
     column = [{"bytes": png(n), "path": None} for n in range(30)]
     ds = datasets.Dataset.from_dict({"image": column}, features=datasets.Features({"image": datasets.Image()}))
-    made = brim.map(ds, lambda row: {"mean": float(np.asarray(row["image"]).mean())}, memory=ROOM)
-    assert made["mean"][:] == [float(n) for n in range(30)]
-    assert made.features["image"] == datasets.Image()
-    assert made.cast_column("image", datasets.Image(decode=False))[3]["image"]["bytes"] == png(3)
+    mapped = brim.map(ds, lambda row: {"mean": float(np.asarray(row["image"]).mean())}, memory=ROOM)
+    assert mapped["mean"][:] == [float(n) for n in range(30)]
+    assert mapped.features["image"] == datasets.Image()
+    assert mapped.cast_column("image", datasets.Image(decode=False))[3]["image"]["bytes"] == png(3)
 
 
 def test_first_and_second_run_cost_the_same_memory(work: Path, tmp_path: Path, cache: Path) -> None:
@@ -413,17 +413,17 @@ print(process_bytes(os.getpid()), ds.data.nbytes)
 def test_what_killed_processes_left_in_caches_goes(work: Path, cache: Path) -> None:
     """The next call of any map clears scratch of others that are dead, and not what they finished or still use."""
     brim.map(str(work / "rows.jsonl"), _same)
-    (done,) = list_caches(cache)
+    (result,) = list_caches(cache)
     for name in ("dead", "alive"):
         (cache / name / "units" / "spool").mkdir(parents=True)
         (cache / name / "about.json").write_text("{}")
-        for left in ("spool/a.arrow", ".00000001.arrow.7.0.tmp", "gate", "setup.pickle", "00000000.arrow"):
-            (cache / name / "units" / left).write_bytes(b"x")
+        for remaining in ("spool/a.arrow", ".00000001.arrow.7.0.tmp", "gate", "setup.pickle", "00000000.arrow"):
+            (cache / name / "units" / remaining).write_bytes(b"x")
     with locked(cache / "alive"):
         brim.map(str(work / "rows.jsonl"), _same)
     assert [path.name for path in (cache / "dead" / "units").iterdir()] == ["00000000.arrow"]
     assert len(list((cache / "alive" / "units").iterdir())) == 5
-    assert done.folder in [cached.folder for cached in list_caches(cache)]
+    assert result.folder in [cached.folder for cached in list_caches(cache)]
 
 
 def _same(row: dict[str, Any]) -> dict[str, Any]:
@@ -432,9 +432,9 @@ def _same(row: dict[str, Any]) -> dict[str, Any]:
 
 def test_caches_are_listed_and_removed(work: Path, cache: Path) -> None:
     brim.map(work / "rows.jsonl", lambda row: {"n": 1}, memory=ROOM)
-    told = run_brim("clean").stdout
-    assert "3,000 rows" in told
-    assert "<lambda> of" in told
+    output = run_brim("clean").stdout
+    assert "3,000 rows" in output
+    assert "<lambda> of" in output
     assert "Nothing is cached" in run_brim("clean", "--older-than", "3").stdout
     assert "freed" in run_brim("clean", "--remove").stdout
     assert not list_caches(cache)
@@ -467,21 +467,21 @@ def test_the_format_of_the_dataset_stays(cache: Path) -> None:
     """As with `Dataset.map`, new columns included; columns that were hidden stay hidden."""
     ds = datasets.Dataset.from_dict({"id": [1, 2], "text": ["a", "b"]})
     for formatted in (ds.with_format("numpy", columns=["id"]), ds.with_format(None, columns=["id"])):
-        made = brim.map(formatted, lambda row: {"y": row["id"]}, memory=ROOM)
-        assert made.format == formatted.map(lambda row: {"y": row["id"]}).format
+        mapped = brim.map(formatted, lambda row: {"y": row["id"]}, memory=ROOM)
+        assert mapped.format == formatted.map(lambda row: {"y": row["id"]}).format
 
 
 def test_no_rows_in_and_none_out(cache: Path) -> None:
     ds = datasets.Dataset.from_dict({"id": [1], "text": ["a"]}).select([])
     for _ in range(2):
-        made = brim.map(ds, lambda row: {"y": 1}, remove_columns="text", memory=ROOM)
-        assert made.features == ds.map(lambda row: {"y": 1}, remove_columns="text").features
+        mapped = brim.map(ds, lambda row: {"y": 1}, remove_columns="text", memory=ROOM)
+        assert mapped.features == ds.map(lambda row: {"y": 1}, remove_columns="text").features
 
 
 def test_rows_are_written_as_they_are_without_a_function(tmp_path: Path) -> None:
     """CSV becomes Parquet; counts may be written as people write them."""
     (tmp_path / "rows.csv").write_text("n,text\n" + "".join(f"{n},row {n}\n" for n in range(30)))
-    done = run_brim("map", tmp_path / "rows.csv", tmp_path / "out", "--limit", "2e1", "--memory", "1GB")
-    assert "load  datasets.load_dataset(" in done.stdout
+    result = run_brim("map", tmp_path / "rows.csv", tmp_path / "out", "--limit", "2e1", "--memory", "1GB")
+    assert "load  datasets.load_dataset(" in result.stdout
     (shard,) = (tmp_path / "out" / "data").iterdir()
     assert pq.read_table(shard).to_pylist() == [{"n": n, "text": f"row {n}"} for n in range(20)]

@@ -40,26 +40,26 @@ def mapped(ds: Dataset, function: Callable[..., Any] | None, small: bool = False
     step = pickle.loads(pickle.dumps(MapStep(function, MapStepOptions(**options))))
     table = source_table(ds)
     step.open(table.schema)
-    made: list[pa.Table] = []
+    created: list[pa.Table] = []
     for start in range(0, len(table), step.batch_rows):
         first = start if step.indices else None
-        made += step.apply(RowBatch(table.slice(start, step.batch_rows), start, first), small)
+        created += step.apply(RowBatch(table.slice(start, step.batch_rows), start, first), small)
     step.close()
-    if not made:
+    if not created:
         return step.empty_schema(table.schema, had_rows=len(table) > 0).empty_table()
-    whole = pa.concat_tables([one.replace_schema_metadata(None) for one in made], promote_options="permissive")
-    return tagged(whole, merge_features([one.schema for one in made], whole.schema))
+    whole = pa.concat_tables([item.replace_schema_metadata(None) for item in created], promote_options="permissive")
+    return tagged(whole, merge_features([entry.schema for entry in created], whole.schema))
 
 
 def check(case: Case, small: bool) -> None:
     ds = case.data()
     expected = ds.map(case.function, load_from_cache_file=False, **case.options)
-    found = mapped(ds, case.function, small, **case.options)
-    assert Features.from_arrow_schema(found.schema) == expected.features
-    assert found.column_names == expected.column_names
+    actual = mapped(ds, case.function, small, **case.options)
+    assert Features.from_arrow_schema(actual.schema) == expected.features
+    assert actual.column_names == expected.column_names
     stored = expected.with_format("arrow")[:]
-    for name in found.column_names:
-        assert str(found[name].to_pylist()) == str(stored[name].to_pylist()), name
+    for name in actual.column_names:
+        assert str(actual[name].to_pylist()) == str(stored[name].to_pylist()), name
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["", "small"])
@@ -92,11 +92,11 @@ def test_types_that_appear_late(name: str, value: Callable[[int], Any], kind: st
     options = MapStepOptions(batched=True, batch_size=5)
     step = MapStep(lambda b: {"y": [value(n) for n in b["n"]]}, options)
     step.open(ds.data.schema)
-    made = list(step.apply(RowBatch(ds.data.table.slice(0, 5), 0, None)))
-    step.settle(made[0].schema)
+    created = list(step.apply(RowBatch(ds.data.table.slice(0, 5), 0, None)))
+    step.settle(created[0].schema)
     for start in range(5, 20, 5):
-        made += step.apply(RowBatch(ds.data.table.slice(start, 5), start, None))
-    whole = pa.concat_tables(made, promote_options="permissive")
+        created += step.apply(RowBatch(ds.data.table.slice(start, 5), start, None))
+    whole = pa.concat_tables(created, promote_options="permissive")
     assert str(whole.schema.field("y").type).replace("item", "element") == kind
     read = {"string": str, "int64": int, "double": float}.get(kind, list)
     assert whole["y"].to_pylist() == [None if value(n) is None else read(value(n)) for n in range(20)]
@@ -130,9 +130,9 @@ def test_any_values(found: list[Any], small: bool) -> None:
         return
     if small and not is_plain(expected.features.to_dict()["y"]):
         return  # mixed types: what a row is may only show beside others
-    made = mapped(ds, function, small)
-    assert Features.from_arrow_schema(made.schema) == expected.features
-    assert str(made["y"].to_pylist()) == str(expected.with_format("arrow")[:]["y"].to_pylist())
+    result = mapped(ds, function, small)
+    assert Features.from_arrow_schema(result.schema) == expected.features
+    assert str(result["y"].to_pylist()) == str(expected.with_format("arrow")[:]["y"].to_pylist())
 
 
 def test_arrow_and_numpy_batches() -> None:
@@ -155,11 +155,11 @@ def test_arrow_and_numpy_batches() -> None:
             "v": batch["v"] * 2,
         }
 
-    found = mapped(ds, arrays, batched=True, batch_size=3, input="numpy")
-    assert found["kinds"][0].as_py() == "int16 float32 (3, 2)"
-    assert found["sums"].to_pylist() == [0, 0.5, 1.0, 1.5, 2.0, 2.5]
-    assert found.schema.field("v").type == pa.list_(pa.float32())
-    assert found["n"].to_pylist() == list(range(6))
+    actual = mapped(ds, arrays, batched=True, batch_size=3, input="numpy")
+    assert actual["kinds"][0].as_py() == "int16 float32 (3, 2)"
+    assert actual["sums"].to_pylist() == [0, 0.5, 1.0, 1.5, 2.0, 2.5]
+    assert actual.schema.field("v").type == pa.list_(pa.float32())
+    assert actual["n"].to_pylist() == list(range(6))
     assert mapped(ds, lambda r: {"k": int(r["n"]) + len(r["r"])}, input="numpy")["k"].to_pylist() == [0, 2, 4, 6, 8, 10]
 
 
@@ -172,10 +172,10 @@ def test_pieces_give_the_same_rows() -> None:
             raise MemoryError
         return {"i": index, "rows": [len(index)] * len(index)}
 
-    found = mapped(ds, function, small=True, batched=True, batch_size=23, with_indices=True, splittable=True)
-    assert found["i"].to_pylist() == list(range(23))
-    assert found["text"].to_pylist() == ds["text"][:]
-    assert found["rows"].to_pylist()[:4] == [1, 2, 2, 1]
+    actual = mapped(ds, function, small=True, batched=True, batch_size=23, with_indices=True, splittable=True)
+    assert actual["i"].to_pylist() == list(range(23))
+    assert actual["text"].to_pylist() == ds["text"][:]
+    assert actual["rows"].to_pylist()[:4] == [1, 2, 2, 1]
     with pytest.raises(MemoryError):
         mapped(ds, function, small=True, batched=True, with_indices=True)
 
@@ -236,12 +236,12 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "function", "options", "told", "where"), BAD, ids=[bad[0] for bad in BAD])
-def test_bad_results(name: str, function: Any, options: dict[str, Any], told: str, where: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("name", "function", "options", "report", "where"), BAD, ids=[bad[0] for bad in BAD])
+def test_bad_results(name: str, function: Any, options: dict[str, Any], report: str, where: tuple[int, int]) -> None:
     """What a function must not return is said in words, with the row."""
     with pytest.raises(BadRow) as caught:
         mapped(plain(), function, **options)
-    assert told in str(caught.value.__cause__)
+    assert report in str(caught.value.__cause__)
     assert (caught.value.row, caught.value.rows) == where
 
 
@@ -258,9 +258,9 @@ def test_bad_options() -> None:
 
 def test_rows_with_other_keys_lose_nothing() -> None:
     """A key that only some rows have becomes a column with nulls; `datasets` drops it or fails."""
-    found = mapped(plain(), lambda r: {"even": r["n"]} if r["n"] % 2 == 0 else {"odd": r["n"]})
-    assert found["even"].to_pylist()[:3] == [0, None, 2]
-    assert found["odd"].to_pylist()[:3] == [None, 1, None]
+    actual = mapped(plain(), lambda r: {"even": r["n"]} if r["n"] % 2 == 0 else {"odd": r["n"]})
+    assert actual["even"].to_pylist()[:3] == [0, None, 2]
+    assert actual["odd"].to_pylist()[:3] == [None, 1, None]
 
 
 def test_dictionary_columns_are_plain_text() -> None:
@@ -268,9 +268,9 @@ def test_dictionary_columns_are_plain_text() -> None:
     table = pa.table({"k": pa.array(["a", "b", "a"]).dictionary_encode()})
     step = MapStep(lambda r: {"y": r["k"] * 2})
     step.open(table.schema)
-    (found,) = step.apply(RowBatch(table, 0, None))
-    assert found.schema.types == [pa.string(), pa.string()]
-    assert found.to_pylist()[2] == {"k": "a", "y": "aa"}
+    (actual,) = step.apply(RowBatch(table, 0, None))
+    assert actual.schema.types == [pa.string(), pa.string()]
+    assert actual.to_pylist()[2] == {"k": "a", "y": "aa"}
 
 
 STORED = """
@@ -295,9 +295,9 @@ def test_special_types_come_back_from_files(tmp_path: Path) -> None:
     exec("def total(row): return {'s': sum(map(sum, row['m']))}", scope)
     sent = pickle.dumps(MapStep(scope["total"]))
     command = [sys.executable, "-c", STORED, str(tmp_path / "a")]
-    done = subprocess.run(command, input=sent, capture_output=True, check=False)
-    told = "[0.0, 6.0, 12.0, 18.0, 24.0] Array2D(shape=(2, 3), dtype='float32')"
-    assert done.stdout.decode().strip() == told, done.stderr
+    result = subprocess.run(command, input=sent, capture_output=True, check=False)
+    report = "[0.0, 6.0, 12.0, 18.0, 24.0] Array2D(shape=(2, 3), dtype='float32')"
+    assert result.stdout.decode().strip() == report, result.stderr
 
 
 def test_facts_say_what_decides() -> None:
@@ -316,7 +316,7 @@ def test_facts_say_what_decides() -> None:
         facts(1, with_indices=True),
         facts(1, input="arrow"),
     ]
-    assert len({json.dumps(one) for one in different}) == len(different)
+    assert len({json.dumps(item) for item in different}) == len(different)
 
 
 LIGHT = """
@@ -340,9 +340,9 @@ def test_plain_rows_do_without_datasets() -> None:
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(LIGHT_FUNCTION, scope)
     sent = pickle.dumps(MapStep(scope["light"]))
-    done = subprocess.run([sys.executable, "-c", LIGHT], input=sent, capture_output=True, check=True)
+    result = subprocess.run([sys.executable, "-c", LIGHT], input=sent, capture_output=True, check=True)
     row = {"n": 1.5, "text": None, "tags": ["x", "new"], "y": {"a": [1]}, "v": [[1.0, 1.0]], "input_ids": [1]}
-    assert done.stdout.decode().strip() == f"{row} False"
+    assert result.stdout.decode().strip() == f"{row} False"
 
 
 MAPPED = """
@@ -365,13 +365,13 @@ print(len(ds), total, anonymous() - before < 8)
 def test_results_are_mapped_from_disk(tmp_path: Path) -> None:
     """Many files, some of them empty, open as one dataset that holds none of the 80 MB they have."""
     schema = Features({"x": Value("binary"), "k": ClassLabel(names=["a", "b"])}).arrow_schema
-    one = pa.table([pa.array([b"x" * 500_000] * 2), pa.array([0, 1])], schema=schema)
+    first = pa.table([pa.array([b"x" * 500_000] * 2), pa.array([0, 1])], schema=schema)
     for number in range(100):
         with pa.OSFile(str(tmp_path / f"{number:03}.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             if number % 5:
-                writer.write_table(one)
-    done = subprocess.run([sys.executable, "-c", MAPPED, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"160 {160 * 500_000} True"
+                writer.write_table(first)
+    result = subprocess.run([sys.executable, "-c", MAPPED, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == f"160 {160 * 500_000} True"
 
 
 def test_a_dataset_keeps_its_info(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_a_dataset_keeps_its_info(tmp_path: Path) -> None:
     ds = open_dataset([path, path], schema, "f", info=info, split=datasets.Split.TEST)
     assert ds.features["k"].names == ["a", "b"]
     assert (ds.info.description, ds.split, len(ds)) == ("about", "test", 4)
-    assert [Path(one["filename"]) for one in ds.cache_files] == [path, path]
+    assert [Path(item["filename"]) for item in ds.cache_files] == [path, path]
     assert (
         ds._fingerprint == open_dataset([path], schema, "f")._fingerprint != open_dataset([path], schema)._fingerprint
     )

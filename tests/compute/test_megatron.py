@@ -35,18 +35,20 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("megatron")
-    made = tokenizers.Tokenizer.from_file(str(made_tokenizers(folder)["gpt4"]))
-    made.save(str(folder / "small.json"))
-    held = json.loads(made.to_str())
-    held["model"]["vocab"] |= {f"<unused {number}>": number for number in range(len(held["model"]["vocab"]), 65_500)}
-    (folder / "large.json").write_text(json.dumps(held))
+    tokenizer = tokenizers.Tokenizer.from_file(str(made_tokenizers(folder)["gpt4"]))
+    tokenizer.save(str(folder / "small.json"))
+    content = json.loads(tokenizer.to_str())
+    content["model"]["vocab"] |= {
+        f"<unused {number}>": number for number in range(len(content["model"]["vocab"]), 65_500)
+    }
+    (folder / "large.json").write_text(json.dumps(content))
     (folder / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     return folder
 
 
 def tokenize(work: Path, out: Path, *options: str) -> Any:
-    words = ("tokenize", "rows.jsonl", out, "--format", "megatron", "--memory", "400MB", *options, "--json")
-    return json.loads(brim(*words, cwd=work).stdout.splitlines()[-1])
+    arguments = ("tokenize", "rows.jsonl", out, "--format", "megatron", "--memory", "400MB", *options, "--json")
+    return json.loads(brim(*arguments, cwd=work).stdout.splitlines()[-1])
 
 
 def read_pair(prefix: Path) -> tuple[int, list[list[int]], list[int]]:
@@ -71,8 +73,8 @@ def prefixes(out: Path, split: str = "train") -> list[Path]:
 
 def test_summary_names_the_pair_and_its_reader(work: Path, tmp_path: Path) -> None:
     """The last lines for people: what to pass to Megatron's reader, and files that are no shards."""
-    words = ("tokenize", "rows.jsonl", tmp_path / "out", "--format", "megatron", "--tokenizer", "small.json")
-    printed = brim(*words, "--limit", "20", cwd=work).stdout
+    arguments = ("tokenize", "rows.jsonl", tmp_path / "out", "--format", "megatron", "--tokenizer", "small.json")
+    printed = brim(*arguments, "--limit", "20", cwd=work).stdout
     (prefix,) = prefixes(tmp_path / "out")
     assert f"IndexedDataset({str(prefix)!r})" in printed
     assert " in 3 files" in printed
@@ -82,12 +84,12 @@ def test_summary_names_the_pair_and_its_reader(work: Path, tmp_path: Path) -> No
 def test_documents_are_read_back(work: Path, tmp_path: Path, tokenizer: str, code: int) -> None:
     """Ids of 16 bits for small vocabularies, else of 32; empty documents are left out and counted."""
     out = tmp_path / "out"
-    told = tokenize(work, out, "--tokenizer", f"{tokenizer}.json", "--eos", "</s>")
+    result = tokenize(work, out, "--tokenizer", f"{tokenizer}.json", "--eos", "</s>")
     raw = tokenizers.Tokenizer.from_file(str(work / f"{tokenizer}.json"))
-    wanted = [[*raw.encode(text).ids, raw.token_to_id("</s>")] for text in TEXTS if text]
-    assert (told["documents"], told["empty"]) == (len(TEXTS), TEXTS.count(""))
+    expected = [[*raw.encode(text).ids, raw.token_to_id("</s>")] for text in TEXTS if text]
+    assert (result["documents"], result["empty"]) == (len(TEXTS), TEXTS.count(""))
     (prefix,) = prefixes(out)
-    assert read_pair(prefix) == (code, wanted, list(range(len(wanted) + 1)))
+    assert read_pair(prefix) == (code, expected, list(range(len(expected) + 1)))
     brim("verify", out, "--deep")
 
 
@@ -96,13 +98,13 @@ def test_the_reader_of_megatron_reads_the_documents(work: Path, tmp_path: Path) 
     """`megatron.core.datasets.indexed_dataset` of the package index, in the environment that BRIM_MEGATRON names."""
     tokenize(work, tmp_path / "out", "--tokenizer", "small.json", "--shuffle", "1")
     raw = tokenizers.Tokenizer.from_file(str(work / "small.json"))
-    wanted = sorted(raw.encode(text).ids for text in TEXTS if text)
+    expected = sorted(raw.encode(text).ids for text in TEXTS if text)
     command = [os.environ["BRIM_MEGATRON"], "-c", READER, *prefixes(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    (found,) = json.loads(done.stdout.splitlines()[-1])
-    assert found["dtype"] == "uint16"
-    assert sorted(found["rows"]) == wanted
-    assert found["documents"] == list(range(len(wanted) + 1))
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    (actual,) = json.loads(result.stdout.splitlines()[-1])
+    assert actual["dtype"] == "uint16"
+    assert sorted(actual["rows"]) == expected
+    assert actual["documents"] == list(range(len(expected) + 1))
 
 
 def test_shards_and_splits_depend_on_the_input_only(work: Path, tmp_path: Path) -> None:
@@ -111,8 +113,8 @@ def test_shards_and_splits_depend_on_the_input_only(work: Path, tmp_path: Path) 
     tokenize(work, tmp_path / "a", *options, "--workers", "1")
     tokenize(work, tmp_path / "b", *options, "--workers", "2", "--unit-size", "9KB")
     assert tree_digest(tmp_path / "a/data") == tree_digest(tmp_path / "b/data")
-    found = [
+    actual = [
         row for split in ("train", "test") for prefix in prefixes(tmp_path / "a", split) for row in read_pair(prefix)[1]
     ]
     raw = tokenizers.Tokenizer.from_file(str(work / "small.json"))
-    assert sorted(found) == sorted(raw.encode(text).ids for text in TEXTS if text)
+    assert sorted(actual) == sorted(raw.encode(text).ids for text in TEXTS if text)

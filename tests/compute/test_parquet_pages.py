@@ -42,15 +42,19 @@ JOBS = {
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with 2,000 rows, and the same with 20 more at the start and in the middle."""
     folder, rng = tmp_path_factory.mktemp("pages"), random.Random(0)
-    words = ["".join(rng.choice("abcdefghijklmnop") for _ in range(rng.randrange(2, 9))) for _ in range(5000)]
-    model = {"type": "WordLevel", "vocab": {w: n for n, w in enumerate(["?", *dict.fromkeys(words)])}, "unk_token": "?"}
+    vocabulary = ["".join(rng.choice("abcdefghijklmnop") for _ in range(rng.randrange(2, 9))) for _ in range(5000)]
+    model = {
+        "type": "WordLevel",
+        "vocab": {w: n for n, w in enumerate(["?", *dict.fromkeys(vocabulary)])},
+        "unk_token": "?",
+    }
     (folder / "words.json").write_text(
         json.dumps({"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model})
     )
     (folder / "functions.py").write_text(FUNCTIONS)
 
     def rows(name: str, count: int) -> list[str]:
-        texts = [" ".join(rng.choices(words, k=rng.randrange(100, 300))) for _ in range(count)]
+        texts = [" ".join(rng.choices(vocabulary, k=rng.randrange(100, 300))) for _ in range(count)]
         return [json.dumps({"id": f"{name}{n}", "score": n, "text": text}) + "\n" for n, text in enumerate(texts)]
 
     old, new = rows("old", 2000), rows("new", 20)
@@ -88,16 +92,16 @@ def digests(pages: Iterable[bytes]) -> set[bytes]:
 def test_written_pages_stay_the_same_where_rows_are_inserted(sources: Path, command: str) -> None:
     """Most pages of the old file are in the new one, byte for byte: the Hub's storage has them already."""
     old = digests(page for path in run(sources, command, "old") for page in pages_of(path))
-    for where in ("start", "middle"):
-        pages = [page for path in run(sources, command, where) for page in pages_of(path)]
-        known = sum(len(page) for page in pages if digests([page]) <= old)
-        assert known > 0.5 * sum(map(len, pages)), where
+    for location in ("start", "middle"):
+        pages = [page for path in run(sources, command, location) for page in pages_of(path)]
+        known_values = sum(len(page) for page in pages if digests([page]) <= old)
+        assert known_values > 0.5 * sum(map(len, pages)), location
 
 
 @pytest.mark.parametrize("command", JOBS)
 def test_written_columns_have_a_page_index_and_ids_no_dictionary(sources: Path, command: str) -> None:
     plain = JOBS[command][1]
-    seen = set()
+    observed = set()
     for path in run(sources, command, "old"):
         with pq.ParquetFile(path) as file:
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
@@ -108,14 +112,14 @@ def test_written_columns_have_a_page_index_and_ids_no_dictionary(sources: Path, 
             assert column.has_column_index or column.path_in_schema in plain
             if column.path_in_schema in plain:
                 assert not column.has_dictionary_page
-                seen.add(column.path_in_schema)
-    assert seen == plain
+                observed.add(column.path_in_schema)
+    assert observed == plain
 
 
 @pytest.mark.parametrize("command", JOBS)
 def test_written_bytes_do_not_depend_on_the_number_of_workers(sources: Path, command: str) -> None:
-    one, two = ([path.read_bytes() for path in run(sources, command, "old", workers)] for workers in (1, 2))
-    assert one == two
+    first, two = ([path.read_bytes() for path in run(sources, command, "old", workers)] for workers in (1, 2))
+    assert first == two
 
 
 def test_row_groups_of_rows_of_very_different_sizes_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,14 @@ import pytest
 
 from brim.compute.outputs.partial_unit import PartialUnit, partial_files, remove_partial
 
-ONE, TWO, BAD = pa.table({"a": [1, 2]}), pa.table({"a": ["x"], "b": [None]}), pa.table({"why": ["no"]})
+SINGLE, TWO, BAD = pa.table({"a": [1, 2]}), pa.table({"a": ["x"], "b": [None]}), pa.table({"why": ["no"]})
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BRIM_PARTIAL_UNIT_SECONDS", "1e-9")
     log = PartialUnit(tmp_path, 7, "job")
-    log.add(ONE, [], 10, [0, 0, 0])
+    log.add(SINGLE, [], 10, [0, 0, 0])
     log.add(None, [BAD], 20, [10, 0, 0])
     log.add(TWO, [BAD], 30, [11, 0, 0])
     return tmp_path
@@ -25,24 +25,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_resumed_log_holds_what_the_last_receipt_says(folder: Path) -> None:
     log = PartialUnit(folder, 7, "job")
     assert (log.rows, log.counts) == (30, [11, 0, 0])
-    assert (list(log.results()), log.left_out()) == ([ONE, TWO], [BAD, BAD])
+    assert (list(log.results()), log.left_out()) == ([SINGLE, TWO], [BAD, BAD])
     assert PartialUnit(folder, 8, "job").rows == 0
 
 
 def test_results_after_the_last_receipt_are_truncated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRIM_PARTIAL_UNIT_SECONDS", "3600")
-    PartialUnit(folder, 7, "job").add(ONE, [BAD], 40, [12, 0, 0])
+    PartialUnit(folder, 7, "job").add(SINGLE, [BAD], 40, [12, 0, 0])
     results = partial_files(folder, 7)[0]
     results.write_bytes(results.read_bytes() + b"torn")
     log = PartialUnit(folder, 7, "job")
-    assert (log.rows, list(log.results()), log.left_out()) == (30, [ONE, TWO], [BAD, BAD])
+    assert (log.rows, list(log.results()), log.left_out()) == (30, [SINGLE, TWO], [BAD, BAD])
     log.add(TWO, [], 50, [12, 0, 0])
-    assert list(log.results()) == [ONE, TWO, TWO]
+    assert list(log.results()) == [SINGLE, TWO, TWO]
 
 
 def test_receipts_wait_for_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRIM_PARTIAL_UNIT_SECONDS", "3600")
-    PartialUnit(tmp_path, 7, "job").add(ONE, [], 10, [0, 0, 0])
+    PartialUnit(tmp_path, 7, "job").add(SINGLE, [], 10, [0, 0, 0])
     assert not partial_files(tmp_path, 7)[2].exists()
     assert PartialUnit(tmp_path, 7, "job").rows == 0
 

@@ -72,9 +72,9 @@ def test_late_columns_and_types(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     source = open_rows(path, RowOptions(unit_size=5_000_000, columns=("a", "b", "c")))
     assert source.schema.field("b").type == pa.null()
-    found = table_of(source, units_of(source)).to_pylist()
-    assert found[2200] == {"a": 2.5, "b": "2020-01-01", "c": {"x": None, "y": "z"}}
-    assert [row["a"] for row in found] == [row["a"] for row in rows]
+    actual = table_of(source, units_of(source)).to_pylist()
+    assert actual[2200] == {"a": 2.5, "b": "2020-01-01", "c": {"x": None, "y": "z"}}
+    assert [row["a"] for row in actual] == [row["a"] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_rows_that_can_be_addressed(tmp_path: Path, kind: str, align: int) -> No
     units = units_of(source, align)
     assert aligned(units, align, 5000)
     assert len(units) == 5 if align == 1000 else len(units) > 5
-    found = table_of(source, units)
-    assert found.drop_columns(["code"] if kind == "arrow" else []).to_pylist() == ROWS + ROWS
+    actual = table_of(source, units)
+    assert actual.drop_columns(["code"] if kind == "arrow" else []).to_pylist() == ROWS + ROWS
     assert source.total_rows == 5000
     assert describe_row(units[-1], source.reading, 0).startswith(f"b.{kind}, row ")
 
@@ -207,8 +207,8 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
             open_rows(source, RowOptions(columns=("a",)))
     with pytest.raises(InputError, match="names a column twice"):
         RowOptions(columns=("text", "text"))
-    chosen = open_rows(tmp_path / "a.parquet", RowOptions(columns=("text",)))
-    assert table_of(chosen, units_of(chosen)).to_pylist() == [{"text": "x"}]
+    selection = open_rows(tmp_path / "a.parquet", RowOptions(columns=("text",)))
+    assert table_of(selection, units_of(selection)).to_pylist() == [{"text": "x"}]
 
 
 @pytest.mark.parametrize("codec", ["gz", "zst"])
@@ -246,11 +246,11 @@ def test_compressed(tmp_path: Path, codec: str, kind: str) -> None:
     assert rows == expected
     assert aligned(units, 50, 3333)
     assert len(units) > 5
-    again = units_of(source, 50, spool=spool, skip=lambda number: number != 2)
-    assert [unit.key for unit in again] == [unit.key for unit in units]
+    repeated = units_of(source, 50, spool=spool, skip=lambda number: number != 2)
+    assert [unit.key for unit in repeated] == [unit.key for unit in units]
     assert {path.name.split("-")[0] for path in spool.iterdir()} == {"00000002"}
-    shown, before, _ = again[2].origins[0]
-    assert describe_row(again[2], source.reading, 3) == f"{shown}, row {before + 3:,}"
+    shown, before, _ = repeated[2].origins[0]
+    assert describe_row(repeated[2], source.reading, 3) == f"{shown}, row {before + 3:,}"
     limited = units_of(open_rows(data, RowOptions(unit_size=5000, limit=1234)), 50, spool=tmp_path / "other")
     assert sum(unit.rows or 0 for unit in limited) == 1234
 
@@ -296,9 +296,9 @@ def test_iterator(tmp_path: Path) -> None:
     assert source.facts == {"iterator": True, "name": "mine", "options": {"unit_bytes": 400_000}}
     units = units_of(source, 300, spool=tmp_path)
     assert aligned(units, 300, 5000)
-    found = table_of(source, units).to_pylist()
+    actual = table_of(source, units).to_pylist()
     expected = [{"new": None, **row, "s": {"y": None, **row["s"]}} for row in late(5000)]
-    assert found == expected
+    assert actual == expected
     assert [unit.key for unit in units_of(source, 300, spool=tmp_path, skip=lambda number: True)] == [
         unit.key for unit in units
     ]
@@ -375,27 +375,27 @@ def test_a_split_of_shards(tmp_path: Path) -> None:
         pq.write_table(pa.table({"n": range(rows)}), path)
     for source in (tmp_path / "ds", tmp_path / "ds" / "data" / "*.parquet"):
         assert open_rows(source, RowOptions(from_split="test", from_config="default")).total_rows == 4
-        for named, message in (
+        for names, message in (
             (RowOptions(from_split="dev"), "no split 'dev'"),
             (RowOptions(from_config="x"), "no config 'x'"),
         ):
             with pytest.raises(InputError, match=message):
-                open_rows(source, named)
+                open_rows(source, names)
     with pytest.raises(InputError, match="no split 'train'"):
         open_rows(tmp_path / "ds" / "data" / "test-00000-of-00001.parquet", RowOptions(from_split="train"))
 
 
 @pytest.mark.parametrize(
-    "said", [{"from_split": "train"}, {"from_config": "x"}, {"delimiter": ";"}, {"text": "document"}], ids=str
+    "messages", [{"from_split": "train"}, {"from_config": "x"}, {"delimiter": ";"}, {"text": "document"}], ids=str
 )
-def test_options_that_say_nothing_about_a_source(tmp_path: Path, saved: Path, said: dict[str, Any]) -> None:
+def test_options_that_say_nothing_about_a_source(tmp_path: Path, saved: Path, messages: dict[str, Any]) -> None:
     """They are refused, for files and for rows in memory: a split that is not looked for would be all rows."""
-    one = datasets.load_from_disk(str(saved))["train"]
-    one.save_to_disk(str(tmp_path / "one"))
-    for source in (write_jsonl(tmp_path / "a.jsonl"), [{"a": 1}], one, pa.table({"a": [1]}), lambda: iter(ROWS)):
+    first = datasets.load_from_disk(str(saved))["train"]
+    first.save_to_disk(str(tmp_path / "one"))
+    for source in (write_jsonl(tmp_path / "a.jsonl"), [{"a": 1}], first, pa.table({"a": [1]}), lambda: iter(ROWS)):
         with pytest.raises(InputError, match=r"can only be used with"):
-            open_rows(source, RowOptions(**said))
-    if "split" in said:
+            open_rows(source, RowOptions(**messages))
+    if "split" in messages:
         with pytest.raises(InputError, match="no split 'dev'"):
             open_rows(tmp_path / "one", RowOptions(from_split="dev"))
 
@@ -424,8 +424,8 @@ def test_dataset(saved: Path, tmp_path: Path, change: Any, mapped: bool) -> None
     assert source.schema == dataset.features.arrow_schema
     assert source.facts["fingerprint"] == dataset._fingerprint
     first = dataset.column_names[0]
-    one = open_rows(dataset, RowOptions(columns=(first,), limit=120, unit_size=4000))
-    assert table_of(one, units_of(one, 50, spool=tmp_path)).to_pylist() == [
+    single = open_rows(dataset, RowOptions(columns=(first,), limit=120, unit_size=4000))
+    assert table_of(single, units_of(single, 50, spool=tmp_path)).to_pylist() == [
         {first: value} for value in dataset.with_format(None)[:120][first]
     ]
 
@@ -495,10 +495,10 @@ def test_memory_of_one_row_group(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     texts = pa.array([random.bytes(750).hex() for _ in range(100_000)])
     pq.write_table(pa.table({"t": texts}), tmp_path / "a.parquet", row_group_size=1_000_000, use_dictionary=False)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _PEAK, tmp_path / "a.parquet"], capture_output=True, text=True, check=True
     )
-    rows, megabytes = map(int, done.stdout.split())
+    rows, megabytes = map(int, result.stdout.split())
     assert rows == 100_000
     assert megabytes < 80  # most of it is what the allocator keeps: it does not grow with the group
 
@@ -528,6 +528,6 @@ def test_a_unit_of_arrow_begins_at_its_own_batches(tmp_path: Path, monkeypatch: 
         units = list(rows.units(1))
         assert len(units) > 20
         looks.clear()
-        found = [value for unit in units for part in read_unit(rows.reading, unit) for value in part["n"].to_pylist()]
-        assert found == dataset["n"][:]
+        actual = [value for unit in units for part in read_unit(rows.reading, unit) for value in part["n"].to_pylist()]
+        assert actual == dataset["n"][:]
         assert len(looks) < 2 * 300 + 2 * len(units)

@@ -68,7 +68,7 @@ def arrow(make: Any, table: pa.Table = TABLE) -> bytes:
 
 def large_parquet() -> bytes:
     """Two row groups of a large column and three small ones: more than is read ahead of each."""
-    values = [NOISE[at : at + 4000] for at in range(0, len(NOISE), 4000)] * 2
+    values = [NOISE[index : index + 4000] for index in range(0, len(NOISE), 4000)] * 2
     small = list(range(len(values)))
     return parquet(2000, pa.table({"a": small, "text": values, "b": small, "c": small}))
 
@@ -78,7 +78,7 @@ def squeezed(data: bytes, codec: str) -> bytes:
 
 
 def contents() -> dict[str, bytes]:
-    named = TABLE.append_column("word", TABLE["text"].dictionary_encode())
+    names = TABLE.append_column("word", TABLE["text"].dictionary_encode())
     return {
         "jsonl/a.jsonl": json_lines(),
         "jsonl/sub-1/b.jsonl": json_lines(ROWS[:700]),
@@ -102,8 +102,8 @@ def contents() -> dict[str, bytes]:
         "large/0.parquet": large_parquet(),
         "arrow/file.arrow": arrow(pa.ipc.new_file),
         "arrow/stream.arrow": arrow(pa.ipc.new_stream),
-        "words/file.arrow": arrow(pa.ipc.new_file, named),
-        "words/stream.arrow": arrow(pa.ipc.new_stream, named),
+        "words/file.arrow": arrow(pa.ipc.new_file, names),
+        "words/stream.arrow": arrow(pa.ipc.new_stream, names),
         **{f"text/{n:03}.txt": f"document {n} ü\r\nline\n".encode() * (n % 9 + 1) for n in range(60)},
         "saved/dataset_info.json": b"{}",
         "saved/state.json": json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}).encode(),
@@ -113,7 +113,7 @@ def contents() -> dict[str, bytes]:
 
 
 @dataclass(frozen=True)
-class Places:
+class Sources:
     """The same files in a folder and in a bucket."""
 
     folder: Path
@@ -125,12 +125,12 @@ class Places:
 
 
 @pytest.fixture(scope="module")
-def places(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Places:
-    found = Places(tmp_path_factory.mktemp("rows"), f"rows-{secrets.token_hex(4)}")
+def sources(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    actual = Sources(tmp_path_factory.mktemp("rows"), f"rows-{secrets.token_hex(4)}")
     for name, data in contents().items():
-        write_files(found.folder, {name: data})
-        s3.write(PRIVATE, f"{found.prefix}/{name}", data)
-    return found
+        write_files(actual.folder, {name: data})
+        s3.write(PRIVATE, f"{actual.prefix}/{name}", data)
+    return actual
 
 
 @pytest.fixture(autouse=True)
@@ -189,22 +189,22 @@ def known(source: str, options: RowOptions, spool: Path) -> dict[str, Any]:
     ids=lambda value: value if isinstance(value, str) else "+".join(value) or "plain",
 )
 def test_the_same_rows_and_units_as_from_a_copy(
-    places: Places, tmp_path: Path, source: str, options: dict[str, Any]
+    sources: Sources, tmp_path: Path, source: str, options: dict[str, Any]
 ) -> None:
     """Names, order, facts, cuts, keys, rows, and how errors name a row."""
     reading = RowOptions(**{"unit_size": 60_000, **options})
-    local = known(f"{places.folder}/{source}", reading, tmp_path / "a")
-    remote = known(f"{places.address}/{source}", reading, tmp_path / "b")
+    local = known(f"{sources.folder}/{source}", reading, tmp_path / "a")
+    remote = known(f"{sources.address}/{source}", reading, tmp_path / "b")
     assert remote == local
     assert len(local["units"]) > 1 or "text" in options
 
 
-def test_partition_columns_of_objects_are_read_and_choose_rows(places: Places) -> None:
-    for where_it_is in (str(places.folder), places.address):
-        chosen = open_dataset(f"{where_it_is}/hive").where("g == 2").table().rows
-        assert chosen.num_rows == TABLE.num_rows
-        assert set(chosen["h"].to_pylist()) == {"c/d"}
-        assert set(chosen["g"].to_pylist()) == {2}
+def test_partition_columns_of_objects_are_read_and_choose_rows(sources: Sources) -> None:
+    for where_it_is in (str(sources.folder), sources.address):
+        selection = open_dataset(f"{where_it_is}/hive").where("g == 2").table().rows
+        assert selection.num_rows == TABLE.num_rows
+        assert set(selection["h"].to_pylist()) == {"c/d"}
+        assert set(selection["g"].to_pylist()) == {2}
 
 
 def test_marks_of_folders(s3: S3Server, s3_prefix: str) -> None:
@@ -215,20 +215,20 @@ def test_marks_of_folders(s3: S3Server, s3_prefix: str) -> None:
     assert table_of(source, list(source.units(1)))["n"].to_pylist() == [*range(5)]
 
 
-def test_many_small_objects_wait_together(places: Places, s3_proxy: FaultProxy) -> None:
+def test_many_small_objects_wait_together(sources: Sources, s3_proxy: FaultProxy) -> None:
     """Sixty documents are on their way before their turn, a dozen at a time; nobody asks for one twice."""
-    source = open_rows(f"{places.address}/text", RowOptions(text="document", access=Access(s3_proxy.endpoint)))
-    asked = s3_proxy.count("GET", ".txt")
+    source = open_rows(f"{sources.address}/text", RowOptions(text="document", access=Access(s3_proxy.endpoint)))
+    requested = s3_proxy.count("GET", ".txt")
     s3_proxy.stall(0.5, contains=".txt", times=60)  # so long that all of those asked for together are seen together
     assert table_of(source, list(source.units(1))).num_rows == 60
-    assert (asked, s3_proxy.count("GET", ".txt"), s3_proxy.count("HEAD", ".txt")) == (0, 60, 0)
+    assert (requested, s3_proxy.count("GET", ".txt"), s3_proxy.count("HEAD", ".txt")) == (0, 60, 0)
     assert s3_proxy.most_at_once > 8
 
 
-def test_small_columns_are_one_request(places: Places, s3_proxy: FaultProxy) -> None:
+def test_small_columns_are_one_request(sources: Sources, s3_proxy: FaultProxy) -> None:
     """A footer, then one request for each small row group, and none for columns that nobody wants."""
     access = Access(s3_proxy.endpoint)
-    source = open_rows(f"{places.address}/large", RowOptions(columns=("a", "c"), access=access, unit_size=1 << 30))
+    source = open_rows(f"{sources.address}/large", RowOptions(columns=("a", "c"), access=access, unit_size=1 << 30))
     before = s3_proxy.count("GET", ".parquet")
     (unit,) = source.units(1)
     assert table_of(source, [unit])["c"].to_pylist() == [*range(4000)]
@@ -237,8 +237,8 @@ def test_small_columns_are_one_request(places: Places, s3_proxy: FaultProxy) -> 
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "csv", "zst"])
-@pytest.mark.parametrize("gone", [False, True], ids=["changed", "gone"])
-def test_an_object_that_changed(s3: S3Server, s3_prefix: str, tmp_path: Path, kind: str, gone: bool) -> None:
+@pytest.mark.parametrize("is_gone", [False, True], ids=["changed", "gone"])
+def test_an_object_that_changed(s3: S3Server, s3_prefix: str, tmp_path: Path, kind: str, is_gone: bool) -> None:
     """Between the plan and the reading: SourceChangedError, by name, although the size is the same."""
     data = {
         "jsonl": json_lines(), "parquet": parquet(500), "arrow": arrow(pa.ipc.new_stream), "csv": comma_separated(),
@@ -248,49 +248,49 @@ def test_an_object_that_changed(s3: S3Server, s3_prefix: str, tmp_path: Path, ki
     s3.write(PRIVATE, key, data)
     source = open_rows(f"s3://{PRIVATE}/{key}", RowOptions(unit_size=50_000))
     units = source.units(100, spool=tmp_path)
-    planned = [] if kind == "zst" else list(units)
-    if gone:
+    plan = [] if kind == "zst" else list(units)
+    if is_gone:
         s3.delete(PRIVATE, key)
     else:
         s3.write(PRIVATE, key, data[:-1] + b" ")
     with pytest.raises(SourceChangedError) as caught:
-        table_of(source, planned or list(units))
+        table_of(source, plan or list(units))
     assert caught.value.facts["path"] == key.removeprefix(s3_prefix)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "zst", "large", "arrow"])
-def test_faults_on_the_way(places: Places, s3_proxy: FaultProxy, tmp_path: Path, kind: str) -> None:
+def test_faults_on_the_way(sources: Sources, s3_proxy: FaultProxy, tmp_path: Path, kind: str) -> None:
     """A busy store, connections that break, one that is slow: the same rows."""
     options = RowOptions(unit_size=300_000, access=Access(s3_proxy.endpoint))
-    expected = known(f"{places.folder}/{kind}", options, tmp_path / "a")
+    expected = known(f"{sources.folder}/{kind}", options, tmp_path / "a")
     s3_proxy.fail(503, times=3, method="GET", skip=2)
     cut = s3_proxy.cut(20_000, times=3, method="GET", answer=True, skip=4)
     s3_proxy.slow(20_000_000, times=5)
-    assert known(f"{places.address}/{kind}", options, tmp_path / "b") == expected
+    assert known(f"{sources.address}/{kind}", options, tmp_path / "b") == expected
     assert cut.fired
 
 
-def test_what_cannot_be_read(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each error says what to do."""
-    for source, words in (
+    for source, arguments in (
         ("s3://nobody-has-this/x", "does not exist"),
-        (f"{places.address}/nothing", "There is nothing at"),
-        (f"{places.address}/nothing/*.jsonl", "Nothing was found"),
-        (f"{places.address}/zst/*.csv", "Nothing was found"),
+        (f"{sources.address}/nothing", "There is nothing at"),
+        (f"{sources.address}/nothing/*.jsonl", "Nothing was found"),
+        (f"{sources.address}/zst/*.csv", "Nothing was found"),
         ("s3://", "names no bucket"),
-        (f"{places.address}/**/*.*", "different formats"),
+        (f"{sources.address}/**/*.*", "different formats"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=arguments):
             open_rows(source)
     with pytest.raises(InputError, match="partly in a bucket"):
-        open_rows([str(places.folder), places.address])
+        open_rows([str(sources.folder), sources.address])
     with pytest.raises(InputError, match="may not read"):
-        open_rows(f"{places.address}/jsonl", RowOptions(access=Access(anonymous=True)))
+        open_rows(f"{sources.address}/jsonl", RowOptions(access=Access(anonymous=True)))
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     monkeypatch.delitem(sys.modules, "brim.storage.objects", raising=False)
     with pytest.raises(MissingDependencyError, match=r"pip install .*obstore"):
-        open_rows(f"{places.address}/jsonl", RowOptions(access=Access("http://127.0.0.1:1")))
+        open_rows(f"{sources.address}/jsonl", RowOptions(access=Access("http://127.0.0.1:1")))
 
 
 def test_a_public_bucket_needs_no_credentials(s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,11 +340,11 @@ rows = count("large.txt")
 done.set(); thread.join()
 print(rows, peak - before)
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, f"s3://{PRIVATE}/{s3_prefix}"],
         env=os.environ | {"MALLOC_ARENA_MAX": "2"}, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    rows, grown_bytes = map(int, done.stdout.split())
+    rows, grown_bytes = map(int, result.stdout.split())
     assert rows == 120_000
     assert grown_bytes < 90_000_000
 
@@ -367,8 +367,8 @@ def test_images_of_a_bucket(s3: S3Server, s3_prefix: str) -> None:
     table = pa.table({"image": names})
     step.open(table.schema)
     try:
-        (made,) = step.apply(RowBatch(table, 0, None), False)
-        assert made["vision"].to_pylist() == [list(colour) for colour in colours]
+        (created,) = step.apply(RowBatch(table, 0, None), False)
+        assert created["vision"].to_pylist() == [list(colour) for colour in colours]
         with pytest.raises(BadRow) as caught:
             list(step.apply(RowBatch(pa.table({"image": [*names[:3], "none.png"]}), 0, None), False))
         assert caught.value.row == 3
@@ -377,40 +377,42 @@ def test_images_of_a_bucket(s3: S3Server, s3_prefix: str) -> None:
         step.close()
 
 
-def test_map_from_a_bucket(places: Places, tmp_path: Path) -> None:
+def test_map_from_a_bucket(sources: Sources, tmp_path: Path) -> None:
     """The real command, in two workers: shards are the same bytes."""
     (tmp_path / "steps.py").write_text("def longer(row):\n    return {'m': row['text'] + '!'}\n")
     common = ("--fn", f"{tmp_path}/steps.py:longer", "--unit-size", "600kB", "--memory", "1GB", "--workers", "2", "-q")
-    brim("map", f"{places.address}/parquet", tmp_path / "remote", *common)
-    brim("map", places.folder / "parquet", tmp_path / "local", *common)
+    brim("map", f"{sources.address}/parquet", tmp_path / "remote", *common)
+    brim("map", sources.folder / "parquet", tmp_path / "local", *common)
     assert tree_digest(tmp_path / "remote/data") == tree_digest(tmp_path / "local/data")
 
 
-def test_map_in_python(places: Places, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_map_in_python(sources: Sources, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     options: dict[str, Any] = {"remove_columns": ["l", "s"], "cache_dir": tmp_path, "memory": "1GB"}
-    remote = library.map(f"{places.address}/parquet", _longer, endpoint_url=s3.endpoint, **options)
-    assert remote.to_list() == library.map(str(places.folder / "parquet"), _longer, **options).to_list()
+    remote = library.map(f"{sources.address}/parquet", _longer, endpoint_url=s3.endpoint, **options)
+    assert remote.to_list() == library.map(str(sources.folder / "parquet"), _longer, **options).to_list()
 
 
 def _longer(row: dict[str, Any]) -> dict[str, Any]:
     return {"m": row["text"] + "!"}
 
 
-def test_tokenize_from_a_bucket(places: Places, tmp_path: Path, s3: S3Server) -> None:
+def test_tokenize_from_a_bucket(sources: Sources, tmp_path: Path, s3: S3Server) -> None:
     """The real command over compressed objects, by --endpoint-url: token ids are the same bytes."""
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(["row"], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
-    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.train_from_iterator(
+        ["row"], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     common = ("--tokenizer", tmp_path / "tokenizer.json", "--unit-size", "300kB", "--memory", "1GB", "-q")
     without = {name: value for name, value in os.environ.items() if name != "AWS_ENDPOINT_URL"}
-    glob = f"{places.address}/zst/*.jsonl.zst"
+    glob = f"{sources.address}/zst/*.jsonl.zst"
     brim("tokenize", glob, tmp_path / "remote", *common, "--endpoint-url", s3.endpoint, env=without)
-    brim("tokenize", f"{places.folder}/zst/*.jsonl.zst", tmp_path / "local", *common)
+    brim("tokenize", f"{sources.folder}/zst/*.jsonl.zst", tmp_path / "local", *common)
     assert tree_digest(tmp_path / "remote/data") == tree_digest(tmp_path / "local/data")
 
 
@@ -418,14 +420,14 @@ def test_no_rows(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
     """A dataset without rows has no shards: it is whole all the same, and not made again."""
     s3.write(PRIVATE, f"{s3_prefix}none.parquet", parquet(1, TABLE.slice(0, 0)))
     (tmp_path / "steps.py").write_text("def same(row):\n    return row\n")
-    source, made = f"s3://{PRIVATE}/{s3_prefix}none.parquet", f"s3://{PRIVATE}/{s3_prefix}made"
+    source, created = f"s3://{PRIVATE}/{s3_prefix}none.parquet", f"s3://{PRIVATE}/{s3_prefix}made"
     for _ in range(2):
-        brim("map", source, made, "--fn", f"{tmp_path}/steps.py:same", "--state", tmp_path / "state")
-    assert "0 rows" in brim("verify", made).stdout
+        brim("map", source, created, "--fn", f"{tmp_path}/steps.py:same", "--state", tmp_path / "state")
+    assert "0 rows" in brim("verify", created).stdout
 
 
 @pytest.mark.parametrize(
-    ("command", "dest", "said"),
+    ("command", "dest", "message"),
     [
         (("map", "--fn", "fn.py:same"), "s3://nowhere/out", "does not exist"),
         (("map", "--fn", "fn.py:same"), "hf://datasets/ada/out", "The token for the Hub is missing"),
@@ -434,7 +436,7 @@ def test_no_rows(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_destination_that_cannot_be_used(
-    command: tuple[str, ...], dest: str, said: str, s3: S3Server, s3_prefix: str, tmp_path: Path
+    command: tuple[str, ...], dest: str, message: str, s3: S3Server, s3_prefix: str, tmp_path: Path
 ) -> None:
     """Said before the first unit is computed, and not after the last."""
     source = (
@@ -446,28 +448,28 @@ def test_a_destination_that_cannot_be_used(
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tmp_path), environment.get("PYTHONPATH")]))
     verb, *options = command
     dest = dest.replace("PREFIX", s3_prefix.rstrip("/"))
-    done = brim(verb, source, dest, *options, "--json", check=2, env=environment, cwd=tmp_path)
-    assert said in done.stdout
-    assert "computed" not in done.stdout
+    result = brim(verb, source, dest, *options, "--json", check=2, env=environment, cwd=tmp_path)
+    assert message in result.stdout
+    assert "computed" not in result.stdout
 
 
 def test_what_others_published_since(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
     """The bucket tells what it holds, and not the machine: found again there, and refused if it is another's."""
     files = {"rows.jsonl": b'{"text": "a"}\n', "fn.py": b"def same(row): return row\ndef bad(row): 1 / 0"}
-    source, made = write_files(tmp_path, files) / "rows.jsonl", f"s3://{PRIVATE}/{s3_prefix}made"
+    source, created = write_files(tmp_path, files) / "rows.jsonl", f"s3://{PRIVATE}/{s3_prefix}made"
 
     def at(machine: str, *options: str, check: int = 0) -> str:
         own = {**os.environ, **s3.environment, "XDG_STATE_HOME": str(tmp_path / machine)}
-        done = brim("map", source, made, *options, "--json", check=check, env=own, cwd=tmp_path)
-        return done.stdout
+        result = brim("map", source, created, *options, "--json", check=check, env=own, cwd=tmp_path)
+        return result.stdout
 
     at("first", "--fn", "fn.py:bad", check=2)  # begun, and not ended
     at("second", "--fn", "fn.py:same")
     assert '"computed": 0' in at("third", "--fn", "fn.py:same")
     for machine in ("first", "first", "fourth"):
-        said = at(machine, "--fn", "fn.py:bad", check=2)
-        assert "has another dataset" in said
-        assert "--update" not in said
-    assert "1 row," in brim("verify", made, env=os.environ | s3.environment).stdout
-    assert "was computed" in brim("verify", made, source, check=2, env=os.environ | s3.environment).stderr
-    assert "was computed" in brim("unpack", made, tmp_path / "out", check=2, env=os.environ | s3.environment).stderr
+        message = at(machine, "--fn", "fn.py:bad", check=2)
+        assert "has another dataset" in message
+        assert "--update" not in message
+    assert "1 row," in brim("verify", created, env=os.environ | s3.environment).stdout
+    assert "was computed" in brim("verify", created, source, check=2, env=os.environ | s3.environment).stderr
+    assert "was computed" in brim("unpack", created, tmp_path / "out", check=2, env=os.environ | s3.environment).stderr

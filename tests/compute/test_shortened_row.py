@@ -40,5 +40,5 @@ def test_a_shortened_row_has_the_row_without_its_long_texts(row: dict[str, Any],
     data = json.dumps(row, ensure_ascii=ascii).encode() + b'\n{"next": 1}\n'
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cut_text, "_LONG_STRING", 16)
-        found = shortened_row(data[at : at + size] for at in range(0, len(data), size))
-    assert json.loads(found) == short(row)
+        actual = shortened_row(data[index : index + size] for index in range(0, len(data), size))
+    assert json.loads(actual) == short(row)

@@ -68,8 +68,8 @@ def test_json_lines(
     rows = [{"n": number, "v": value} for number, value in enumerate(values)]
     lines = [json.dumps(row, ensure_ascii=bool(row["n"] % 2)).encode() for row in rows]
     path.write_bytes(BOM * bom + (end + blank).join(lines) + end * last)
-    units, found = rows_of(path, unit)
-    assert found == rows
+    units, actual = rows_of(path, unit)
+    assert actual == rows
     assert len({unit.key for unit in units}) == len(units)
 
 
@@ -139,14 +139,14 @@ def test_small_files_share_a_unit(tmp_path: Path) -> None:
 
 def test_keys_hold_elsewhere(tmp_path: Path) -> None:
     """Keys and facts tell names and sizes, not where the files are."""
-    made = []
-    for place in ("here", "there"):
-        (tmp_path / place / "x").mkdir(parents=True)
-        (tmp_path / place / "x" / "a.jsonl").write_text('{"a": 1}\n' * 50)
-        source = open_rows(tmp_path / place, RowOptions(unit_size=100))
-        made.append((source.facts, [unit.key for unit in source.units(1)]))
-    assert made[0] == made[1]
-    assert str(tmp_path) not in json.dumps(made)
+    created = []
+    for destination in ("here", "there"):
+        (tmp_path / destination / "x").mkdir(parents=True)
+        (tmp_path / destination / "x" / "a.jsonl").write_text('{"a": 1}\n' * 50)
+        source = open_rows(tmp_path / destination, RowOptions(unit_size=100))
+        created.append((source.facts, [unit.key for unit in source.units(1)]))
+    assert created[0] == created[1]
+    assert str(tmp_path) not in json.dumps(created)
 
 
 def test_unify_widens() -> None:
@@ -190,13 +190,13 @@ def test_unify_refuses(first: pa.DataType, second: pa.DataType) -> None:
 
 def test_unify_keeps_features() -> None:
     """What `datasets` says about columns is kept if all files say the same, whatever their fingerprints."""
-    told = [
+    messages = [
         pa.schema(
             [("a", pa.int64())], {"huggingface": json.dumps({"info": {"features": {"a": 1}}, "fingerprint": mark})}
         )
         for mark in ("x", "y")
     ]
-    metadata = unify(told).metadata
+    metadata = unify(messages).metadata
     assert json.loads(metadata[b"huggingface"]) == {"info": {"features": {"a": 1}}}
 
 
@@ -216,14 +216,14 @@ def test_cast_follows() -> None:
             ("s", pa.struct([("y", pa.list_(pa.int8())), ("x", pa.float64())])),
         ]
     )
-    found = cast(table, wide)
-    found.validate(full=True)
-    assert found.schema == wide
+    actual = cast(table, wide)
+    actual.validate(full=True)
+    assert actual.schema == wide
     expected = []
     for row in rows[1:]:
         own = row["s"]
         expected.append({"new": None, "l": row["l"], "s": None if own is None else {"y": None, "x": own["x"]}})
-    assert found.to_pylist() == expected
+    assert actual.to_pylist() == expected
 
 
 @given(sizes=st.lists(st.integers(0, 40), max_size=12), rows=st.integers(1, 50))
@@ -247,11 +247,11 @@ def test_batches_by_bytes(lengths: list[int], cuts: list[int], limit: int, rows:
     """Batches by bytes depend on the rows, not on the tables they come in, and hold at least one row."""
     whole = pa.table({"a": pa.array(["x" * length for length in lengths], pa.string())})
     edges = sorted({0, len(lengths), *(min(cut, len(lengths)) for cut in cuts)})
-    pieces = [whole.slice(low, high - low) for low, high in itertools.pairwise(edges)]
-    batches = [batch.column("a").to_pylist() for batch in cut_batches(iter(pieces), rows, limit)]
-    again = [batch.column("a").to_pylist() for batch in cut_batches(iter([whole]), rows, limit)]
+    segments = [whole.slice(low, high - low) for low, high in itertools.pairwise(edges)]
+    batches = [batch.column("a").to_pylist() for batch in cut_batches(iter(segments), rows, limit)]
+    repeated = [batch.column("a").to_pylist() for batch in cut_batches(iter([whole]), rows, limit)]
     assert all(len(batch) <= (rows or 40) for batch in batches)
-    assert batches == again
+    assert batches == repeated
     assert [len(value) for batch in batches for value in batch] == lengths
     assert all(len(batch) == 1 or sum(len(value) + 4 for value in batch) <= limit for batch in batches)
 

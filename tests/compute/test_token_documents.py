@@ -26,21 +26,21 @@ from brim.compute.outputs.token_packing import (
 from brim.compute.steps.tokenize_step import IDS, NOTE
 
 
-def batch_of(documents: list[list[int]], kind: pa.DataType | None = None, **more: Any) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({IDS: pa.array(documents, pa.list_(kind or pa.int32())), **more})
+def batch_of(documents: list[list[int]], kind: pa.DataType | None = None, **extra: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({IDS: pa.array(documents, pa.list_(kind or pa.int32())), **extra})
 
 
 def packed(length: int, *batches: list[list[int]]) -> tuple[list[list[int]], list[int]]:
     """The blocks, and what is left."""
     packer = Packer(length, pa.int32())
-    rows = [row for batch in batches for made in packer.add(batch_of(batch)) for row in made.column(IDS).to_pylist()]
+    rows = [row for batch in batches for item in packer.add(batch_of(batch)) for row in item.column(IDS).to_pylist()]
     tail = packer.tail()
     assert packer.tail_tokens == (0 if tail is None else len(tail.column(IDS)[0].as_py()))
     return rows, [] if tail is None else tail.column(IDS)[0].as_py()
 
 
 @pytest.mark.parametrize(
-    ("batches", "rows", "rest"),
+    ("batches", "rows", "remainder"),
     [
         ([[[1, 2, 3]]], [[1, 2, 3]], []),  # exactly one block
         ([[[1, 2, 3], [4, 5, 6]]], [[1, 2, 3], [4, 5, 6]], []),
@@ -53,9 +53,9 @@ def packed(length: int, *batches: list[list[int]]) -> tuple[list[list[int]], lis
         ([], [], []),
     ],
 )
-def test_blocks_at_exact_multiples(batches: list[Any], rows: list[list[int]], rest: list[int]) -> None:
+def test_blocks_at_exact_multiples(batches: list[Any], rows: list[list[int]], remainder: list[int]) -> None:
     """A block that is just full is a block, at once, and nothing is left of it."""
-    assert packed(3, *batches) == (rows, rest)
+    assert packed(3, *batches) == (rows, remainder)
 
 
 def test_blocks_of_one_token() -> None:
@@ -64,10 +64,10 @@ def test_blocks_of_one_token() -> None:
 
 def test_a_full_block_does_not_wait() -> None:
     packer = Packer(2, pa.uint16())
-    assert [len(made) for made in packer.add(batch_of([[1]]))] == []
-    made = list(packer.add(batch_of([[2]])))
-    assert [row for each in made for row in each.column(IDS).to_pylist()] == [[1, 2]]
-    assert made[0].column(IDS).type == pa.list_(pa.uint16())
+    assert [len(item) for item in packer.add(batch_of([[1]]))] == []
+    created = list(packer.add(batch_of([[2]])))
+    assert [row for each in created for row in each.column(IDS).to_pylist()] == [[1, 2]]
+    assert created[0].column(IDS).type == pa.list_(pa.uint16())
     assert packer.tail() is None
 
 
@@ -103,9 +103,9 @@ def test_pieces_are_small(
 ) -> None:
     monkeypatch.setattr(module, "_TOKENS", tokens)
     monkeypatch.setattr(module, "_ROWS", rows)
-    pieces = list(small_batches(batch_of(documents)))
-    assert [len(piece) for piece in pieces] == sizes
-    assert [row for piece in pieces for row in piece.column(IDS).to_pylist()] == documents
+    segments = list(small_batches(batch_of(documents)))
+    assert [len(segment) for segment in segments] == sizes
+    assert [row for chunk in segments for row in chunk.column(IDS).to_pylist()] == documents
 
 
 def test_the_bounds_of_pieces() -> None:
@@ -122,12 +122,12 @@ def write_unit(path: Path, *batches: pa.RecordBatch) -> Path:
 
 def test_units_come_in_order_with_one_schema(tmp_path: Path) -> None:
     """Those of other types are cast."""
-    one = write_unit(tmp_path / "1", batch_of([[1], [2]]), batch_of([[3]]))
+    first = write_unit(tmp_path / "1", batch_of([[1], [2]]), batch_of([[3]]))
     two = write_unit(tmp_path / "2", batch_of([[4]], pa.int64()))
     schema = pa.schema([(IDS, pa.list_(pa.int32()))])
-    found = list(unit_batches([one, two], schema))
-    assert [row for batch in found for row in batch.column(IDS).to_pylist()] == [[1], [2], [3], [4]]
-    assert all(batch.schema.equals(schema) for batch in found)
+    actual = list(unit_batches([first, two], schema))
+    assert [row for batch in actual for row in batch.column(IDS).to_pylist()] == [[1], [2], [3], [4]]
+    assert all(batch.schema.equals(schema) for batch in actual)
 
 
 # As they were when the first datasets were shuffled and split: another number is another dataset.
@@ -151,27 +151,27 @@ def test_each_document_gets_its_split_and_its_place() -> None:
     documents = [[n] for n in range(1000)]
     note = pa.array([0] * 1000, pa.uint8())
     whole = batch_of(documents, kept=range(1000), **{NOTE: note})
-    (one,) = with_places(iter([whole]), splits, 7, True)
-    assert one.schema.names == [IDS, "kept", SPLIT, KEY]
-    assert one.column(KEY).to_pylist() == hashed(np.arange(1000, dtype=np.uint64), 7, 2).tolist()
-    counts = np.bincount(one.column(SPLIT).to_numpy(), minlength=3)
+    (first,) = with_places(iter([whole]), splits, 7, True)
+    assert first.schema.names == [IDS, "kept", SPLIT, KEY]
+    assert first.column(KEY).to_pylist() == hashed(np.arange(1000, dtype=np.uint64), 7, 2).tolist()
+    counts = np.bincount(first.column(SPLIT).to_numpy(), minlength=3)
     assert abs(counts / 1000 - [0.5, 0.25, 0.25]).max() < 0.05
-    assert one.column(SPLIT).type == pa.uint8()
-    share = hashed(np.arange(1000, dtype=np.uint64), 7, 1) / 2.0**64
-    assert one.column(SPLIT).to_pylist() == np.searchsorted([0.5, 0.75], share, side="right").tolist()
+    assert first.column(SPLIT).type == pa.uint8()
+    fraction = hashed(np.arange(1000, dtype=np.uint64), 7, 1) / 2.0**64
+    assert first.column(SPLIT).to_pylist() == np.searchsorted([0.5, 0.75], fraction, side="right").tolist()
     parts = list(with_places(iter([whole.slice(0, 300), whole.slice(300)]), splits, 7, False))
     assert [part.schema.names for part in parts] == [[IDS, "kept", SPLIT]] * 2
-    assert [n for part in parts for n in part.column(SPLIT).to_pylist()] == one.column(SPLIT).to_pylist()
-    (alone,) = with_places(iter([whole]), [TokenSplit("a", 1.0)], 7, False)
-    assert set(alone.column(SPLIT).to_pylist()) == {0}
-    (rest,) = with_places(iter([whole]), [TokenSplit("a", 0.25), TokenSplit("b", 0.25)], 7, False)
-    assert set(rest.column(SPLIT).to_pylist()) == {0, 1}, "the last one takes what is left"
+    assert [n for part in parts for n in part.column(SPLIT).to_pylist()] == first.column(SPLIT).to_pylist()
+    (single,) = with_places(iter([whole]), [TokenSplit("a", 1.0)], 7, False)
+    assert set(single.column(SPLIT).to_pylist()) == {0}
+    (remainder,) = with_places(iter([whole]), [TokenSplit("a", 0.25), TokenSplit("b", 0.25)], 7, False)
+    assert set(remainder.column(SPLIT).to_pylist()) == {0, 1}, "the last one takes what is left"
 
 
 def keyed(count: int) -> list[pa.RecordBatch]:
     keys = hashed(np.arange(count, dtype=np.uint64), 1, 2)
     batch = batch_of([[n, n] for n in range(count)], **{KEY: pa.array(keys)})
-    return [batch.slice(at, 50) for at in range(0, count, 50)]
+    return [batch.slice(index, 50) for index in range(0, count, 50)]
 
 
 @pytest.mark.parametrize("bucket", [10**9, 4000, 300])
@@ -179,10 +179,10 @@ def test_documents_are_sorted_by_their_keys(tmp_path: Path, monkeypatch: pytest.
     """In one bucket, in several, and in buckets of buckets; nothing is left in the folder."""
     monkeypatch.setattr(module, "_LEAST_BUCKET", bucket)
     monkeypatch.setattr(module, "_MOST_BUCKETS", 8)
-    found = list(in_key_order(iter(keyed(700)), 700 * 24, tmp_path / "buckets", 0))
-    keys = [key for batch in found for key in batch.column(KEY).to_pylist()]
+    actual = list(in_key_order(iter(keyed(700)), 700 * 24, tmp_path / "buckets", 0))
+    keys = [key for batch in actual for key in batch.column(KEY).to_pylist()]
     assert keys == sorted(hashed(np.arange(700, dtype=np.uint64), 1, 2).tolist())
-    documents = [row for batch in found for row in batch.column(IDS).to_pylist()]
+    documents = [row for batch in actual for row in batch.column(IDS).to_pylist()]
     assert sorted(documents) == [[n, n] for n in range(700)]
     assert not list(tmp_path.iterdir())
 
@@ -193,8 +193,8 @@ def test_equal_keys_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
     keys = pa.array([5] * 20 + [2**64 - 1] * 20 + [0] * 20, pa.uint64())
     batch = batch_of([[n] for n in range(60)], **{KEY: keys})
     (tmp_path / "buckets").mkdir()  # left by a run that was killed
-    found = list(in_key_order(iter([batch]), 60 * 20, tmp_path / "buckets", 0))
-    order = [row[0] for each in found for row in each.column(IDS).to_pylist()]
+    actual = list(in_key_order(iter([batch]), 60 * 20, tmp_path / "buckets", 0))
+    order = [row[0] for each in actual for row in each.column(IDS).to_pylist()]
     assert order == [*range(40, 60), *range(20), *range(20, 40)]
 
 
@@ -204,14 +204,14 @@ def test_a_bucket_has_the_keys_from_its_edge_to_the_next(tmp_path: Path) -> None
     batches = [batch_of([[n]], **{KEY: pa.array([key], pa.uint64())}) for n, key in enumerate(keys)]
     buckets = module._scatter(iter(batches), tmp_path, [0, 10, 20, 30])
     assert [rows for _, rows in buckets] == [2, 2, 2]
-    found = [[key for batch in module._read(path) for key in batch.column(KEY).to_pylist()] for path, _ in buckets]
-    assert found == [[0, 9], [10, 19], [29, 20]]
+    actual = [[key for batch in module._read(path) for key in batch.column(KEY).to_pylist()] for path, _ in buckets]
+    assert actual == [[0, 9], [10, 19], [29, 20]]
 
 
 def test_the_folder_of_buckets_is_made(tmp_path: Path) -> None:
     """With those above it."""
-    found = list(in_key_order(iter(keyed(60)), 60 * 24, tmp_path / "above" / "buckets", 0))
-    assert sum(map(len, found)) == 60
+    actual = list(in_key_order(iter(keyed(60)), 60 * 24, tmp_path / "above" / "buckets", 0))
+    assert sum(map(len, actual)) == 60
     assert not list((tmp_path / "above").iterdir())
 
 
@@ -230,19 +230,19 @@ def test_the_folder_of_buckets_is_made(tmp_path: Path) -> None:
 )
 def test_how_many_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, total: int, count: int) -> None:
     """A bucket takes a twelfth of the limit, within bounds; a quarter more of them, for those that are fuller."""
-    seen: list[int] = []
+    observed: list[int] = []
     plain = module._scatter
 
     def scatter(batches: Any, folder: Path, edges: list[int]) -> Any:
-        seen.append(len(edges) - 1)
+        observed.append(len(edges) - 1)
         assert (edges[0], edges[-1]) == (0, 1 << 64)
         return plain(batches, folder, edges)
 
     monkeypatch.setattr(module, "_scatter", scatter)
     assert list(in_key_order(iter([]), total, tmp_path / "b", limit)) == []
-    assert seen == [count]
+    assert observed == [count]
 
 
 def test_sorted_rows_come_a_thousand_at_a_time(tmp_path: Path) -> None:
-    found = list(in_key_order(iter(keyed(2100)), 2100 * 24, tmp_path / "b", 10**9))
-    assert [len(batch) for batch in found] == [1024, 1024, 52]
+    actual = list(in_key_order(iter(keyed(2100)), 2100 * 24, tmp_path / "b", 10**9))
+    assert [len(batch) for batch in actual] == [1024, 1024, 52]

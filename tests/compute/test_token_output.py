@@ -37,16 +37,16 @@ TWO = splits_of("train=0.7,validation=0.3")
 
 
 def units_of(
-    folder: Path, documents: Documents, cuts: Sequence[int] = (), kind: str = "int32", **more: Any
+    folder: Path, documents: Documents, cuts: Sequence[int] = (), kind: str = "int32", **extra: Any
 ) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    notes = more.pop("notes", [PLAIN] * len(documents))
+    notes = extra.pop("notes", [PLAIN] * len(documents))
     edges = [0, *sorted(min(cut, len(documents)) for cut in cuts), len(documents)]
     paths = []
     for number, (start, stop) in enumerate(itertools.pairwise(edges)):
         columns = {IDS: pa.array(documents[start:stop], pa.list_(pa.type_for_alias(kind)))}
         columns[NOTE] = pa.array(notes[start:stop], pa.uint8())
-        table = pa.table(columns | {name: pa.array(values[start:stop]) for name, values in more.items()})
+        table = pa.table(columns | {name: pa.array(values[start:stop]) for name, values in extra.items()})
         paths.append(folder / f"{number}.arrow")
         with pa.OSFile(str(paths[-1]), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table, max_chunksize=7)
@@ -57,15 +57,17 @@ def finish(units: list[Path], folder: Path, limit_bytes: int = 100_000_000, **op
     return finish_tokens(units, folder, FinishOptions(**options), limit_bytes, lambda count: None)
 
 
-def rows_of(done: FinishedTokens, split: str = "train") -> Documents:
-    return [row for made in done.shards if made.split == split for row in pq.read_table(made.path)[IDS].to_pylist()]
+def rows_of(finished: FinishedTokens, split: str = "train") -> Documents:
+    return [
+        row for shard in finished.shards if shard.split == split for row in pq.read_table(shard.path)[IDS].to_pylist()
+    ]
 
 
-def bytes_of(done: FinishedTokens) -> dict[str, bytes]:
-    found = {made.name: made.path.read_bytes() for made in done.shards}
-    for made in done.shards:  # hashed while they were written
-        assert (made.size, made.sha256) == (len(found[made.name]), hashlib.sha256(found[made.name]).hexdigest())
-    return found
+def bytes_of(finished: FinishedTokens) -> dict[str, bytes]:
+    actual = {shard.name: shard.path.read_bytes() for shard in finished.shards}
+    for made in finished.shards:  # hashed while they were written
+        assert (made.size, made.sha256) == (len(actual[made.name]), hashlib.sha256(actual[made.name]).hexdigest())
+    return actual
 
 
 @settings(max_examples=40, deadline=None)
@@ -81,19 +83,19 @@ def test_packing_is_that_of_the_concatenation(documents: Documents, length: int,
     edges = [0, *sorted(min(cut, len(documents)) for cut in cuts), len(documents)]
     for start, stop in itertools.pairwise(edges):
         batch = pa.RecordBatch.from_pydict({IDS: pa.array(documents[start:stop], pa.list_(pa.int32()))})
-        for made in packer.add(batch):
-            rows += made.column(IDS).to_pylist()
-            lengths += made.column(SEQ_LENGTHS).to_pylist()
+        for item in packer.add(batch):
+            rows += item.column(IDS).to_pylist()
+            lengths += item.column(SEQ_LENGTHS).to_pylist()
     tail = packer.tail()
     lengths += tail.column(SEQ_LENGTHS).to_pylist() if tail else []
     numbers = [number for number, document in enumerate(documents) for _ in document]
     assert lengths == [
-        [len([*run]) for _, run in itertools.groupby(numbers[at : at + length])]
-        for at in range(0, len(numbers), length)
+        [len([*run]) for _, run in itertools.groupby(numbers[index : index + length])]
+        for index in range(0, len(numbers), length)
     ]
     flat = [token for document in documents for token in document]
     whole = len(flat) // length * length
-    assert rows == [flat[at : at + length] for at in range(0, whole, length)]
+    assert rows == [flat[position : position + length] for position in range(0, whole, length)]
     assert (tail.column(IDS).to_pylist() if tail else []) == ([flat[whole:]] if flat[whole:] else [])
 
 
@@ -112,9 +114,9 @@ def test_unit_cuts_do_not_matter(
         with pytest.raises(InputError):
             finish(units[1], folder / "many", **options)
         return
-    pieces = finish(units[1], folder / "many", **options)
-    assert bytes_of(whole) == bytes_of(pieces)
-    assert whole.counts == pieces.counts
+    segments = finish(units[1], folder / "many", **options)
+    assert bytes_of(whole) == bytes_of(segments)
+    assert whole.counts == segments.counts
 
 
 def many(count: int = 3000) -> Documents:
@@ -129,27 +131,27 @@ def test_shuffle_is_a_permutation_that_memory_does_not_change(tmp_path: Path, mo
     plenty = finish(units, tmp_path / "plenty", shuffle=1)
     monkeypatch.setattr("brim.compute.outputs.token_packing._LEAST_BUCKET", 2000)
     monkeypatch.setattr("brim.compute.outputs.token_packing._MOST_BUCKETS", 4)
-    little = finish(units, tmp_path / "little", limit_bytes=1, shuffle=1)
-    other = finish(units, tmp_path / "other", shuffle=2)
+    small = finish(units, tmp_path / "little", limit_bytes=1, shuffle=1)
+    second = finish(units, tmp_path / "other", shuffle=2)
     order = np.argsort(hashed(np.arange(len(documents), dtype=np.uint64), 1, 2))
     assert rows_of(plenty) == [documents[number] for number in order]
-    assert bytes_of(plenty) == bytes_of(little)
-    assert rows_of(other) != rows_of(plenty)
-    assert sorted(rows_of(other)) == sorted(documents)
+    assert bytes_of(plenty) == bytes_of(small)
+    assert rows_of(second) != rows_of(plenty)
+    assert sorted(rows_of(second)) == sorted(documents)
     assert not (tmp_path / "little" / ".finish").exists()
 
 
 def test_splits_share_the_documents(tmp_path: Path) -> None:
     """Every document is in one split, in order, about as many as asked for."""
     documents = many()
-    done = finish(units_of(tmp_path / "u", documents, [10]), tmp_path / "out", splits=splits_of("90/5/5"))
-    parts = {split: rows_of(done, split) for split in ("train", "validation", "test")}
+    result = finish(units_of(tmp_path / "u", documents, [10]), tmp_path / "out", splits=splits_of("90/5/5"))
+    parts = {split: rows_of(result, split) for split in ("train", "validation", "test")}
     assert sorted(row for rows in parts.values() for row in rows) == sorted(documents)
     assert 2600 < len(parts["train"]) < 2800
     assert 100 < len(parts["validation"]) < 200
-    places = iter(documents)
-    assert all(row in places for row in parts["train"])
-    assert sorted(made.name for made in done.shards) == [
+    destinations = iter(documents)
+    assert all(row in destinations for row in parts["train"])
+    assert sorted(shard.name for shard in result.shards) == [
         f"data/{name}-00000-of-00001.parquet" for name in ("test", "train", "validation")
     ]
 
@@ -169,9 +171,9 @@ def test_wrong_splits_are_refused(text: str) -> None:
 
 def test_shares_have_two_spellings_and_one_meaning() -> None:
     """Shares without names, which earlier versions also had as `split`, are those of train, validation and test."""
-    named = splits_of("train=0.99,validation=0.01")
-    assert named == splits_of("0.99/0.01") == splits_of("99/1") == token_splits(TokenSplitOptions(split="0.99/0.01"))
-    assert named == token_splits(TokenSplitOptions(split_into={"train": 0.99, "validation": 0.01}))
+    names = splits_of("train=0.99,validation=0.01")
+    assert names == splits_of("0.99/0.01") == splits_of("99/1") == token_splits(TokenSplitOptions(split="0.99/0.01"))
+    assert names == token_splits(TokenSplitOptions(split_into={"train": 0.99, "validation": 0.01}))
     assert token_splits(TokenSplitOptions()) == (TokenSplit("train", 1.0),)
     assert token_splits(TokenSplitOptions(split="dev")) == (TokenSplit("dev", 1.0),)
     assert TokenSplitOptions(split="99/1").deprecated_shares == ("split", "99/1", "train=0.99,validation=0.01")
@@ -184,8 +186,8 @@ def test_bin_is_read_with_memmap(tmp_path: Path) -> None:
     """Tokens lie flat, the index says where documents start, the header says what they are."""
     documents = [[1, 2, 3], [], [70, 5], [65_535]]
     units = units_of(tmp_path / "u", documents, [2], kind="uint16")
-    done = finish(units, tmp_path / "out", format="bin", dtype="uint16", header=(("vocab_size", 65_536),))
-    assert [made.name for made in done.shards] == ["train.bin", "train.idx.npy", "train.json"]
+    result = finish(units, tmp_path / "out", format="bin", dtype="uint16", header=(("vocab_size", 65_536),))
+    assert [shard.name for shard in result.shards] == ["train.bin", "train.idx.npy", "train.json"]
     header = json.loads((tmp_path / "out/train.json").read_text())
     tokens = np.memmap(tmp_path / "out/train.bin", dtype=header["dtype"], mode="r")
     index = np.load(tmp_path / "out/train.idx.npy", mmap_mode="r")
@@ -204,39 +206,39 @@ def test_bin_is_read_with_memmap(tmp_path: Path) -> None:
 def test_packed_bin_is_a_view_of_blocks(tmp_path: Path) -> None:
     """With --pack the file holds whole blocks; documents that began in the dropped tail are not in the index."""
     units = units_of(tmp_path / "u", [[1, 2, 3], [4, 5], [6, 7], [8]])
-    done = finish(units, tmp_path / "out", format="bin", pack=3)
+    result = finish(units, tmp_path / "out", format="bin", pack=3)
     tokens = np.memmap(tmp_path / "out/train.bin", dtype="<i4", mode="r")
     assert tokens.reshape(-1, 3).tolist() == [[1, 2, 3], [4, 5, 6]]
     assert np.load(tmp_path / "out/train.idx.npy").tolist() == [0, 3, 5, 6]
-    assert (done.counts.tokens, done.counts.dropped_tail) == (6, 2)
-    kept = finish(units, tmp_path / "kept", format="bin", pack=3, pack_tail="keep")
-    assert (kept.counts.tokens, kept.counts.dropped_tail) == (8, 0)
-    assert [len(bytes_of(each)["train.bin"]) for each in (done, kept)] == [24, 32]
+    assert (result.counts.tokens, result.counts.dropped_tail) == (6, 2)
+    remaining = finish(units, tmp_path / "kept", format="bin", pack=3, pack_tail="keep")
+    assert (remaining.counts.tokens, remaining.counts.dropped_tail) == (8, 0)
+    assert [len(bytes_of(each)["train.bin"]) for each in (result, remaining)] == [24, 32]
 
 
 def test_nothing_gives_files_without_rows(tmp_path: Path) -> None:
     """A split that got no document has a file that says so."""
     for format in ("parquet", "arrow", "bin"):
-        done = finish(units_of(tmp_path / "u", []), tmp_path / format, format=format, splits=TWO)
-        assert sum(made.rows for made in done.shards) == 0
-        assert {made.split for made in done.shards} == {"train", "validation"}
+        result = finish(units_of(tmp_path / "u", []), tmp_path / format, format=format, splits=TWO)
+        assert sum(shard.rows for shard in result.shards) == 0
+        assert {made.split for made in result.shards} == {"train", "validation"}
 
 
 def test_counts(tmp_path: Path) -> None:
     """Null and empty documents are counted apart and become empty lists; cuts are counted."""
     units = units_of(tmp_path / "u", [[1], [], [], [2, 3], [4]], notes=[PLAIN, NULL, PLAIN, CUT, ROUGH])
-    done = finish(units, tmp_path / "out")
-    counts = done.counts
+    result = finish(units, tmp_path / "out")
+    counts = result.counts
     assert (counts.documents, counts.tokens, counts.empty, counts.null, counts.cut, counts.rough) == (5, 4, 1, 1, 2, 1)
-    assert rows_of(done) == [[1], [], [], [2, 3], [4]]
+    assert rows_of(result) == [[1], [], [], [2, 3], [4]]
 
 
 def test_kept_columns_travel(tmp_path: Path) -> None:
     """Kept columns stay with their documents through split and shuffle; packing refuses them."""
     documents = many(500)
     units = units_of(tmp_path / "u", documents, [100], name=[str(number) for number in range(500)])
-    done = finish(units, tmp_path / "out", shuffle=0, splits=TWO)
-    rows = [row for made in done.shards for row in pq.read_table(made.path).to_pylist()]
+    result = finish(units, tmp_path / "out", shuffle=0, splits=TWO)
+    rows = [row for shard in result.shards for row in pq.read_table(shard.path).to_pylist()]
     assert len(rows) == 500
     assert all(documents[int(row["name"])] == row[IDS] for row in rows)
     with pytest.raises(InputError, match="keep_columns='name'"):
@@ -250,7 +252,7 @@ def test_shards_are_cut_at_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     documents = many(1000)
     units = units_of(tmp_path / "u", documents, cuts)
     by_rows = finish(units, tmp_path / "rows", rows_per_shard=300)
-    assert [made.rows for made in by_rows.shards] == [300, 300, 300, 100]
+    assert [shard.rows for shard in by_rows.shards] == [300, 300, 300, 100]
     by_size = finish(units, tmp_path / "size", shard_bytes=4000)
     assert len(by_size.shards) > 4
     assert all(made.tokens <= 1000 for made in by_size.shards)
@@ -287,8 +289,8 @@ def test_packing_refuses_rows_that_no_tokens_fill(tmp_path: Path, format: str, s
     with pytest.raises(InputError, match=r"No row of 10,000,000 tokens \(.*pack.*\) is full: .* have 5 tokens"):
         finish(units, tmp_path / "out", **options)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".finish"]
-    kept = finish(units, tmp_path / "out", **options, pack_tail="keep")
-    assert kept.counts.tokens == 5
+    remaining = finish(units, tmp_path / "out", **options, pack_tail="keep")
+    assert remaining.counts.tokens == 5
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -304,9 +306,9 @@ def test_a_failure_leaves_no_named_file_and_can_be_repeated(tmp_path: Path, monk
     with pytest.raises(KeyboardInterrupt):
         finish_tokens(units, tmp_path / "out", options, 1 << 27, fail)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".finish"]
-    again = finish_tokens(units, tmp_path / "out", options, 1 << 27, lambda count: None)
+    repeated = finish_tokens(units, tmp_path / "out", options, 1 << 27, lambda count: None)
     clean = finish_tokens(units, tmp_path / "clean", options, 1 << 27, lambda count: None)
-    assert bytes_of(again) == bytes_of(clean)
+    assert bytes_of(repeated) == bytes_of(clean)
 
 
 def test_dtypes() -> None:
@@ -329,23 +331,23 @@ def test_kept_types_may_differ_between_units(tmp_path: Path) -> None:
             writer.write_table(table)
     for shuffle in (None, 0):
         options = FinishOptions(shuffle=shuffle)
-        done = finish_tokens(units, tmp_path / str(shuffle), options, 1 << 27, lambda count: None)
-        rows = pq.read_table(done.shards[0].path).to_pylist()
+        result = finish_tokens(units, tmp_path / str(shuffle), options, 1 << 27, lambda count: None)
+        rows = pq.read_table(result.shards[0].path).to_pylist()
         expected = [([0], 1.0), ([0], 2.0), ([1], 0.5), ([2], None)]
         assert sorted(map(str, expected)) == sorted(str((row[IDS], row["v"])) for row in rows)
 
 
 def parquet_by_one_writer(table: pa.Table, groups: Sequence[int], index: bool) -> bytes:
     """The groups of a table, as pyarrow itself writes them to one file."""
-    others = [name for name in table.schema.names if name != IDS]
+    other_items = [name for name in table.schema.names if name != IDS]
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink,
         table.schema,
         compression="zstd",
         compression_level=1,
-        use_dictionary=others or False,
-        write_statistics=others or False,
+        use_dictionary=other_items or False,
+        write_statistics=other_items or False,
         write_page_index=index,
     ) as writer:
         start = 0
@@ -355,23 +357,23 @@ def parquet_by_one_writer(table: pa.Table, groups: Sequence[int], index: bool) -
     return bytes(sink.getvalue())
 
 
-@given(rows=st.lists(st.integers(0, 9), min_size=1, max_size=6), kept=st.booleans(), index=st.booleans())
+@given(rows=st.lists(st.integers(0, 9), min_size=1, max_size=6), is_kept=st.booleans(), index=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_groups_that_are_encoded_apart(rows: list[int], kept: bool, index: bool) -> None:
+def test_groups_that_are_encoded_apart(rows: list[int], is_kept: bool, index: bool) -> None:
     """They are put together to the very bytes that one writer gives: empty groups, nulls and nested columns too."""
     count = sum(rows)
     columns = {IDS: pa.array([list(range(number % 5)) for number in range(count)], pa.list_(pa.int32()))}
-    if kept:
+    if is_kept:
         columns["name"] = pa.array([f"n{number % 3}" if number % 4 else None for number in range(count)], pa.string())
         columns["deep"] = pa.array([[{"a": number}] for number in range(count)], pa.list_(pa.struct({"a": pa.int64()})))
     table = pa.table(columns)
-    footer, made, start = JoinedFooter(), bytearray(MAGIC), 0
+    footer, created, start = JoinedFooter(), bytearray(MAGIC), 0
     for each in rows:
-        one = parquet_by_one_writer(table.slice(start, each), [each], index)
-        made += footer.add(memoryview(one), len(made))
+        first = parquet_by_one_writer(table.slice(start, each), [each], index)
+        created += footer.add(memoryview(first), len(created))
         start += each
-    made += footer.end(len(made))
-    assert bytes(made) == parquet_by_one_writer(table, rows, index)
+    created += footer.end(len(created))
+    assert bytes(created) == parquet_by_one_writer(table, rows, index)
 
 
 @pytest.mark.parametrize(
@@ -392,14 +394,14 @@ def test_any_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     """Whoever encodes, and however many do: the same files."""
     monkeypatch.setattr(token_files, "GROUP_TOKENS", 50)
     documents = [[number % 60_000] * (number % 23) for number in range(400)]
-    kept = {} if "pack" in options or options.get("format") == "bin" else {"name": [f"{n}" for n in range(400)]}
-    units = units_of(tmp_path / "units", documents, cuts=[90, 91, 300], kind=options.get("dtype", "int32"), **kept)
-    found = []
+    remaining = {} if "pack" in options or options.get("format") == "bin" else {"name": [f"{n}" for n in range(400)]}
+    units = units_of(tmp_path / "units", documents, cuts=[90, 91, 300], kind=options.get("dtype", "int32"), **remaining)
+    actual = []
     for threads in (0, 1, 4):
         monkeypatch.setattr(token_output, "_encoders", lambda options, limit_bytes, threads=threads: threads)
-        found.append(bytes_of(finish(units, tmp_path / str(threads), **options)))
-    assert len(found[0]) > 1 or "shard_bytes" not in options
-    assert found[0] == found[1] == found[2]
+        actual.append(bytes_of(finish(units, tmp_path / str(threads), **options)))
+    assert len(actual[0]) > 1 or "shard_bytes" not in options
+    assert actual[0] == actual[1] == actual[2]
 
 
 def test_no_threads_without_room(tmp_path: Path) -> None:

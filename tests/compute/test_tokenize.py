@@ -29,7 +29,7 @@ from tests.hub import TestHub
 from tests.publishing import DEST, REPO, Machine
 
 tokenizers = pytest.importorskip("tokenizers")
-WORDS = [
+ARGUMENTS = [
     "the",
     "a",
     "naïve",
@@ -51,7 +51,7 @@ EOS = "<|end|>"
 
 def prose(words: int, seed: int) -> str:
     draw = random.Random(seed)
-    return " ".join(draw.choices(WORDS, k=words))
+    return " ".join(draw.choices(ARGUMENTS, k=words))
 
 
 TEXTS = [prose(30, seed) for seed in range(200)] + ["", 'two\nlines, a "quote" and a comma', " spaces  ", "🙂" * 40]
@@ -62,19 +62,19 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two tokenizers and a corpus."""
     folder = tmp_path_factory.mktemp("tokenize")
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=500, special_tokens=[EOS, "[CLS]"], initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator([prose(100, seed) for seed in range(900, 920)], trainer)
-    made.post_processor = tokenizers.processors.TemplateProcessing(
-        single="[CLS] $A", special_tokens=[("[CLS]", made.token_to_id("[CLS]"))]
+    tokenizer.train_from_iterator([prose(100, seed) for seed in range(900, 920)], trainer)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", tokenizer.token_to_id("[CLS]"))]
     )
-    made.save(str(folder / "tokenizer.json"))
-    made.enable_truncation(4)
-    made.enable_padding(length=4)
-    made.save(str(folder / "padded.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=4)
+    tokenizer.save(str(folder / "padded.json"))
     write_jsonl(folder / "corpus.jsonl", TEXTS)
     return folder
 
@@ -98,11 +98,11 @@ def write_jsonl(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def tokenize(work: Path, source: str, out: Path | str, *more: str, **options: Any) -> Any:
+def tokenize(work: Path, source: str, out: Path | str, *extra: str, **options: Any) -> Any:
     """The last line of --json, or the process if it should fail."""
-    words = ["--tokenizer", "tokenizer.json", "--memory", str(LIMIT), *more]
-    done = brim("tokenize", source, str(out), *words, "--json", cwd=work, **options)
-    return json.loads(done.stdout.splitlines()[-1])
+    arguments = ["--tokenizer", "tokenizer.json", "--memory", str(LIMIT), *extra]
+    result = brim("tokenize", source, str(out), *arguments, "--json", cwd=work, **options)
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def ids(out: Path, split: str = "train") -> list[list[int]]:
@@ -147,16 +147,16 @@ def test_every_format_gives_the_ids_of_encode(work: Path, expected: list[list[in
     """Whatever holds the texts, each document has the ids that encode gives for it alone."""
     sources = [*write_formats(work)]
 
-    def run(given: tuple[str, list[str]]) -> list[list[int]]:
-        out = work / f"format-{given[0].replace('*', '')}"
-        told = tokenize(work, given[0], out, *given[1])
-        counted = [told[name] for name in ("documents", "tokens", "empty", "null", "cut", "rough", "rows")]
+    def run(inputs: tuple[str, list[str]]) -> list[list[int]]:
+        out = work / f"format-{inputs[0].replace('*', '')}"
+        result = tokenize(work, inputs[0], out, *inputs[1])
+        counted = [result[name] for name in ("documents", "tokens", "empty", "null", "cut", "rough", "rows")]
         assert counted == [len(TEXTS), sum(map(len, expected)), 1, 0, 0, 0, len(TEXTS)]
         return ids(out)
 
     with ThreadPoolExecutor(2) as pool:
-        for given, rows in zip(sources, pool.map(run, sources), strict=True):
-            assert rows == expected, given
+        for supplied, rows in zip(sources, pool.map(run, sources), strict=True):
+            assert rows == expected, supplied
 
 
 def test_a_saved_dataset_and_what_stays_beside_the_ids(
@@ -171,11 +171,11 @@ def test_a_saved_dataset_and_what_stays_beside_the_ids(
     rows = {"text": texts, "label": [n % 2 for n in range(len(TEXTS))], "input_ids": [0] * len(TEXTS)}
     saved = datasets.Dataset.from_dict(rows, features=features)
     datasets.DatasetDict(train=saved, test=saved.select(range(9))).save_to_disk(tmp_path / "saved")
-    asked = tokenize(work, str(tmp_path / "saved"), tmp_path / "out", check=2)
-    assert asked["hint"] == "It has: train, test. Name one with --from-split."
-    more = ("--from-split", "train", "--keep", "label", "--limit", "50")
-    told = tokenize(work, str(tmp_path / "saved"), tmp_path / "out", *more)
-    assert (told["documents"], told["null"]) == (50, 1)
+    requested = tokenize(work, str(tmp_path / "saved"), tmp_path / "out", check=2)
+    assert requested["hint"] == "It has: train, test. Name one with --from-split."
+    extra = ("--from-split", "train", "--keep", "label", "--limit", "50")
+    result = tokenize(work, str(tmp_path / "saved"), tmp_path / "out", *extra)
+    assert (result["documents"], result["null"]) == (50, 1)
     read = datasets.load_dataset(str(tmp_path / "out"), split="train")
     assert read.features == {"input_ids": datasets.List(datasets.Value("int32")), "label": features["label"]}
     assert read["input_ids"][:] == [[], *expected[:49]]
@@ -185,15 +185,15 @@ def test_a_saved_dataset_and_what_stays_beside_the_ids(
 def test_packing_is_the_same_however_it_is_cut(work: Path, tmp_path: Path, bare: list[list[int]]) -> None:
     """Blocks are those of all documents in a row, whatever the workers and units; the tail is dropped and counted."""
     options = ("--pack", "64", "--eos", EOS, "--rows-per-shard", "50")
-    ways = [("--workers", "1"), ("--workers", "2", "--unit-size", "5KB")]
-    made = []
-    for number, way in enumerate(ways):
-        told = tokenize(work, "corpus.jsonl", tmp_path / str(number), *options, *way)
-        made.append({name: sha for name, sha in tree_digest(tmp_path / str(number)).items() if ".brim" not in name})
-    assert made[0] == made[1]
+    methods = [("--workers", "1"), ("--workers", "2", "--unit-size", "5KB")]
+    created = []
+    for number, method in enumerate(methods):
+        result = tokenize(work, "corpus.jsonl", tmp_path / str(number), *options, *method)
+        created.append({name: sha for name, sha in tree_digest(tmp_path / str(number)).items() if ".brim" not in name})
+    assert created[0] == created[1]
     flat = [token for document in bare for token in document]
-    assert ids(tmp_path / "1") == [flat[at : at + 64] for at in range(0, len(flat) - 63, 64)]
-    assert told["dropped_tail"] == len(flat) % 64
+    assert ids(tmp_path / "1") == [flat[index : index + 64] for index in range(0, len(flat) - 63, 64)]
+    assert result["dropped_tail"] == len(flat) % 64
     counts = [pq.read_metadata(path).num_rows for path in sorted((tmp_path / "1" / "data").iterdir())]
     assert counts[:-1] == [50] * (len(counts) - 1)
     assert 0 < counts[-1] <= 50
@@ -206,67 +206,69 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("given", [".", "tokenizer.json"], ids=["folder", "file"])
+@pytest.mark.parametrize("inputs", [".", "tokenizer.json"], ids=["folder", "file"])
 def test_packed_documents_end_with_the_eos_token_of_the_configuration(
-    work: Path, tmp_path: Path, bare: list[list[int]], name: str, given: str
+    work: Path, tmp_path: Path, bare: list[list[int]], name: str, inputs: str
 ) -> None:
     """It is printed, and named in the summary and in the card; the rows are those of --eos."""
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes((work / "tokenizer.json").read_bytes())
     (folder / name).write_text(json.dumps(CONFIGS[name]))
-    tokenizer = ("--tokenizer", str(folder / given), "--memory", str(LIMIT))
-    done = brim("tokenize", "corpus.jsonl", tmp_path / "out", *tokenizer, "--pack", "64", "--json", cwd=work)
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+    tokenizer = ("--tokenizer", str(folder / inputs), "--memory", str(LIMIT))
+    result = brim("tokenize", "corpus.jsonl", tmp_path / "out", *tokenizer, "--pack", "64", "--json", cwd=work)
+    events = [json.loads(line) for line in result.stdout.splitlines()]
     assert events[-1]["eos"] == EOS
-    assert any(f"every document ends with {EOS!r}, the eos_token of {name}" in one.get("text", "") for one in events)
+    assert any(
+        f"every document ends with {EOS!r}, the eos_token of {name}" in event.get("text", "") for event in events
+    )
     flat = [token for document in bare for token in document]
-    assert ids(tmp_path / "out") == [flat[at : at + 64] for at in range(0, len(flat) - 63, 64)]
+    assert ids(tmp_path / "out") == [flat[index : index + 64] for index in range(0, len(flat) - 63, 64)]
     assert f"- every document ends with `{EOS}`" in (tmp_path / "out" / "README.md").read_text()
-    said = brim("tokenize", "corpus.jsonl", tmp_path / "out", *tokenizer, "--pack", "64", cwd=work)
-    assert "eos  <|end|>" in said.stdout
+    message = brim("tokenize", "corpus.jsonl", tmp_path / "out", *tokenizer, "--pack", "64", cwd=work)
+    assert "eos  <|end|>" in message.stdout
 
 
 def test_packed_documents_can_follow_each_other_without_a_token(
     work: Path, tmp_path: Path, bare: list[list[int]]
 ) -> None:
-    told = tokenize(work, "corpus.jsonl", tmp_path / "out", "--pack", "64", "--no-eos")
+    result = tokenize(work, "corpus.jsonl", tmp_path / "out", "--pack", "64", "--no-eos")
     flat = [token for document in bare for token in document[:-1]]
-    assert ids(tmp_path / "out") == [flat[at : at + 64] for at in range(0, len(flat) - 63, 64)]
-    assert told["eos"] is None
+    assert ids(tmp_path / "out") == [flat[index : index + 64] for index in range(0, len(flat) - 63, 64)]
+    assert result["eos"] is None
     assert "packed in rows of 64 tokens, without an end-of-document token" in (tmp_path / "out/README.md").read_text()
 
 
 def test_the_eos_token_is_not_added_twice(work: Path, tmp_path: Path, bare: list[list[int]]) -> None:
     """A tokenizer that ends its texts itself, with --special-tokens: packed with one token at each end."""
-    made = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
-    made.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"$A {EOS}", special_tokens=[(EOS, made.token_to_id(EOS))]
+    encoder = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
+    encoder.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"$A {EOS}", special_tokens=[(EOS, encoder.token_to_id(EOS))]
     )
-    made.save(str(tmp_path / "tokenizer.json"))
+    encoder.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}))
     tokenizer = ("--tokenizer", str(tmp_path), "--pack", "64")
     rows = []
-    for more in ((), ("--special-tokens",), ("--special-tokens", "--no-eos"), ("--special-tokens", "--eos", EOS)):
-        tokenize(work, "corpus.jsonl", tmp_path / f"out{len(rows)}", *tokenizer, *more)
+    for extra in ((), ("--special-tokens",), ("--special-tokens", "--no-eos"), ("--special-tokens", "--eos", EOS)):
+        tokenize(work, "corpus.jsonl", tmp_path / f"out{len(rows)}", *tokenizer, *extra)
         rows.append(ids(tmp_path / f"out{len(rows)}"))
     flat = [token for document in bare for token in document]
-    assert rows == [[flat[at : at + 64] for at in range(0, len(flat) - 63, 64)]] * 4
+    assert rows == [[flat[index : index + 64] for index in range(0, len(flat) - 63, 64)]] * 4
 
 
 def test_packing_that_fills_no_row_is_an_error(work: Path, tmp_path: Path) -> None:
     """Nothing is published, and what the hint says works."""
-    words = ("--pack", "1000000", "--eos", EOS)
-    refused = tokenize(work, "corpus.jsonl", tmp_path / "out", *words, check=2)
+    arguments = ("--pack", "1000000", "--eos", EOS)
+    refused = tokenize(work, "corpus.jsonl", tmp_path / "out", *arguments, check=2)
     assert "No row of 1,000,000 tokens (--pack) is full" in refused["message"]
     assert not (tmp_path / "out" / "data").exists()
-    assert tokenize(work, "corpus.jsonl", tmp_path / "out", *words, "--fresh", "--pack-tail", "keep")["rows"] == 1
+    assert tokenize(work, "corpus.jsonl", tmp_path / "out", *arguments, "--fresh", "--pack-tail", "keep")["rows"] == 1
 
 
 def test_bin_split_and_shuffled(work: Path, tmp_path: Path, bare: list[list[int]]) -> None:
     """A memmap and an index give every document once, in another order; verify sees damage in each of the files."""
     options = ("--no-special-tokens", "--eos", EOS, "--split", "0.9/0.1", "--shuffle", "7")
-    told = tokenize(work, "corpus.jsonl", tmp_path / "out", *options, "--format", "bin", "--unit-size", "9KB")
+    result = tokenize(work, "corpus.jsonl", tmp_path / "out", *options, "--format", "bin", "--unit-size", "9KB")
     data, documents = tmp_path / "out" / "data", {}
     for split in ("train", "validation"):
         head = json.loads((data / f"{split}.json").read_text())
@@ -278,22 +280,22 @@ def test_bin_split_and_shuffled(work: Path, tmp_path: Path, bare: list[list[int]
     assert sorted(both) == sorted(bare)
     assert both != bare
     assert 5 < len(documents["validation"]) < 50
-    assert told["rows"] == len(TEXTS)
+    assert result["rows"] == len(TEXTS)
     tokenize(work, "corpus.jsonl", tmp_path / "parquet", *options)
-    other = brim(
+    second = brim(
         "tokenize", "corpus.jsonl", tmp_path / "parquet", "--tokenizer", "padded.json", *options, cwd=work, check=None
     )
-    assert "truncation and padding; switched off" in other.stderr
-    assert "another dataset: the tokenizer changed." in other.stderr
+    assert "truncation and padding; switched off" in second.stderr
+    assert "another dataset: the tokenizer changed." in second.stderr
     assert ids(tmp_path / "parquet", "validation") == documents["validation"]
     assert ids(tmp_path / "parquet") == documents["train"]
     brim("verify", tmp_path / "out")
     for name in ("train.bin", "train.idx.npy", "validation.json"):
         (data / name).write_bytes((data / name).read_bytes()[:-3] + b"???")
-    found = brim("verify", tmp_path / "out", check=None)
-    assert found.returncode != 0
+    actual = brim("verify", tmp_path / "out", check=None)
+    assert actual.returncode != 0
     for name in ("train.bin", "train.idx.npy", "validation.json"):
-        assert f"data/{name}: its content changed" in found.stderr
+        assert f"data/{name}: its content changed" in actual.stderr
 
 
 @pytest.mark.long
@@ -302,8 +304,16 @@ def test_long_documents_without_spaces(work: Path, tmp_path: Path) -> None:
     draw = random.Random(0)
     texts = ["".join(draw.choices("splitwordsnumbers0123", k=1_000_000 * (1 + n % 2))) for n in range(2)]
     source = write_jsonl(tmp_path / "long.jsonl", texts)
-    words = ["tokenize", str(source), str(tmp_path / "out"), "--tokenizer", "tokenizer.json", "--memory", str(LIMIT)]
-    process = subprocess.Popen([sys.executable, "-m", "brim", *words], cwd=work, stdout=subprocess.PIPE, text=True)
+    arguments = [
+        "tokenize",
+        str(source),
+        str(tmp_path / "out"),
+        "--tokenizer",
+        "tokenizer.json",
+        "--memory",
+        str(LIMIT),
+    ]
+    process = subprocess.Popen([sys.executable, "-m", "brim", *arguments], cwd=work, stdout=subprocess.PIPE, text=True)
     peak = 0
     while process.poll() is None:
         peak = max(peak, tree_bytes(process.pid))
@@ -328,10 +338,10 @@ def huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def peak_of(words: list[str]) -> tuple[int, int, str]:
+def peak_of(arguments: list[str]) -> tuple[int, int, str]:
     """The exit code of a command, the most that its processes held together, and what it said."""
     with subprocess.Popen(
-        [sys.executable, "-m", "brim", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-m", "brim", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         peak = 0
         while process.poll() is None:
@@ -347,23 +357,23 @@ def test_a_text_that_does_not_fit_is_refused_within_the_limit(
     work: Path, huge: Path, tmp_path: Path, name: str
 ) -> None:
     """50 MB in 200 MB: neither the look at the source nor a worker passes the limit before it is refused."""
-    words = ["tokenize", str(huge / name), str(tmp_path / "out"), "--tokenizer", str(work / "tokenizer.json")]
-    code, peak, said = peak_of([*words, "--memory", "200MB", "--quiet"])
-    assert code == 4, said
+    arguments = ["tokenize", str(huge / name), str(tmp_path / "out"), "--tokenizer", str(work / "tokenizer.json")]
+    code, peak, output = peak_of([*arguments, "--memory", "200MB", "--quiet"])
+    assert code == 4, output
     assert peak <= 200_000_000
-    assert "--long-chars" not in said
+    assert "--long-chars" not in output
 
 
 @pytest.mark.long
 def test_a_text_of_50_mb_fits_in_1_gb(work: Path, huge: Path, tmp_path: Path) -> None:
     """With a token for nearly every byte. Everything but writing the row takes at most 12 bytes for each byte of it."""
     pytest.importorskip("gigatoken")  # the reference takes minutes
-    words = ["tokenize", str(huge / "huge.jsonl"), "--tokenizer", str(work / "tokenizer.json")]
-    code, peak, said = peak_of([*words, str(tmp_path / "out"), "--memory", "1GB", "--quiet"])
-    assert code == 0, said
+    arguments = ["tokenize", str(huge / "huge.jsonl"), "--tokenizer", str(work / "tokenizer.json")]
+    code, peak, output = peak_of([*arguments, str(tmp_path / "out"), "--memory", "1GB", "--quiet"])
+    assert code == 0, output
     assert peak <= 1_000_000_000
-    code, peak, said = peak_of([*words, str(tmp_path / "bin"), "--format", "bin", "--memory", "1GB", "--quiet"])
-    assert code == 0, said
+    code, peak, output = peak_of([*arguments, str(tmp_path / "bin"), "--format", "bin", "--memory", "1GB", "--quiet"])
+    assert code == 0, output
     assert peak <= 120_000_000 + 12 * 50_000_000
 
 
@@ -372,10 +382,10 @@ def test_killed_and_continued(work: Path, tmp_path: Path) -> None:
     """kill -9 of the parent in every part of the job: the output is that of an undisturbed run, bit for bit."""
     write_jsonl(tmp_path / "corpus.jsonl", TEXTS * 3)
     options = ["--shuffle", "1", "--split", "0.8/0.2", "--pack", "32", "--eos", EOS, "--unit-size", "20KB", "--quiet"]
-    words = ["tokenize", str(tmp_path / "corpus.jsonl"), "--tokenizer", "tokenizer.json", "--memory", str(LIMIT)]
+    arguments = ["tokenize", str(tmp_path / "corpus.jsonl"), "--tokenizer", "tokenizer.json", "--memory", str(LIMIT)]
 
     def command(out: str) -> list[str]:
-        return [sys.executable, "-m", "brim", *words, str(tmp_path / out), *options]
+        return [sys.executable, "-m", "brim", *arguments, str(tmp_path / out), *options]
 
     began = time.monotonic()
     subprocess.run(command("whole"), cwd=work, check=True, stdout=subprocess.DEVNULL)
@@ -415,17 +425,26 @@ main()
 def test_killed_while_shards_are_put_together(work: Path, tmp_path: Path) -> None:
     """kill -9 while threads encode row groups, while one is added, and between two shards: no unit is encoded again,
     and the shards are those of an undisturbed run."""
-    words = ["tokenize", "corpus.jsonl", "--tokenizer", "tokenizer.json", "--rows-per-shard", "30", "--memory", "600MB"]
-    plain = [sys.executable, "-m", "brim", *words]
+    arguments = [
+        "tokenize",
+        "corpus.jsonl",
+        "--tokenizer",
+        "tokenizer.json",
+        "--rows-per-shard",
+        "30",
+        "--memory",
+        "600MB",
+    ]
+    plain = [sys.executable, "-m", "brim", *arguments]
     subprocess.run([*plain, str(tmp_path / "whole")], cwd=work, check=True, stdout=subprocess.DEVNULL)
     assert len(list((tmp_path / "whole" / "data").iterdir())) == 7
-    for place, who in (("encoded", "beside"), ("append", "main"), ("_close", "main")):
-        out = tmp_path / place
-        command = [sys.executable, "-c", _KILLED, place, who, *words, str(out), "--quiet"]
+    for destination, actor in (("encoded", "beside"), ("append", "main"), ("_close", "main")):
+        out = tmp_path / destination
+        command = [sys.executable, "-c", _KILLED, destination, actor, *arguments, str(out), "--quiet"]
         assert subprocess.run(command, cwd=work).returncode == -signal.SIGKILL
         assert not list(out.glob("data/*"))
-        said = subprocess.run([*plain, str(out), "--json"], cwd=work, check=True, stdout=subprocess.PIPE, text=True)
-        assert json.loads(said.stdout.splitlines()[-1])["computed"] == 0
+        output = subprocess.run([*plain, str(out), "--json"], cwd=work, check=True, stdout=subprocess.PIPE, text=True)
+        assert json.loads(output.stdout.splitlines()[-1])["computed"] == 0
         assert tree_digest(out) == tree_digest(tmp_path / "whole")
 
 
@@ -433,14 +452,23 @@ def test_to_the_hub(work: Path, tmp_path: Path, expected: list[list[int]]) -> No
     """The same shards and a card arrive; a second run has nothing to do."""
     with TestHub(tmp_path / "hub") as hub:
         machine = Machine(hub, tmp_path)
-        words = ["corpus.jsonl", DEST, "--tokenizer", "tokenizer.json", "--memory", str(LIMIT), "--direct", "--json"]
-        command = [sys.executable, "-m", "brim", "tokenize", *words]
-        told = []
+        arguments = [
+            "corpus.jsonl",
+            DEST,
+            "--tokenizer",
+            "tokenizer.json",
+            "--memory",
+            str(LIMIT),
+            "--direct",
+            "--json",
+        ]
+        command = [sys.executable, "-m", "brim", "tokenize", *arguments]
+        messages = []
         for _ in range(2):
-            done = subprocess.run(command, cwd=work, env=machine.environment, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr + done.stdout
-            told.append(json.loads(done.stdout.splitlines()[-1]))
-        assert (told[0]["computed"], told[1]["units"]) == (1, 0)
+            result = subprocess.run(command, cwd=work, env=machine.environment, capture_output=True, text=True)
+            assert result.returncode == 0, result.stderr + result.stdout
+            messages.append(json.loads(result.stdout.splitlines()[-1]))
+        assert (messages[0]["computed"], messages[1]["units"]) == (1, 0)
         (name,) = [name for name in hub.files(REPO) if name.startswith("data/")]
         table = pq.read_table(io.BytesIO(hub.read(REPO, name)))
         assert table["input_ids"].to_pylist() == expected
@@ -469,35 +497,35 @@ def test_refused_in_words(work: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(work)
     monkeypatch.setattr("brim.wording._in_terminal", True)
     for source, options, message in REFUSED:
-        words = ["--tokenizer", "tokenizer.json", "--memory", str(LIMIT), *options]
+        arguments = ["--tokenizer", "tokenizer.json", "--memory", str(LIMIT), *options]
         with pytest.raises(BrimError) as caught:  # a command would take half a second each
-            run_command(["tokenize", source, str(tmp_path / "out"), *words])
+            run_command(["tokenize", source, str(tmp_path / "out"), *arguments])
         assert message in f"{caught.value.message} {caught.value.hint}"
         assert not (tmp_path / "out").exists()
 
 
 def test_document_without_a_safe_cut_is_named(tmp_path: Path) -> None:
     """The count alone leaves nobody any wiser about which text it was."""
-    made = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     texts = ["a", "a a " * 3000, "acgt" * 3000, "a", "tgca" * 3000]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    words = ["--tokenizer", "tokenizer.json", "--long-chars", "4000", "--no-eos"]
-    done = brim("tokenize", "corpus.jsonl", "out", *words, cwd=tmp_path)
-    assert "2 long documents had no safe place for a cut" in done.stderr
-    assert "The first is document 2 of corpus.jsonl, counted from 0." in done.stderr
+    arguments = ["--tokenizer", "tokenizer.json", "--long-chars", "4000", "--no-eos"]
+    result = brim("tokenize", "corpus.jsonl", "out", *arguments, cwd=tmp_path)
+    assert "2 long documents had no safe place for a cut" in result.stderr
+    assert "The first is document 2 of corpus.jsonl, counted from 0." in result.stderr
 
 
 def test_splits_by_name_and_by_share(work: Path, tmp_path: Path) -> None:
     """--split names the split, --split-into the shares; shares without names still work, with one line."""
-    words = ("--tokenizer", "tokenizer.json", "--memory", str(LIMIT))
-    named = brim("tokenize", "corpus.jsonl", tmp_path / "dev", *words, "--split", "dev", cwd=work)
+    arguments = ("--tokenizer", "tokenizer.json", "--memory", str(LIMIT))
+    names = brim("tokenize", "corpus.jsonl", tmp_path / "dev", *arguments, "--split", "dev", cwd=work)
     assert [path.name for path in (tmp_path / "dev" / "data").iterdir()] == ["dev-00000-of-00001.parquet"]
-    assert f"load  datasets.load_dataset('{tmp_path / 'dev'}')" in named.stdout
-    assert "is now" not in named.stderr
-    brim("tokenize", "corpus.jsonl", tmp_path / "a", *words, "--split-into", "train=0.9,validation=0.1", cwd=work)
-    old = brim("tokenize", "corpus.jsonl", tmp_path / "b", *words, "--split", "0.9/0.1", cwd=work)
+    assert f"load  datasets.load_dataset('{tmp_path / 'dev'}')" in names.stdout
+    assert "is now" not in names.stderr
+    brim("tokenize", "corpus.jsonl", tmp_path / "a", *arguments, "--split-into", "train=0.9,validation=0.1", cwd=work)
+    old = brim("tokenize", "corpus.jsonl", tmp_path / "b", *arguments, "--split", "0.9/0.1", cwd=work)
     assert "brim: --split 0.9/0.1 is now --split-into train=0.9,validation=0.1." in old.stderr
     parts = [sorted((tmp_path / name / "data").iterdir()) for name in ("a", "b")]
     assert [path.read_bytes() for path in parts[0]] == [path.read_bytes() for path in parts[1]]

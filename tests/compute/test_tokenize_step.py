@@ -36,7 +36,7 @@ TEXTS = [prose(40, seed) for seed in range(30)] + ["", " ", "\n\n", "🙂" * 50,
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made_tokenizers(tmp_path_factory.mktemp("tokenizers"))
 
 
@@ -50,28 +50,28 @@ def opened(path: Path, **options: Any) -> TokenizeStep:
 
 def run(step: TokenizeStep, texts: list[str | None], small: bool = False) -> tuple[list[list[int]], list[int]]:
     table = pa.table({"text": texts, "name": [str(n) for n in range(len(texts))]}, schema=SCHEMA)
-    made = pa.concat_tables(step.apply(RowBatch(table, 0, None), small))
-    assert made.schema == step.output_schema(SCHEMA)
-    return made[IDS].to_pylist(), made[NOTE].to_pylist()
+    combined = pa.concat_tables(step.apply(RowBatch(table, 0, None), small))
+    assert combined.schema == step.output_schema(SCHEMA)
+    return combined[IDS].to_pylist(), combined[NOTE].to_pylist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("special", [True, False])
-def test_ids_are_those_of_encode(made: dict[str, Path], kind: str, special: bool) -> None:
+def test_ids_are_those_of_encode(tokenizer_files: dict[str, Path], kind: str, special: bool) -> None:
     """Each document has the ids that encode gives for it alone, in small steps too; only empty texts have none."""
-    raw = tokenizers.Tokenizer.from_file(str(made[kind]))
-    step = opened(made[kind], add_special_tokens=special)
+    raw = tokenizers.Tokenizer.from_file(str(tokenizer_files[kind]))
+    step = opened(tokenizer_files[kind], add_special_tokens=special)
     expected = [raw.encode(text, add_special_tokens=special).ids if text else [] for text in TEXTS]
     assert run(step, [*TEXTS])[0] == expected
     assert run(step, [*TEXTS], small=True)[0] == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_long_prose_is_cut_without_a_trace(made: dict[str, Path], kind: str) -> None:
+def test_long_prose_is_cut_without_a_trace(tokenizer_files: dict[str, Path], kind: str) -> None:
     """A long document in pieces has the ids of the whole, special tokens and all."""
     text = prose(6000)
-    raw = tokenizers.Tokenizer.from_file(str(made[kind]))
-    ids, notes = run(opened(made[kind], long_chars=5000), ["short", text, "short"])
+    raw = tokenizers.Tokenizer.from_file(str(tokenizer_files[kind]))
+    ids, notes = run(opened(tokenizer_files[kind], long_chars=5000), ["short", text, "short"])
     assert notes == [PLAIN, CUT, PLAIN]
     assert ids == [raw.encode(each).ids for each in ("short", text, "short")]
 
@@ -79,46 +79,46 @@ def test_long_prose_is_cut_without_a_trace(made: dict[str, Path], kind: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"eos": "</s>"}, {"add_special_tokens": False}, {"max_length": 50}])
 def test_a_long_document_by_itself_has_the_ids_of_one_among_others(
-    made: dict[str, Path], kind: str, options: dict[str, Any]
+    tokenizer_files: dict[str, Path], kind: str, options: dict[str, Any]
 ) -> None:
     """A document of more than 256 KB is encoded without a copy of its ids; with all that is put around it."""
     text = prose(45_000)
     assert len(text) > 1 << 18
-    alone = run(opened(made[kind], long_chars=5000, **options), [text])
-    step = opened(made[kind], long_chars=5000, **options)
+    single = run(opened(tokenizer_files[kind], long_chars=5000, **options), [text])
+    step = opened(tokenizer_files[kind], long_chars=5000, **options)
     step.threads = 100  # a hundred times as much is encoded at once
     among = run(step, ["short", text, ""])
-    assert alone[0] == among[0][1:2]
-    assert alone[1] == [CUT]
+    assert single[0] == among[0][1:2]
+    assert single[1] == [CUT]
     if not options:
-        raw = tokenizers.Tokenizer.from_file(str(made[kind]))
-        assert alone[0] == [raw.encode(text).ids]
+        raw = tokenizers.Tokenizer.from_file(str(tokenizer_files[kind]))
+        assert single[0] == [raw.encode(text).ids]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_end_where_characters_do(made: dict[str, Path], kind: str) -> None:
+def test_pieces_end_where_characters_do(tokenizer_files: dict[str, Path], kind: str) -> None:
     """Characters of one to four bytes, cut anywhere: the pieces are the text but for spaces at cuts."""
     draw = random.Random(kind)
     text = "".join(draw.choice("aé你🙂 \n") for _ in range(20_000))
-    loaded = LoadedTokenizer(made[kind].read_bytes(), kind)
-    parts = [piece for piece, _ in cut_text(loaded, memoryview(text.encode()), 1000)]
+    loaded = LoadedTokenizer(tokenizer_files[kind].read_bytes(), kind)
+    parts = [segment for segment, _ in cut_text(loaded, memoryview(text.encode()), 1000)]
     assert max(map(len, parts)) <= 1000
-    at = 0
+    position = 0
     for part in parts:
-        at += text[at] == " " and not text.startswith(part, at)
-        assert text.startswith(part, at)
-        at += len(part)
-    assert at == len(text)
+        position += text[position] == " " and not text.startswith(part, position)
+        assert text.startswith(part, position)
+        position += len(part)
+    assert position == len(text)
 
 
-def test_long_text_without_spaces(made: dict[str, Path]) -> None:
+def test_long_text_without_spaces(tokenizer_files: dict[str, Path]) -> None:
     """BPE finds the ends of tokens; where even that fails, the document is counted as cut roughly."""
     draw = random.Random(1)
     text = "".join(draw.choice("splitswordsnumbers你好🙂") for _ in range(30_000))
-    raw = tokenizers.Tokenizer.from_file(str(made["bpe"]))
-    ids, notes = run(opened(made["bpe"], long_chars=4000), [text])
+    raw = tokenizers.Tokenizer.from_file(str(tokenizer_files["bpe"]))
+    ids, notes = run(opened(tokenizer_files["bpe"], long_chars=4000), [text])
     assert (ids, notes) == ([raw.encode(text).ids], [CUT])
-    step = opened(made["wordpiece"], long_chars=4000)
+    step = opened(tokenizer_files["wordpiece"], long_chars=4000)
     ids, notes = run(step, ["acgt" * 3000])
     assert notes == [ROUGH]
     assert ids == [[1, 0, 0, 0, 2]]  # a word of more than 100 characters is [UNK], in each of three pieces
@@ -130,7 +130,8 @@ def test_pieces_are_the_text() -> None:
     raw = tokenizers.Tokenizer(tokenizers.models.BPE())
     text = prose(5000)
     parts = [
-        piece for piece, _ in cut_text(LoadedTokenizer(raw.to_str().encode(), "empty"), memoryview(text.encode()), 3000)
+        segment
+        for segment, _ in cut_text(LoadedTokenizer(raw.to_str().encode(), "empty"), memoryview(text.encode()), 3000)
     ]
     assert "".join(parts) == text
     assert max(map(len, parts)) <= 3000
@@ -140,10 +141,10 @@ def test_pieces_are_the_text() -> None:
 @pytest.mark.parametrize("splitter", ["ByteLevel", "Whitespace", "Metaspace"])
 @pytest.mark.parametrize("sides", [{}, {"right": False}, {"left": False}])
 def test_long_texts_that_a_strip_normalizer_changes_at_cuts_are_counted_as_rough(
-    made: dict[str, Path], splitter: str, sides: dict[str, bool]
+    tokenizer_files: dict[str, Path], splitter: str, sides: dict[str, bool]
 ) -> None:
     """A document whose ids are not those of the whole text is never counted as cut exactly."""
-    raw = tokenizers.Tokenizer.from_file(str(made["bpe"]))
+    raw = tokenizers.Tokenizer.from_file(str(tokenizer_files["bpe"]))
     raw.normalizer = tokenizers.normalizers.Sequence(
         [tokenizers.normalizers.NFKC(), tokenizers.normalizers.Strip(**sides)]
     )
@@ -152,45 +153,50 @@ def test_long_texts_that_a_strip_normalizer_changes_at_cuts_are_counted_as_rough
     step = TokenizeStep(find_tokenizer(raw), TokenizeStepOptions(long_chars=5000))
     step.open(SCHEMA)
     ids, notes = run(step, [*texts])
-    for text, found, note in zip(texts, ids, notes, strict=True):
+    for text, match, note in zip(texts, ids, notes, strict=True):
         assert note in (CUT, ROUGH)
-        assert note == ROUGH or found == raw.encode(text).ids
+        assert note == ROUGH or match == raw.encode(text).ids
 
 
-def test_refused_by_row(made: dict[str, Path]) -> None:
+def test_refused_by_row(tokenizer_files: dict[str, Path]) -> None:
     """A long document can be refused; the error tells the row."""
-    step = opened(made["bpe"], long_chars=1000, long_documents="refuse")
+    step = opened(tokenizer_files["bpe"], long_chars=1000, long_documents="refuse")
     with pytest.raises(BadRow) as caught:
         run(step, ["a", None, "word " * 300])
     assert caught.value.row == 2
     assert "1,500 characters" in str(caught.value.__cause__)
 
 
-def test_null_and_empty(made: dict[str, Path]) -> None:
+def test_null_and_empty(tokenizer_files: dict[str, Path]) -> None:
     """They are documents without tokens, and null is noted."""
-    assert run(opened(made["wordpiece"], eos="[SEP]"), [None, "", None]) == ([[], [], []], [NULL, PLAIN, NULL])
+    assert run(opened(tokenizer_files["wordpiece"], eos="[SEP]"), [None, "", None]) == (
+        [[], [], []],
+        [NULL, PLAIN, NULL],
+    )
 
 
-def test_eos_ends_every_document_once(made: dict[str, Path]) -> None:
+def test_eos_ends_every_document_once(tokenizer_files: dict[str, Path]) -> None:
     """It is appended, unless the tokenizer does so itself."""
-    bpe = tokenizers.Tokenizer.from_file(str(made["bpe"]))
-    assert run(opened(made["bpe"], eos="</s>"), ["a b"])[0] == [[*bpe.encode("a b").ids, SPECIALS.index("</s>")]]
-    unigram = tokenizers.Tokenizer.from_file(str(made["unigram"]))
-    assert run(opened(made["unigram"], eos="</s>"), ["a b"])[0] == [unigram.encode("a b").ids]
+    bpe = tokenizers.Tokenizer.from_file(str(tokenizer_files["bpe"]))
+    assert run(opened(tokenizer_files["bpe"], eos="</s>"), ["a b"])[0] == [
+        [*bpe.encode("a b").ids, SPECIALS.index("</s>")]
+    ]
+    unigram = tokenizers.Tokenizer.from_file(str(tokenizer_files["unigram"]))
+    assert run(opened(tokenizer_files["unigram"], eos="</s>"), ["a b"])[0] == [unigram.encode("a b").ids]
     with pytest.raises(InputError, match="no token '<s>'") as caught:
-        opened(made["bpe"], eos="<s>")
+        opened(tokenizer_files["bpe"], eos="<s>")
     assert "'</s>'" in caught.value.hint
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_max_length(made: dict[str, Path], kind: str) -> None:
+def test_max_length(tokenizer_files: dict[str, Path], kind: str) -> None:
     """It counts everything, and long documents are truncated like others."""
-    raw = tokenizers.Tokenizer.from_file(str(made[kind]))
+    raw = tokenizers.Tokenizer.from_file(str(tokenizer_files[kind]))
     if generation() == 1:
         raw.truncation = tokenizers.Truncation(19)
     else:
         raw.enable_truncation(19)
-    step = opened(made[kind], max_length=20, eos="[CLS]", long_chars=2000)
+    step = opened(tokenizer_files[kind], max_length=20, eos="[CLS]", long_chars=2000)
     texts = [prose(3), prose(100), prose(3000)]
     ids, _ = run(step, [*texts, texts[0]])
     assert ids == [[*raw.encode(text).ids, SPECIALS.index("[CLS]")] for text in [*texts, texts[0]]]
@@ -198,9 +204,9 @@ def test_max_length(made: dict[str, Path], kind: str) -> None:
 
 
 @OLD
-def test_truncation_and_padding_of_the_file_are_off(made: dict[str, Path], tmp_path: Path) -> None:
+def test_truncation_and_padding_of_the_file_are_off(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
     """A tokenizer.json that pads to 128 does not ruin a corpus, and it is said."""
-    raw = tokenizers.Tokenizer.from_file(str(made["wordpiece"]))
+    raw = tokenizers.Tokenizer.from_file(str(tokenizer_files["wordpiece"]))
     whole = raw.encode(prose(300)).ids
     raw.enable_truncation(8)
     raw.enable_padding(length=8)
@@ -214,9 +220,9 @@ def test_truncation_and_padding_of_the_file_are_off(made: dict[str, Path], tmp_p
 
 @OLD
 @pytest.mark.parametrize("special", [True, False])
-def test_ids_are_never_a_matter_of_chance(made: dict[str, Path], tmp_path: Path, special: bool) -> None:
+def test_ids_are_never_a_matter_of_chance(tokenizer_files: dict[str, Path], tmp_path: Path, special: bool) -> None:
     """A tokenizer that leaves out some of its merges at random is refused; one that leaves out all or none is not."""
-    raw = tokenizers.Tokenizer.from_file(str(made["bpe"]))
+    raw = tokenizers.Tokenizer.from_file(str(tokenizer_files["bpe"]))
     for dropout, refused in ((0.0, False), (0.1, True), (1.0, False)):
         raw.model.dropout = dropout
         raw.save(str(tmp_path / "tokenizer.json"))
@@ -228,9 +234,9 @@ def test_ids_are_never_a_matter_of_chance(made: dict[str, Path], tmp_path: Path,
             assert run(opened(tmp_path, add_special_tokens=special), ["the words", "of"])[0] == expected
 
 
-def test_kept_columns_and_types(made: dict[str, Path]) -> None:
+def test_kept_columns_and_types(tokenizer_files: dict[str, Path]) -> None:
     """Kept columns stand beside the ids, whose type is the one asked for."""
-    step = opened(made["bpe"], keep_columns=("name",), dtype="uint16")
+    step = opened(tokenizer_files["bpe"], keep_columns=("name",), dtype="uint16")
     table = pa.table({"text": ["a", "b"], "name": ["x", None]}, schema=SCHEMA)
     result = pa.concat_tables(step.apply(RowBatch(table, 0, None), False))
     assert result["name"].to_pylist() == ["x", None]
@@ -238,12 +244,14 @@ def test_kept_columns_and_types(made: dict[str, Path]) -> None:
     assert step.columns == ("text", "name")
 
 
-def test_what_is_wrong_is_said(made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_is_said(
+    tokenizer_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Missing and wrong columns, files that are no tokenizers, names that cannot be fetched."""
     with pytest.raises(InputError, match="no column 'txt'") as caught:
-        opened(made["bpe"], column="txt")
+        opened(tokenizer_files["bpe"], column="txt")
     assert "'text'" in caught.value.hint
-    step = TokenizeStep(find_tokenizer(made["bpe"]))
+    step = TokenizeStep(find_tokenizer(tokenizer_files["bpe"]))
     with pytest.raises(InputError, match="not text but int64"):
         step.open(pa.schema([("text", pa.int64())]))
     (tmp_path / "no.json").write_text("{}")
@@ -259,33 +267,33 @@ def test_what_is_wrong_is_said(made: dict[str, Path], tmp_path: Path, monkeypatc
         find_tokenizer("no-such-org/no-such-name")
 
 
-def test_a_tokenizer_that_changes_is_noticed(made: dict[str, Path], tmp_path: Path) -> None:
+def test_a_tokenizer_that_changes_is_noticed(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
     """The fingerprint knows its content, not its place; a worker refuses another content."""
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     for path in (first, second):
-        path.write_bytes(made["bpe"].read_bytes())
+        path.write_bytes(tokenizer_files["bpe"].read_bytes())
     steps = [TokenizeStep(find_tokenizer(path)) for path in (first, second)]
     assert steps[0].facts == steps[1].facts
     assert str(tmp_path) not in repr(steps[0].facts)
-    first.write_bytes(made["unigram"].read_bytes())
+    first.write_bytes(tokenizer_files["unigram"].read_bytes())
     with pytest.raises(SourceChangedError):
         steps[0].open(SCHEMA)
     assert TokenizeStep(find_tokenizer(first)).facts != steps[1].facts
 
 
-def test_an_object_travels_as_bytes(made: dict[str, Path]) -> None:
+def test_an_object_travels_as_bytes(tokenizer_files: dict[str, Path]) -> None:
     """A tokenizer that was made in Python needs no file."""
-    raw = tokenizers.Tokenizer.from_file(str(made["unigram"]))
+    raw = tokenizers.Tokenizer.from_file(str(tokenizer_files["unigram"]))
     step = pickle.loads(pickle.dumps(TokenizeStep(find_tokenizer(raw))))
     step.open(SCHEMA)
     assert run(step, ["a b"])[0] == [raw.encode("a b").ids]
 
 
 @pytest.mark.parametrize("pack", [None, 8])
-def test_datasets_reads_what_is_made(made: dict[str, Path], tmp_path: Path, pack: int | None) -> None:
+def test_datasets_reads_what_is_made(tokenizer_files: dict[str, Path], tmp_path: Path, pack: int | None) -> None:
     """Parquet and Arrow shards are datasets of the same rows, packed or not."""
     datasets = pytest.importorskip("datasets")
-    step = opened(made["bpe"])
+    step = opened(tokenizer_files["bpe"])
     table = pa.table({"text": TEXTS, "name": TEXTS}, schema=SCHEMA)
     unit = tmp_path / "unit.arrow"
     with pa.OSFile(str(unit), "wb") as file, pa.ipc.new_stream(file, step.output_schema(SCHEMA)) as writer:
@@ -294,14 +302,14 @@ def test_datasets_reads_what_is_made(made: dict[str, Path], tmp_path: Path, pack
     rows = run(step, [*TEXTS])[0]
     if pack is not None:
         flat = [token for row in rows for token in row]
-        rows = [flat[at : at + pack] for at in range(0, len(flat) - pack + 1, pack)]
+        rows = [flat[index : index + pack] for index in range(0, len(flat) - pack + 1, pack)]
     for format in ("parquet", "arrow"):
         options = FinishOptions(format=format, pack=pack)
-        done = finish_tokens([unit], tmp_path / format, options, 100_000_000, lambda count: None)
+        result = finish_tokens([unit], tmp_path / format, options, 100_000_000, lambda count: None)
         read = datasets.load_dataset(
-            format, data_files=str(done.shards[0].path), split="train", cache_dir=str(tmp_path / "cache" / format)
+            format, data_files=str(result.shards[0].path), split="train", cache_dir=str(tmp_path / "cache" / format)
         )
         ids = datasets.List(datasets.Value("int32"))
         assert read.features == ({IDS: ids} if pack is None else {IDS: ids, SEQ_LENGTHS: ids})
         assert read[IDS][:] == rows
-    assert datasets.Dataset.from_file(str(done.shards[0].path))[IDS][:] == rows
+    assert datasets.Dataset.from_file(str(result.shards[0].path))[IDS][:] == rows

@@ -81,12 +81,12 @@ SAME = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made_tokenizers(tmp_path_factory.mktemp("tokenizers"))
 
 
-def folder_of(made: dict[str, Path], folder: Path, kind: str, name: str, content: dict[str, Any]) -> Path:
-    (folder / "tokenizer.json").write_bytes(made[kind].read_bytes())
+def folder_of(created: dict[str, Path], folder: Path, kind: str, name: str, content: dict[str, Any]) -> Path:
+    (folder / "tokenizer.json").write_bytes(created[kind].read_bytes())
     (folder / name).write_text(json.dumps(content))
     if name != "tokenizer_config.json":
         (folder / "tokenizer_config.json").write_text(json.dumps(FAST))
@@ -101,48 +101,53 @@ def no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_transformers")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_folder_whose_configuration_changes_ids_is_refused_without_transformers(
-    made: dict[str, Path], tmp_path: Path, change: str
+    tokenizer_files: dict[str, Path], tmp_path: Path, change: str
 ) -> None:
     """The setting is named, and so is the file that can be used alone."""
-    kind, name, content, said = CHANGES[change]
-    folder = folder_of(made, tmp_path, kind, name, content)
+    kind, name, content, expected_message = CHANGES[change]
+    folder = folder_of(tokenizer_files, tmp_path, kind, name, content)
     with pytest.raises(InputError, match="change its ids") as caught:
         find_tokenizer(folder)
-    assert said in caught.value.message
+    assert expected_message in caught.value.message
     assert "pip install transformers" in caught.value.hint
     assert str(folder / "tokenizer.json") in caught.value.hint
-    assert find_tokenizer(folder / "tokenizer.json").read() == made[kind].read_bytes()
+    assert find_tokenizer(folder / "tokenizer.json").read() == tokenizer_files[kind].read_bytes()
 
 
 @pytest.mark.usefixtures("no_transformers")
 @pytest.mark.parametrize("same", SAME)
 def test_a_folder_whose_configuration_changes_nothing_is_taken_without_transformers(
-    made: dict[str, Path], tmp_path: Path, same: str
+    tokenizer_files: dict[str, Path], tmp_path: Path, same: str
 ) -> None:
-    folder = folder_of(made, tmp_path, "bpe", "tokenizer_config.json", SAME[same])
-    assert find_tokenizer(folder).read() == made["bpe"].read_bytes()
+    folder = folder_of(tokenizer_files, tmp_path, "bpe", "tokenizer_config.json", SAME[same])
+    assert find_tokenizer(folder).read() == tokenizer_files["bpe"].read_bytes()
     assert find_tokenizer(folder).eos == SAME[same].get("eos_token")
 
 
 @pytest.mark.usefixtures("no_transformers")
-def test_bos_and_eos_flags_that_the_tokenizer_does_not_have_are_refused(made: dict[str, Path], tmp_path: Path) -> None:
+def test_bos_and_eos_flags_that_the_tokenizer_does_not_have_are_refused(
+    tokenizer_files: dict[str, Path], tmp_path: Path
+) -> None:
     config = FAST | {"bos_token": "[CLS]", "eos_token": "</s>"}
-    for kind, flags, said in (
+    for kind, flags, message in (
         ("llama3", {"add_bos_token": True, "add_eos_token": False}, None),
         ("llama3", {"add_bos_token": False}, "add_bos_token is False"),
         ("llama3", {"add_eos_token": True}, "add_eos_token is True"),
         ("unigram", {"add_eos_token": True}, None),
     ):
-        assert find_id_change(folder_of(made, tmp_path, kind, "tokenizer_config.json", config | flags)) == said
+        assert (
+            find_id_change(folder_of(tokenizer_files, tmp_path, kind, "tokenizer_config.json", config | flags))
+            == message
+        )
 
 
 @pytest.mark.usefixtures("no_transformers")
-def test_a_damaged_configuration_is_an_error_in_words(made: dict[str, Path], tmp_path: Path) -> None:
-    folder = folder_of(made, tmp_path, "bpe", "tokenizer_config.json", {})
+def test_a_damaged_configuration_is_an_error_in_words(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
+    folder = folder_of(tokenizer_files, tmp_path, "bpe", "tokenizer_config.json", {})
     (folder / "tokenizer_config.json").write_text("{")
-    for given in (folder, folder / "tokenizer.json"):
+    for inputs in (folder, folder / "tokenizer.json"):
         with pytest.raises(InputError, match=r"tokenizer_config\.json' cannot be read"):
-            find_tokenizer(given)
+            find_tokenizer(inputs)
 
 
 TEXTS = [text for text in fuzz_texts(1500, [*SPECIALS, "numbers", "don't", "Hello"]) if text]
@@ -150,7 +155,7 @@ TEXTS = [text for text in fuzz_texts(1500, [*SPECIALS, "numbers", "don't", "Hell
 
 @pytest.mark.transformers
 @pytest.mark.parametrize("change", [*CHANGES, *SAME, "a class of its own"])
-def test_a_folder_has_the_ids_of_auto_tokenizer(made: dict[str, Path], tmp_path: Path, change: str) -> None:
+def test_a_folder_has_the_ids_of_auto_tokenizer(tokenizer_files: dict[str, Path], tmp_path: Path, change: str) -> None:
     """With special tokens and without, for 1,500 texts; where transformers changes nothing, the file is used."""
     from transformers import AutoTokenizer
 
@@ -162,24 +167,24 @@ def test_a_folder_has_the_ids_of_auto_tokenizer(made: dict[str, Path], tmp_path:
     )
     if change == "a class of its own":
         kind = "llama"
-    folder = folder_of(made, tmp_path, kind, name, content)
-    found = find_tokenizer(folder)
+    folder = folder_of(tokenizer_files, tmp_path, kind, name, content)
+    actual = find_tokenizer(folder)
     theirs = AutoTokenizer.from_pretrained(folder)
-    ours, alone = LoadedTokenizer(found.read(), "folder"), LoadedTokenizer(made[kind].read_bytes(), "file")
+    ours, single = LoadedTokenizer(actual.read(), "folder"), LoadedTokenizer(tokenizer_files[kind].read_bytes(), "file")
     differ = 0
     for special in (True, False):
         expected = [theirs(text, add_special_tokens=special).input_ids for text in TEXTS]
         assert [ids.tolist() for ids in ours.ids(TEXTS, special)] == expected
-        differ += sum(ids.tolist() != other for ids, other in zip(alone.ids(TEXTS, special), expected, strict=True))
+        differ += sum(ids.tolist() != second for ids, second in zip(single.ids(TEXTS, special), expected, strict=True))
     assert (differ > 0) == (change in CHANGES) or change == "a class of its own"
-    assert (found.path is None) == (differ > 0) or change == "a class of its own"
-    assert found.eos == theirs.eos_token
+    assert (actual.path is None) == (differ > 0) or change == "a class of its own"
+    assert actual.eos == theirs.eos_token
 
 
 @pytest.mark.transformers
-def test_neither_the_job_nor_its_workers_import_transformers(made: dict[str, Path], tmp_path: Path) -> None:
+def test_neither_the_job_nor_its_workers_import_transformers(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
     """It takes hundreds of megabytes: a child process that ends loads the folder, without torch."""
-    folder = folder_of(made, tmp_path, *CHANGES["extra_special_tokens"][:3])
+    folder = folder_of(tokenizer_files, tmp_path, *CHANGES["extra_special_tokens"][:3])
     program = f"""
 import pickle, sys
 import pyarrow as pa
@@ -193,31 +198,35 @@ assert not {{"transformers", "torch"}} & set(sys.modules)
 
 
 @pytest.mark.transformers
-def test_the_command_says_that_transformers_loaded_the_folder(made: dict[str, Path], tmp_path: Path) -> None:
+def test_the_command_says_that_transformers_loaded_the_folder(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
     """The ids are those of the folder; the same command has nothing to do."""
     (tmp_path / "folder").mkdir()
-    folder = folder_of(made, tmp_path / "folder", *CHANGES["extra_special_tokens"][:3])
+    folder = folder_of(tokenizer_files, tmp_path / "folder", *CHANGES["extra_special_tokens"][:3])
     (tmp_path / "texts.jsonl").write_text('{"text": "a numbers b"}\n')
-    words = ["tokenize", tmp_path / "texts.jsonl", tmp_path / "out", "--tokenizer", folder, "--memory", "1GB"]
-    assert "change it: transformers" in brim(*words).stderr
-    assert "nothing to do" in brim(*words).stdout
+    arguments = ["tokenize", tmp_path / "texts.jsonl", tmp_path / "out", "--tokenizer", folder, "--memory", "1GB"]
+    assert "change it: transformers" in brim(*arguments).stderr
+    assert "nothing to do" in brim(*arguments).stdout
 
 
 @pytest.mark.transformers
-def test_a_folder_that_transformers_cannot_load_is_judged_by_its_files(made: dict[str, Path], tmp_path: Path) -> None:
+def test_a_folder_that_transformers_cannot_load_is_judged_by_its_files(
+    tokenizer_files: dict[str, Path], tmp_path: Path
+) -> None:
     """A class that does not exist: taken if no setting changes ids, refused with the reason if one does."""
     config = {"tokenizer_class": "NoSuchTokenizer", "auto_map": {"AutoTokenizer": ["no.NoSuch", None]}}
-    folder = folder_of(made, tmp_path, "bpe", "tokenizer_config.json", config)
-    assert find_tokenizer(folder).read() == made["bpe"].read_bytes()
-    folder_of(made, tmp_path, "bpe", "tokenizer_config.json", config | {"pad_token": "numbers"})
+    folder = folder_of(tokenizer_files, tmp_path, "bpe", "tokenizer_config.json", config)
+    assert find_tokenizer(folder).read() == tokenizer_files["bpe"].read_bytes()
+    folder_of(tokenizer_files, tmp_path, "bpe", "tokenizer_config.json", config | {"pad_token": "numbers"})
     with pytest.raises(InputError, match="transformers cannot load the folder"):
         find_tokenizer(folder)
 
 
 @pytest.mark.transformers
-def test_a_tokenizer_object_of_transformers_names_its_eos_token(made: dict[str, Path], tmp_path: Path) -> None:
+def test_a_tokenizer_object_of_transformers_names_its_eos_token(
+    tokenizer_files: dict[str, Path], tmp_path: Path
+) -> None:
     from transformers import AutoTokenizer
 
-    folder = folder_of(made, tmp_path, "bpe", "tokenizer_config.json", SAME["names of its own tokens"])
-    found = find_tokenizer(AutoTokenizer.from_pretrained(folder))
-    assert (found.eos, found.eos_from) == ("</s>", "the tokenizer")
+    folder = folder_of(tokenizer_files, tmp_path, "bpe", "tokenizer_config.json", SAME["names of its own tokens"])
+    actual = find_tokenizer(AutoTokenizer.from_pretrained(folder))
+    assert (actual.eos, actual.eos_from) == ("</s>", "the tokenizer")

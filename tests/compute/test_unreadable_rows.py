@@ -60,12 +60,12 @@ def write_source(folder: Path, kind: str) -> tuple[Path, dict[int, int]]:
 
 def read(source: Any, tmp_path: Path, **options: Any) -> tuple[list[dict[str, Any]], list[tuple[int, UnreadableRow]]]:
     """The rows, and those that were left out with their numbers in the source."""
-    opened = open_rows(source, RowOptions(leave_out_unreadable=True, **options))
+    reader = open_rows(source, RowOptions(leave_out_unreadable=True, **options))
     rows: list[dict[str, Any]] = []
     left_out: list[tuple[int, UnreadableRow]] = []
-    for unit in opened.units(1, indices=True, spool=tmp_path / "spool"):
+    for unit in reader.units(1, indices=True, spool=tmp_path / "spool"):
         own: list[UnreadableRow] = []
-        for table in read_unit(opened.reading, unit, 300, own.append):
+        for table in read_unit(reader.reading, unit, 300, own.append):
             rows += table.to_pylist()
         left_out += [((unit.first_row or 0) + row.offset, row) for row in own]
     return rows, left_out
@@ -163,51 +163,61 @@ def shard_rows(out: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_map_quarantines_unreadable_and_failing_rows_in_one_file(work: Path, kind: str) -> None:
     path, lines = write_source(work, kind)
-    words = ["map", path, work / "out", "--fn", "steps.py:length", "--unit-size", "1KB"]
-    assert "--on-error" in command(*words, check=2, cwd=work).stderr
-    done = command(*words, "--on-error", "quarantine", "--fresh", cwd=work)
-    assert f"{len(lines) + 1} rows" in done.stdout + done.stderr
+    arguments = ["map", path, work / "out", "--fn", "steps.py:length", "--unit-size", "1KB"]
+    assert "--on-error" in command(*arguments, check=2, cwd=work).stderr
+    result = command(*arguments, "--on-error", "quarantine", "--fresh", cwd=work)
+    assert f"{len(lines) + 1} rows" in result.stdout + result.stderr
     assert [row["id"] for row in shard_rows(work / "out")] == [n for n in range(ROWS) if n not in lines and n != 50]
-    kept = pq.read_table(work / "out" / "quarantine.parquet").to_pylist()
-    assert [(row["brim_file"], row["brim_line"]) for row in kept if row["brim_file"]] == [
+    remaining = pq.read_table(work / "out" / "quarantine.parquet").to_pylist()
+    assert [(row["brim_file"], row["brim_line"]) for row in remaining if row["brim_file"]] == [
         (path.name, line) for line in lines.values()
     ]
-    (failed,) = [row for row in kept if row["brim_file"] is None]
+    (failed,) = [row for row in remaining if row["brim_file"] is None]
     assert failed["text"] == "t50"
     assert failed["brim_error"] == "ValueError: not this one"
-    plain = command(*words[:2], work / "plain", *words[3:], "--on-error", "skip", cwd=work)
+    plain = command(*arguments[:2], work / "plain", *arguments[3:], "--on-error", "skip", cwd=work)
     assert f"{len(lines) + 1} rows" in plain.stdout + plain.stderr
     assert shard_rows(work / "plain") == shard_rows(work / "out")
     assert not (work / "plain" / "quarantine.parquet").exists()
 
 
-@pytest.mark.parametrize("more", [[], ["--unit-size", "700"], ["--where", "id >= 40"]])
-def test_indices_count_unreadable_rows(work: Path, more: list[str]) -> None:
+@pytest.mark.parametrize("extra", [[], ["--unit-size", "700"], ["--where", "id >= 40"]])
+def test_indices_count_unreadable_rows(work: Path, extra: list[str]) -> None:
     """A row has the number that it has in the source, unless rows were chosen, which are numbered anew."""
-    words = ["map", "a.jsonl", "out", "--fn", "steps.py:index", "--with-indices", "--on-error", "quarantine", *more]
-    command(*words, cwd=work)
-    found = shard_rows(work / "out")
-    good = [n for n in range(ROWS) if n not in BAD_JSON and (not more or "--where" not in more or n >= 40)]
-    assert [row["id"] for row in found] == good
-    assert [row["number"] for row in found] == (list(range(len(good))) if "--where" in more else good)
-    kept = pq.read_table(work / "out" / "quarantine.parquet")
-    assert len(kept) == len(BAD_JSON)
-    if "--where" not in more:
-        assert kept["brim_row"].to_pylist() == list(BAD_JSON)
+    arguments = [
+        "map",
+        "a.jsonl",
+        "out",
+        "--fn",
+        "steps.py:index",
+        "--with-indices",
+        "--on-error",
+        "quarantine",
+        *extra,
+    ]
+    command(*arguments, cwd=work)
+    actual = shard_rows(work / "out")
+    good = [n for n in range(ROWS) if n not in BAD_JSON and (not extra or "--where" not in extra or n >= 40)]
+    assert [row["id"] for row in actual] == good
+    assert [row["number"] for row in actual] == (list(range(len(good))) if "--where" in extra else good)
+    remaining = pq.read_table(work / "out" / "quarantine.parquet")
+    assert len(remaining) == len(BAD_JSON)
+    if "--where" not in extra:
+        assert remaining["brim_row"].to_pylist() == list(BAD_JSON)
 
 
 def test_map_of_batches_reads_on_behind_an_unreadable_row(work: Path) -> None:
-    words = ["map", "a.jsonl", "out", "--fn", "steps.py:batch", "--batched", "--batch-size", "16"]
-    command(*words, "--on-error", "skip", cwd=work)
+    arguments = ["map", "a.jsonl", "out", "--fn", "steps.py:batch", "--batched", "--batch-size", "16"]
+    command(*arguments, "--on-error", "skip", cwd=work)
     assert [row["id"] for row in shard_rows(work / "out")] == [n for n in range(ROWS) if n not in BAD_JSON]
 
 
 def test_tokenize_leaves_out_unreadable_rows(work: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "t1": 1}, unk_token="[UNK]"))
-    made.save(str(work / "t.json"))
-    words = ["tokenize", "a.jsonl", "out", "--tokenizer", "t.json", "--on-error", "quarantine", "--keep", "id"]
-    command(*words, cwd=work)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "t1": 1}, unk_token="[UNK]"))
+    tokenizer.save(str(work / "t.json"))
+    arguments = ["tokenize", "a.jsonl", "out", "--tokenizer", "t.json", "--on-error", "quarantine", "--keep", "id"]
+    command(*arguments, cwd=work)
     assert [row["id"] for row in shard_rows(work / "out")] == [n for n in range(ROWS) if n not in BAD_JSON]
     assert len(pq.read_table(work / "out" / "quarantine.parquet")) == len(BAD_JSON)
 
@@ -222,8 +232,8 @@ def factory():
 
 def test_embed_leaves_out_unreadable_rows(work: Path) -> None:
     (work / "mine.py").write_text(MODEL)
-    words = ["embed", "a.jsonl", "v.npy", "--model", "mine:factory", "--column", "text", "--keep", "id"]
-    command(*words, "--on-error", "quarantine", cwd=work)
+    arguments = ["embed", "a.jsonl", "v.npy", "--model", "mine:factory", "--column", "text", "--keep", "id"]
+    command(*arguments, "--on-error", "quarantine", cwd=work)
     good = [n for n in range(ROWS) if n not in BAD_JSON]
     assert np.load(work / "v.npy")[:, 1].tolist() == good
     assert len(pq.read_table(work / "v.npy.quarantine.parquet")) == len(BAD_JSON)
@@ -232,8 +242,8 @@ def test_embed_leaves_out_unreadable_rows(work: Path) -> None:
 def test_map_in_python_leaves_out_unreadable_rows(work: Path) -> None:
     with pytest.raises(InputError, match="on_error"):
         brim.map(str(work / "a.jsonl"), len_of, cache_dir=work / "cache")
-    found = brim.map(str(work / "a.jsonl"), len_of, cache_dir=work / "cache", on_error="skip")
-    assert found["id"][:] == [n for n in range(ROWS) if n not in BAD_JSON]
+    actual = brim.map(str(work / "a.jsonl"), len_of, cache_dir=work / "cache", on_error="skip")
+    assert actual["id"][:] == [n for n in range(ROWS) if n not in BAD_JSON]
 
 
 def len_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -255,8 +265,8 @@ def test_files_that_are_broken_as_a_whole_stay_an_error(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     (tmp_path / "steps.py").write_text(STEPS)
-    done = command("map", name, "out", "--fn", "steps.py:length", "--on-error", "skip", check=2, cwd=tmp_path)
-    assert message in done.stderr
+    result = command("map", name, "out", "--fn", "steps.py:length", "--on-error", "skip", check=2, cwd=tmp_path)
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
@@ -271,28 +281,28 @@ def test_an_empty_file_among_others_is_left_out_with_a_note(tmp_path: Path, kind
         else:
             path.write_text('{"x": 1}\n{"x": 2}\n' if kind == "jsonl" else "x\n1\n2\n")
     (tmp_path / "in" / f"b.{kind}").touch()
-    done = command("map", pattern, "out", "--fn", "steps.py:f", cwd=tmp_path)
-    assert f"b.{kind}" in done.stderr
+    result = command("map", pattern, "out", "--fn", "steps.py:f", cwd=tmp_path)
+    assert f"b.{kind}" in result.stderr
     assert [row["x"] for row in shard_rows(tmp_path / "out")] == [1, 2, 1, 2]
     assert "is empty" in command("map", f"in/b.{kind}", "o2", "--fn", "steps.py:f", check=2, cwd=tmp_path).stderr
 
 
 def test_the_ledger_counts_unreadable_rows_of_units_that_are_kept(work: Path) -> None:
     """The same command again does nothing and reports the same rows."""
-    words = ["map", "a.jsonl", "out", "--fn", "steps.py:batch", "--batched", "--on-error", "skip", "--json"]
-    first = json.loads(command(*words, cwd=work).stdout.splitlines()[-1])
+    arguments = ["map", "a.jsonl", "out", "--fn", "steps.py:batch", "--batched", "--on-error", "skip", "--json"]
+    first = json.loads(command(*arguments, cwd=work).stdout.splitlines()[-1])
     assert first["bad_rows"] == len(BAD_JSON)
-    assert json.loads(command(*words, cwd=work).stdout.splitlines()[-1])["rows"] == ROWS - len(BAD_JSON)
+    assert json.loads(command(*arguments, cwd=work).stdout.splitlines()[-1])["rows"] == ROWS - len(BAD_JSON)
 
 
 def test_messages_and_quarantine_number_rows_alike(tmp_path: Path) -> None:
     """Rows count from 0 in the error, the error's attributes and quarantine.parquet; lines from 1."""
     (tmp_path / "steps.py").write_text("def f(row):\n    return {'y': 1 / (row['x'] - 7)}\n")
     pq.write_table(pa.table({"x": list(range(10))}), tmp_path / "a.parquet")
-    words = ["map", "a.parquet", "out", "--fn", "steps.py:f"]
-    assert "a.parquet, row 7 " in command(*words, check=2, cwd=tmp_path).stderr
-    command(*words, "--on-error", "quarantine", "--fresh", cwd=tmp_path)
-    kept = pq.read_table(tmp_path / "out" / "quarantine.parquet").to_pylist()
-    assert [(row["x"], row["brim_row"], row["brim_offset"]) for row in kept] == [(7, 7, 7)]
+    arguments = ["map", "a.parquet", "out", "--fn", "steps.py:f"]
+    assert "a.parquet, row 7 " in command(*arguments, check=2, cwd=tmp_path).stderr
+    command(*arguments, "--on-error", "quarantine", "--fresh", cwd=tmp_path)
+    remaining = pq.read_table(tmp_path / "out" / "quarantine.parquet").to_pylist()
+    assert [(row["x"], row["brim_row"], row["brim_offset"]) for row in remaining] == [(7, 7, 7)]
     with pytest.raises(InputError, match=r"row 2: this is a list"):
         brim.map(lambda: iter([{"x": 1}, {"x": 2}, [3]]), len, cache_dir=tmp_path / "cache")

@@ -21,13 +21,13 @@ import pytest
 
 from tests.clusters import TestCluster, cluster_of
 from tests.conftest import random_bytes, write_files
+from tests.destinations import BucketDestination, Destination, FolderDestination, HubBucketDestination, HubDestination
 from tests.forked import Process, brim, start
 from tests.generators.small_jobs import MODEL, STEPS, TOKENIZER
 from tests.guarantees.injection import Fault, Shim
 from tests.hub import TestHub
 from tests.hub.server import TOKENS
 from tests.matrix import CELLS, PAGE, PLACES, Cell, block, table
-from tests.places import BucketPlace, FolderPlace, HubBucketPlace, HubPlace, Place
 from tests.s3 import S3Server
 from tests.small_disk import fill, small_disk
 
@@ -57,7 +57,7 @@ class Trial:
 
     cell: Cell
     work: Path
-    place: Place
+    destination: Destination
     address: str
     disk: Path
     shim: Shim
@@ -65,26 +65,26 @@ class Trial:
 
     @property
     def words(self) -> list[str]:
-        verb, source, *more = _commands()[self.cell.verb]
+        verb, source, *extra = _commands()[self.cell.verb]
         workers = [] if self.cell.engine == "ray" else ["--workers", "1"]
-        return [verb, source, self.address, *more, *workers, *self.options, "--json"]
+        return [verb, source, self.address, *extra, *workers, *self.options, "--json"]
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**self.place.environment, "XDG_STATE_HOME": str(self.disk / "state")}
+        return {**self.destination.environment, "XDG_STATE_HOME": str(self.disk / "state")}
 
     def finish(self) -> dict[str, Any]:
         """The command without anything that happens to it; what it says at last."""
-        done = brim(*self.words, env=self.environment, cwd=self.work)
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        result = brim(*self.words, env=self.environment, cwd=self.work)
+        return dict(json.loads(result.stdout.splitlines()[-1]))
 
     def caught(self) -> Process:
         """The command, which is held while it notes a receipt."""
         variables = self.shim.variables(Fault("fsync", RECEIPT, "hold", "*/ledger.jsonl"), [self.disk])
-        with open(self.shim.library.with_name("said"), "wb") as said:
+        with open(self.shim.library.with_name("said"), "wb") as message:
             process = start(
                 *self.words, env=self.environment | variables, cwd=self.work, preload=str(self.shim.library),
-                outputs=(said.fileno(), said.fileno()),
+                outputs=(message.fileno(), message.fileno()),
             )  # fmt: skip
         until = time.monotonic() + 120
         while not self.shim.fired:
@@ -107,7 +107,7 @@ class Trial:
 
     def data(self) -> dict[str, bytes]:
         """What was made: shards by their names, or a file and what lies beside it."""
-        content = self.place.content()
+        content = self.destination.content()
         if self.cell.place in PLACES:
             return {name: data for name, data in content.items() if name.startswith("data/")}
         return {name: data for name, data in content.items() if not Path(name).parts[0].endswith(".brim")}
@@ -161,8 +161,8 @@ def cluster(s3: S3Server, hub: TestHub) -> Iterator[TestCluster]:
 
 @pytest.fixture
 def cell(request: pytest.FixtureRequest) -> Cell:
-    found: Cell = request.param
-    return found
+    actual: Cell = request.param
+    return actual
 
 
 @pytest.fixture
@@ -181,21 +181,23 @@ def disk(cell: Cell, tmp_path: Path) -> Iterator[Path]:
 def trial(request: pytest.FixtureRequest, cell: Cell, work: Path, shim: Shim, disk: Path, tmp_path: Path) -> Trial:
     options = request.getfixturevalue("cluster").options if cell.engine == "ray" else ()
     kind, _, suffix = cell.place.partition(".")
-    place: Place
+    destination: Destination
     if kind == "hub":
-        place = HubPlace(
+        destination = HubDestination(
             request.getfixturevalue("hub"), tmp_path / "machine", f"hf://datasets/ada/{tmp_path.name[:80]}"
         )
     elif kind == "hubbucket":
-        place = HubBucketPlace(request.getfixturevalue("hub"), tmp_path / "machine", tmp_path.name[:80], "eve/things")
+        destination = HubBucketDestination(
+            request.getfixturevalue("hub"), tmp_path / "machine", tmp_path.name[:80], "eve/things"
+        )
     elif kind == "bucket":
         s3: S3Server = request.getfixturevalue("s3")
-        place = BucketPlace(s3, tmp_path / "machine", request.getfixturevalue("s3_prefix").rstrip("/"))
+        destination = BucketDestination(s3, tmp_path / "machine", request.getfixturevalue("s3_prefix").rstrip("/"))
     else:
-        place = FolderPlace(disk / "out")
+        destination = FolderDestination(disk / "out")
         (disk / "out").mkdir()
-    address = f"{place.address}/v.{suffix}" if suffix else place.address
-    return Trial(cell, work, place, address, disk, shim, options)
+    address = f"{destination.address}/v.{suffix}" if suffix else destination.address
+    return Trial(cell, work, destination, address, disk, shim, options)
 
 
 def _cells(event: str) -> list[object]:
@@ -213,25 +215,25 @@ class TestEveryCell:
         key = (trial.cell.verb, suffix)
         if key not in expected:
             local = Cell(trial.cell.verb, f"file.{suffix}" if suffix else "folder", "local", "undisturbed")
-            place = FolderPlace(tmp_path / "expected")
-            place.folder.mkdir()
-            address = f"{place.address}/v.{suffix}" if suffix else place.address
-            plain = Trial(local, work, place, address, tmp_path / "expected-state", trial.shim)
+            destination = FolderDestination(tmp_path / "expected")
+            destination.folder.mkdir()
+            address = f"{destination.address}/v.{suffix}" if suffix else destination.address
+            plain = Trial(local, work, destination, address, tmp_path / "expected-state", trial.shim)
             plain.finish()
             expected[key] = plain.data()
         assert trial.data() == expected[key]
-        left = [path for path in trial.disk.rglob("*") if path.suffix == ".tmp" or path.name in ("units", "made")]
-        assert not left, "leftovers"
+        remaining = [path for path in trial.disk.rglob("*") if path.suffix == ".tmp" or path.name in ("units", "made")]
+        assert not remaining, "leftovers"
 
     @pytest.mark.parametrize("cell", _cells("undisturbed"), indirect=True)
     def test_undisturbed(self, trial: Trial) -> None:
         """It ends; the same command again does nothing, and changes nothing."""
         trial.finish()
-        before = trial.place.content()
-        again = trial.finish()
-        assert again.get("written", 0) == 0
-        assert again.get("computed", 0) == 0
-        assert trial.place.content() == before
+        before = trial.destination.content()
+        repeated = trial.finish()
+        assert repeated.get("written", 0) == 0
+        assert repeated.get("computed", 0) == 0
+        assert trial.destination.content() == before
         if trial.cell.place in PLACES:
             source = [trial.work / "files"] if trial.cell.verb == "build" else []
             brim("verify", trial.address, *source, "--deep", "--quiet", env=trial.environment, cwd=trial.work)
@@ -244,8 +246,8 @@ class TestEveryCell:
             process.kill()
             process.wait()
             trial.shim.release()  # workers that were started by it
-        done = trial.finish()
-        assert done["kept"] > 0 if trial.cell.verb == "build" else done["computed"] < done["units"], done
+        result = trial.finish()
+        assert result["kept"] > 0 if trial.cell.verb == "build" else result["computed"] < result["units"], result
 
     @pytest.mark.parametrize("cell", _cells("stopped"), indirect=True)
     def test_stopped(self, trial: Trial) -> None:

@@ -36,17 +36,17 @@ from brim.storage.storage import FileInfo, Storage, open_storage
 from brim.storage.storage_error import StorageError
 from brim.storage.upload_content import SilentWatcher
 from tests.conftest import random_bytes
+from tests.destinations import HubBucketDestination
 from tests.hub import TestHub
 from tests.hub.buckets import Bucket
 from tests.hub.store import Entry
-from tests.places import HubBucketPlace
 from tests.s3 import FaultProxy, S3Server
 from tests.stores.servers import google
 
 LATE_S = 8.0  # a busy machine gets more; a request that is not dropped takes a minute
 LARGE = 120_000_000
 GROWTH = 90_000_000  # less than the file; the test servers run in this process too
-MANY = 2_500  # files: three pages of a listing
+FILE_COUNT = 2_500  # files: three pages of a listing
 ODD_NAMES = ["plain.bin", "with blank.bin", "über/ü.bin", "100%25.bin", "a#b?c=d&e.bin", "deep/er/file.bin"]
 
 
@@ -117,8 +117,8 @@ class FileServer(http.server.BaseHTTPRequestHandler):
             self._answer(404, b"")
             return
         data, etag = self.files[name], f'"{self.versions[name]}"'
-        if self.has_ranges and (asked := self.headers.get("Range")):
-            first, _, last = asked.removeprefix("bytes=").partition("-")
+        if self.has_ranges and (requested := self.headers.get("Range")):
+            first, _, last = requested.removeprefix("bytes=").partition("-")
             part = memoryview(data)[int(first) : int(last) + 1]
             self._answer(206, part, etag, f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}")
         else:
@@ -267,9 +267,9 @@ def hub_backend(request: pytest.FixtureRequest, kind: str) -> Iterator[Backend]:
     with TestHub(folder / "hub", xet=True) as hub, FaultProxy(hub.endpoint) as proxy:
         use(proxy.endpoint)
         if kind == "bucket":
-            place = HubBucketPlace(hub, folder / "machine")
-            hub.buckets[place.bucket] = Bucket(place.bucket)
-            backend: Backend = HubBucketBackend(place.address, place.plant, use)
+            destination = HubBucketDestination(hub, folder / "machine")
+            hub.buckets[destination.bucket] = Bucket(destination.bucket)
+            backend: Backend = HubBucketBackend(destination.address, destination.plant, use)
         else:
             repo = hub.create("ada/data")
 
@@ -335,9 +335,9 @@ def anonymous_bytes() -> int:
 
 
 def only(backend: Backend, **traits: bool) -> None:
-    for trait, wanted in traits.items():
-        if getattr(backend, trait) is not wanted:
-            pytest.skip(f"{trait} is {not wanted} here")
+    for trait, expected in traits.items():
+        if getattr(backend, trait) is not expected:
+            pytest.skip(f"{trait} is {not expected} here")
 
 
 def grown_by(work: Callable[[], object]) -> int:
@@ -356,8 +356,8 @@ class TestReading:
         only(backend, can_list=True)
         for number, name in enumerate(backend.odd_names):
             backend.plant(name, bytes(number + 1))
-        found = dict(backend.storage().list())
-        assert {name: info.st_size for name, info in found.items()} == {
+        actual = dict(backend.storage().list())
+        assert {name: info.st_size for name, info in actual.items()} == {
             name: number + 1 for number, name in enumerate(backend.odd_names)
         }
 
@@ -372,7 +372,7 @@ class TestReading:
         only(backend, can_list=True)
         if isinstance(backend, HubBucketBackend):
             pytest.skip("each file there is planted by a process; the pages are those of a repository")
-        names = [f"many/{number:05}" for number in range(MANY)]
+        names = [f"many/{number:05}" for number in range(FILE_COUNT)]
         backend.plant_many(names)
         assert sorted(dict(backend.storage().list())) == names
 
@@ -393,21 +393,21 @@ class TestReading:
             assert read(storage, name, 1000, 250_001, version) == data[1000:250_001]
             assert read(storage, name, 0, len(data), version) == data
 
-    @pytest.mark.parametrize("taken", [0, 1, 3])
-    def test_every_range_is_of_the_listed_version(self, backend: Backend, taken: int) -> None:
+    @pytest.mark.parametrize("subset", [0, 1, 3])
+    def test_every_range_is_of_the_listed_version(self, backend: Backend, subset: int) -> None:
         """A file is replaced before, between and after the first requests, also where a server ignores conditions."""
         old, new = random_bytes(24_000_000, 1), random_bytes(24_000_000, 2)
         backend.plant("plain.bin", old)
         storage = backend.storage()
         ranges = stream(storage, "plain.bin", 0, len(old), info_of(storage, "plain.bin").etag)
-        received = b"".join(bytes(next(ranges)[1]) for _ in range(taken))
+        received_bytes = b"".join(bytes(next(ranges)[1]) for _ in range(subset))
         time.sleep(0.02)  # local files: another modification time
         backend.plant("plain.bin", new)
         try:
-            received += b"".join(view for _, view in ranges)
+            received_bytes += b"".join(view for _, view in ranges)
         except FileReplacedError:
             return
-        assert received == old  # a commit keeps its bytes, and so does a copy
+        assert received_bytes == old  # a commit keeps its bytes, and so does a copy
 
     def test_missing_file_is_none_or_replaced(self, backend: Backend) -> None:
         storage = backend.storage()
@@ -421,7 +421,7 @@ class TestReading:
     def test_memory_stays_bounded_while_files_are_read(self, backend: Backend, files: int) -> None:
         if isinstance(backend, RepositoryBackend) and files == 4:
             pytest.skip("one request at a time reaches the storage of a repository")
-        data, storage, seen = random_bytes(LARGE, 1), backend.storage(), [0] * files
+        data, storage, observed = random_bytes(LARGE, 1), backend.storage(), [0] * files
         backend.plant("plain.bin", data)
         del data
         version = info_of(storage, "plain.bin").etag
@@ -429,14 +429,14 @@ class TestReading:
 
         def read_all(number: int) -> None:
             for _, view in stream(storage, "plain.bin", 0, LARGE, version):
-                seen[number] += len(view)
+                observed[number] += len(view)
 
         def read_files() -> None:
             with ThreadPoolExecutor(files) as pool:
                 list(pool.map(read_all, range(files)))
 
         assert grown_by(read_files) < GROWTH * files
-        assert seen == [LARGE] * files
+        assert observed == [LARGE] * files
 
 
 class TestFaults:
@@ -510,19 +510,19 @@ class TestFaults:
     def test_stop_ends_a_silent_request(self, backend: Backend, silent: str, operation: str, tmp_path: Path) -> None:
         assert_stopped(backend, silent, operation, "request", tmp_path / "stop")
 
-    @pytest.mark.parametrize("way", ["signal", "file"])
+    @pytest.mark.parametrize("mode", ["signal", "file"])
     @pytest.mark.parametrize("operation", ["fetch", "put"])
     def test_every_way_to_stop_ends_a_silent_request(
-        self, backend: Backend, silent: str, operation: str, way: str, tmp_path: Path
+        self, backend: Backend, silent: str, operation: str, mode: str, tmp_path: Path
     ) -> None:
-        assert_stopped(backend, silent, operation, way, tmp_path / "stop")
+        assert_stopped(backend, silent, operation, mode, tmp_path / "stop")
 
 
 def is_object_store(backend: Backend) -> bool:
     return backend.address.startswith(("s3", "gs"))
 
 
-def assert_stopped(backend: Backend, silent: str, operation: str, way: str, file: Path) -> None:
+def assert_stopped(backend: Backend, silent: str, operation: str, method: str, file: Path) -> None:
     only(backend, is_remote=True)
     if operation == "list" and not backend.can_list:
         pytest.skip("nothing is listed here")
@@ -540,13 +540,13 @@ def assert_stopped(backend: Backend, silent: str, operation: str, way: str, file
         "delete": lambda: storage.delete(["plain.bin"]),
     }
     interrupted: AbstractContextManager[object] = pytest.raises(KeyboardInterrupt)
-    with interrupted if way == "signal" else nullcontext(), stoppable(file) as stop:
-        ways: dict[str, Callable[[], None]] = {
+    with interrupted if method == "signal" else nullcontext(), stoppable(file) as stop:
+        methods: dict[str, Callable[[], None]] = {
             "request": stop.request,
             "file": file.touch,
             "signal": lambda: os.kill(os.getpid(), signal.SIGINT),
         }
-        threading.Timer(0.5, ways[way]).start()
+        threading.Timer(0.5, methods[method]).start()
         began = time.monotonic()
         with interrupted_by(stop.check), pytest.raises(StoppedError):
             calls[operation]()
@@ -560,8 +560,8 @@ class TestWriting:
         for name in backend.odd_names:
             assert storage.put_bytes(name, data).st_size == len(data)
         assert {name: info.st_size for name, info in storage.list()} == dict.fromkeys(backend.odd_names, len(data))
-        moved = storage.move("plain.bin", "moved.bin")
-        assert moved.etag == info_of(storage, "moved.bin").etag
+        moved_path = storage.move("plain.bin", "moved.bin")
+        assert moved_path.etag == info_of(storage, "moved.bin").etag
         storage.delete([*backend.odd_names, "missing.bin"])
         assert [name for name, _ in storage.list()] == ["moved.bin"]
         assert storage.read("moved.bin") == data
@@ -718,15 +718,15 @@ class TestSecrets:
 
     def test_token_stays_with_its_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A redirect to another host takes neither token nor cookie along."""
-        far = handler(FileServer, files={"plain.bin": b"0123456789"}, versions={"plain.bin": 1})
-        near = handler(Redirecting)
-        with servers(("127.0.0.2", far), ("127.0.0.1", near)) as (target, endpoint):
-            near.target = target
+        remote = handler(FileServer, files={"plain.bin": b"0123456789"}, versions={"plain.bin": 1})
+        local = handler(Redirecting)
+        with servers(("127.0.0.2", remote), ("127.0.0.1", local)) as (target, endpoint):
+            local.target = target
             monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
             assert read(open_storage(location_of(endpoint)), "plain.bin", 2, 5, '"1"') == b"234"
-        assert any(headers.get("authorization") == "Bearer hf_secret" for headers in near.headers_seen)
-        assert far.headers_seen
-        assert not any({"authorization", "cookie"} & {n.lower() for n in headers} for headers in far.headers_seen)
+        assert any(headers.get("authorization") == "Bearer hf_secret" for headers in local.headers_seen)
+        assert remote.headers_seen
+        assert not any({"authorization", "cookie"} & {n.lower() for n in headers} for headers in remote.headers_seen)
 
     def test_given_token_is_for_the_hub_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         far = handler(FileServer, files={"plain.bin": b"0123456789"}, versions={"plain.bin": 1})
@@ -835,8 +835,8 @@ def test_every_error_of_obstore_is_translated() -> None:
         if name.endswith("Error"):
             error = translate(getattr(exceptions, name)("something"))
             assert error is not None
-            again = pickle.loads(pickle.dumps(error))
-            assert (str(again), again.kind, again.is_transient) == (str(error), error.kind, error.is_transient)
+            reread = pickle.loads(pickle.dumps(error))
+            assert (str(reread), reread.kind, reread.is_transient) == (str(error), error.kind, error.is_transient)
             kinds[name] = error.kind
     assert kinds.pop("GenericError") == "transient"
     assert kinds.pop("NotFoundError") == "missing"
@@ -852,7 +852,7 @@ def test_every_error_of_httpx_is_translated() -> None:
     """All are about the connection, which may be better later, but for an address that is none."""
     errors = importlib.import_module("huggingface_hub.errors")
     http_client = importlib.import_module(errors.HfHubHTTPError.__bases__[0].__module__.partition(".")[0])
-    classes = [one for one in vars(http_client).values() if isinstance(one, type) and issubclass(one, Exception)]
+    classes = [item for item in vars(http_client).values() if isinstance(item, type) and issubclass(item, Exception)]
     assert len(classes) > 15
     for kind in classes:
         error = kind.__new__(kind)

@@ -25,10 +25,10 @@ MB, MIB = 10**6, 1 << 20
 )
 def test_the_line_lies_a_margin_below_the_limit(limit: int, margin: int) -> None:
     """32 MiB of a small limit, 3 % of a large one: what a worker may take between two looks."""
-    room = MemoryBudget(limit, 0, 0)
-    assert room == MemoryBudget(limit, 0, 0, caller_bytes=0)
-    assert room.kill_bytes == limit - margin
-    assert room.pause_bytes == round(0.85 * (limit - margin))
+    budget = MemoryBudget(limit, 0, 0)
+    assert budget == MemoryBudget(limit, 0, 0, caller_bytes=0)
+    assert budget.kill_bytes == limit - margin
+    assert budget.pause_bytes == round(0.85 * (limit - margin))
 
 
 def test_the_margin_is_the_larger_of_the_two() -> None:
@@ -49,22 +49,22 @@ def test_the_margin_is_the_larger_of_the_two() -> None:
     ],
 )
 def test_the_smallest_limit(parent: int, worker: int, smallest: int) -> None:
-    room = MemoryBudget(10**9, parent, worker)
-    assert room.smallest_limit_bytes == smallest
-    enough = MemoryBudget(smallest, parent, worker)
-    assert enough.kill_bytes >= parent + worker + 24 * MIB
+    budget = MemoryBudget(10**9, parent, worker)
+    assert budget.smallest_limit_bytes == smallest
+    sufficient = MemoryBudget(smallest, parent, worker)
+    assert sufficient.kill_bytes >= parent + worker + 24 * MIB
     assert MemoryBudget(smallest - 10 * MB, parent, worker).kill_bytes < parent + worker + 24 * MIB
 
 
 @pytest.mark.parametrize(
-    ("work", "most", "workers"),
+    ("work", "maximum", "workers"),
     [(100 * MB, 9, 3), (100 * MB, 2, 2), (100 * MB + 1, 9, 2), (900 * MB, 9, 1), (0, 9, 4), (0, 3, 3)],
 )
-def test_as_many_as_fit(work: int, most: int, workers: int) -> None:
+def test_as_many_as_fit(work: int, maximum: int, workers: int) -> None:
     """Each takes what it holds at rest and for its work, 48 MiB before any was seen; one always tries."""
-    room = MemoryBudget(500 * MB + 32 * MIB, 50 * MB, 50 * MB)
-    assert room.kill_bytes - room.parent_bytes == 450 * MB
-    assert room.worker_count(work, most) == workers
+    budget = MemoryBudget(500 * MB + 32 * MIB, 50 * MB, 50 * MB)
+    assert budget.kill_bytes - budget.parent_bytes == 450 * MB
+    assert budget.worker_count(work, maximum) == workers
 
 
 def test_the_first_batches_are_given_48_mib() -> None:
@@ -76,13 +76,13 @@ def test_the_first_batches_are_given_48_mib() -> None:
 
 def test_shares_are_equal() -> None:
     """Of what the parent leaves; nobody is one."""
-    room = MemoryBudget(500 * MB + 32 * MIB, 50 * MB, 50 * MB)
-    assert [room.bytes_per_worker(count) for count in (0, 1, 2, 4)] == [450 * MB, 450 * MB, 225 * MB, 112_500_000]
+    budget = MemoryBudget(500 * MB + 32 * MIB, 50 * MB, 50 * MB)
+    assert [budget.bytes_per_worker(count) for count in (0, 1, 2, 4)] == [450 * MB, 450 * MB, 225 * MB, 112_500_000]
 
 
 def test_the_gate_is_a_byte_that_is_one_while_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written only when it changes, and gone in the end."""
-    gate = PauseFlag(tmp_path / "gate")
+    pause_flag = PauseFlag(tmp_path / "gate")
     writes: list[bytes] = []
     plain = memory_limiter.write_all
 
@@ -92,20 +92,20 @@ def test_the_gate_is_a_byte_that_is_one_while_memory_is_short(tmp_path: Path, mo
 
     monkeypatch.setattr(memory_limiter, "write_all", write)
     for short in (False, True, True, False, False, True):
-        gate.set(short)
-        assert gate.path.read_bytes() == (b"\1" if short else b"\0")
+        pause_flag.set(short)
+        assert pause_flag.path.read_bytes() == (b"\1" if short else b"\0")
     assert writes == [b"\1", b"\0", b"\1"]
     before = len(os.listdir("/proc/self/fd"))
-    gate.remove()
+    pause_flag.remove()
     assert len(os.listdir("/proc/self/fd")) == before - 1
-    assert not gate.path.exists()
+    assert not pause_flag.path.exists()
 
 
 def test_a_gate_that_is_gone_already_is_removed(tmp_path: Path) -> None:
-    gate = PauseFlag(tmp_path / "gate")
-    assert gate.path.read_bytes() == b"\0"
-    gate.path.unlink()
-    gate.remove()
+    pause_flag = PauseFlag(tmp_path / "gate")
+    assert pause_flag.path.read_bytes() == b"\0"
+    pause_flag.path.unlink()
+    pause_flag.remove()
 
 
 @dataclass
@@ -142,10 +142,10 @@ class Machine:
 
     def _tree(self, roots: list[int]) -> list[int]:
         self.walks += 1
-        found = list(roots)
-        for pid in found:
-            found += self.below.get(pid, [])
-        return found
+        actual = list(roots)
+        for pid in actual:
+            actual += self.below.get(pid, [])
+        return actual
 
     def line(self, workers: list[Worker], limit: int = 500 * MB, beside: int = 0) -> MemoryLimiter:
         self.below.setdefault(self.here, [worker.pid for worker in workers])
@@ -166,9 +166,9 @@ def test_the_largest_is_ended(machine: Machine) -> None:
         line._kill_largest()
         assert [worker.killed for worker in workers] == killed
     assert [worker.killed_at_bytes for worker in workers] == [30, 90, 60]
-    gone = [Worker(4, 0)]
-    machine.line(gone)._kill_largest()
-    assert (gone[0].killed, gone[0].killed_at_bytes) == (1, 1)
+    removed = [Worker(4, 0)]
+    machine.line(removed)._kill_largest()
+    assert (removed[0].killed, removed[0].killed_at_bytes) == (1, 1)
 
 
 def test_of_two_that_hold_the_same_one_is_ended(machine: Machine) -> None:
@@ -235,8 +235,8 @@ def test_the_tree_is_walked_now_and_then(machine: Machine, monkeypatch: pytest.M
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     line = machine.line([Worker(1)])
     # A clock may begin at zero; the last one is just when it is time again.
-    for at, walks in ((0.0, 1), (0.04, 1), (0.051, 2), (0.1, 2), (0.102, 3), (0.102 + 0.05, 4)):
-        now[0] = at
+    for position, walks in ((0.0, 1), (0.04, 1), (0.051, 2), (0.1, 2), (0.102, 3), (0.102 + 0.05, 4)):
+        now[0] = position
         line._measure()
         assert machine.walks == walks
 
@@ -247,15 +247,15 @@ def test_processes_of_a_function_are_counted_by_pages(machine: Machine) -> None:
     line = machine.line(workers)
     machine.below[1] = [11, 12]
     machine.held |= {1: 20 * MB, 2: 30 * MB, 11: 5 * MB, 12: 6 * MB}
-    asked: list[Any] = []
+    requested: list[Any] = []
 
     def read(*line_bytes: int) -> Any:
-        asked.append(line_bytes)
+        requested.append(line_bytes)
         return SimpleNamespace(usage=SimpleNamespace(total_bytes=44 * MB))
 
     line._meter = SimpleNamespace(read=read)  # type: ignore[assignment]
     assert line._measure() == 54 * MB
-    assert asked == [(line.budget.pause_bytes - 10 * MB,)]
+    assert requested == [(line.budget.pause_bytes - 10 * MB,)]
     assert [worker.children for worker in workers] == [(11, 12), ()]
     assert [worker.peak_bytes for worker in workers] == [31 * MB, 30 * MB]
 
@@ -304,14 +304,14 @@ def test_it_looks_five_times_a_second_at_least(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, pause: float, waited: float
 ) -> None:
     """More often as the pace says, which is told how much there is, how far it may go, and what looking took."""
-    asked: list[Any] = []
+    requested: list[Any] = []
 
     class Paced:
         def __init__(self, shortest_s: float) -> None:
             assert shortest_s == 0.004
 
-        def pause_s(self, *told: float) -> float:
-            asked.append(told)
+        def pause_s(self, *report: float) -> float:
+            requested.append(report)
             return pause
 
     spent = iter([50.0, 50.25] * 3)
@@ -322,25 +322,26 @@ def test_it_looks_five_times_a_second_at_least(
     line.pause_flag = PauseFlag(machine.flag)
     line._watch()
     assert line._closed.waits == [waited] * 3  # type: ignore[attr-defined]
-    assert [told[1:] for told in asked] == [(10 * MB, line.budget.kill_bytes, 0.25)] * 3
+    assert [message[1:] for message in requested] == [(10 * MB, line.budget.kill_bytes, 0.25)] * 3
 
 
 def test_crossing_the_hard_line_again_counts_again(machine: Machine) -> None:
     """However little it was below it meanwhile."""
     line = machine.line([])
     hard = line.budget.kill_bytes
-    told = [
-        bool(line._guard.observe(at, used)) for at, used in ((0, hard - 1), (1, hard), (1.01, hard - 1), (1.02, hard))
+    messages = [
+        bool(line._guard.observe(position, used))
+        for position, used in ((0, hard - 1), (1, hard), (1.01, hard - 1), (1.02, hard))
     ]
-    assert told == [False, True, False, True]
-    assert [bool(line._guard.observe(at, hard)) for at in (1.1, 1.25, 1.3)] == [False, True, False]
+    assert messages == [False, True, False, True]
+    assert [bool(line._guard.observe(offset, hard)) for offset in (1.1, 1.25, 1.3)] == [False, True, False]
     assert (line._thread.name, line._thread.daemon) == ("memory limiter", True)
 
 
 def test_nobody_is_ended_for_what_is_only_predicted(machine: Machine) -> None:
     """A climb of two minutes to the limit: nothing is told below the hard line, and nothing else above it."""
     line = machine.line([], limit=2_000 * MB)
-    alarms = [alarm for at in range(1333) for alarm in line._guard.observe(at / 10, 15 * MB * at // 10)]
+    alarms = [alarm for index in range(1333) for alarm in line._guard.observe(index / 10, 15 * MB * index // 10)]
     assert {(alarm.kind, alarm.used_bytes >= line.budget.kill_bytes) for alarm in alarms} == {("hard", True)}
     assert len(alarms) > 5
 
@@ -378,12 +379,12 @@ def test_above_the_hard_line_a_worker_is_ended_and_then_another(machine: Machine
     workers = [Worker(1, 300), Worker(2, 400)]
     machine.held |= {1: 300 * MB, 2: 400 * MB}
     with machine.line(workers) as line:
-        begun = time.monotonic()
+        started_at = time.monotonic()
         until(lambda: workers[1].killed)
         first = time.monotonic()
         until(lambda: workers[0].killed)
         assert time.monotonic() - first > 0.1
-        assert first - begun < 10
+        assert first - started_at < 10
     assert line.peak_bytes == 710 * MB
     assert [worker.killed_at_bytes for worker in workers] == [300, 400]
 
@@ -391,23 +392,23 @@ def test_above_the_hard_line_a_worker_is_ended_and_then_another(machine: Machine
 @pytest.mark.parametrize("parent", [0, 60 * MB, 2_000 * MB, 100_000 * MB])
 def test_what_the_caller_holds_takes_no_room(parent: int) -> None:
     """A program of any size gives a job the same room: at rest memory is not short, and the margins are the job's."""
-    room = MemoryBudget(parent + 600 * MB, parent, 40 * MB, parent // 2)
-    assert room.kill_bytes - parent == 600 * MB - 32 * MIB
-    assert room.pause_bytes - parent == round(0.85 * (600 * MB - 32 * MIB))
-    assert room.smallest_limit_bytes == parent + 100 * MB
-    assert room.worker_count(0, 9) == 6
+    budget = MemoryBudget(parent + 600 * MB, parent, 40 * MB, parent // 2)
+    assert budget.kill_bytes - parent == 600 * MB - 32 * MIB
+    assert budget.pause_bytes - parent == round(0.85 * (600 * MB - 32 * MIB))
+    assert budget.smallest_limit_bytes == parent + 100 * MB
+    assert budget.worker_count(0, 9) == 6
 
 
-def limiter_of(workers: list[Worker], tmp_path: Path, limit: int = 1_000 * MB, most: int = 8) -> MemoryLimiter:
-    return MemoryLimiter(MemoryBudget(limit, 50 * MB, 50 * MIB), most, lambda: workers, tmp_path / "pause")  # type: ignore[arg-type, return-value]
+def limiter_of(workers: list[Worker], tmp_path: Path, limit: int = 1_000 * MB, maximum: int = 8) -> MemoryLimiter:
+    return MemoryLimiter(MemoryBudget(limit, 50 * MB, 50 * MIB), maximum, lambda: workers, tmp_path / "pause")  # type: ignore[arg-type, return-value]
 
 
 def test_target_workers_before_any_is_ready_counts_large_imports(tmp_path: Path) -> None:
     """As many as fit with imports of 80 MiB and first batches of 48 MiB, whatever else the budget says."""
     limiter = limiter_of([], tmp_path)
-    room = limiter.budget.kill_bytes - limiter.budget.parent_bytes
-    assert limiter.target_workers() == room // (128 * MIB)
-    assert limiter_of([], tmp_path, most=2).target_workers() == 2
+    space = limiter.budget.kill_bytes - limiter.budget.parent_bytes
+    assert limiter.target_workers() == space // (128 * MIB)
+    assert limiter_of([], tmp_path, maximum=2).target_workers() == 2
 
 
 def test_target_workers_follows_the_third_quartile_of_units(tmp_path: Path) -> None:
@@ -456,8 +457,8 @@ def test_a_worker_that_keeps_memory_is_replaced(tmp_path: Path) -> None:
     quarter = limiter.budget.bytes_per_worker(1) // 4
     assert not limiter.should_replace(worker, 50 * MB + quarter)
     assert limiter.should_replace(worker, 50 * MB + quarter + 1)
-    many: Any = [Worker(n) for n in range(20)]
-    limiter = limiter_of(many, tmp_path)
+    items: Any = [Worker(n) for n in range(20)]
+    limiter = limiter_of(items, tmp_path)
     assert not limiter.should_replace(worker, 50 * MB + 64 * MIB)
     assert limiter.should_replace(worker, 50 * MB + 64 * MIB + 1)
 

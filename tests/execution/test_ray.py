@@ -19,9 +19,9 @@ import pytest
 from brim.state.ledger import Ledger
 from tests.clusters import Run, TestCluster, cluster_of, run, until
 from tests.conftest import brim, tree_digest, write_files
+from tests.destinations import BucketDestination, FolderDestination
+from tests.destinations import listing as bucket_listing
 from tests.hub import TestHub
-from tests.places import BucketPlace, FolderPlace
-from tests.places import listing as bucket_listing
 from tests.publishing import DEST, Listing, Machine, built, shards
 from tests.s3 import S3Server
 
@@ -123,17 +123,17 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [json.dumps({"id": n, "text": text}) for n, text in enumerate(texts)]
     write_files(folder, {"rows.jsonl": "\n".join(rows).encode(), "functions.py": FUNCTIONS.encode()})
     shutil.copy(Path(__file__).parents[1] / "embed_models.py", folder)
-    many = [json.dumps({"id": n, "text": f"row {n} " + texts[n % 400]}) for n in range(30_000)]
-    write_files(folder, {"many.jsonl": "\n".join(many).encode(), "slow_model.py": SLOW_MODEL.encode()})
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="?"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.train_from_iterator(texts, tokenizers.trainers.WordLevelTrainer(special_tokens=["?"]))
-    made.save(str(folder / "tokenizer.json"))
+    items = [json.dumps({"id": n, "text": f"row {n} " + texts[n % 400]}) for n in range(30_000)]
+    write_files(folder, {"many.jsonl": "\n".join(items).encode(), "slow_model.py": SLOW_MODEL.encode()})
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.train_from_iterator(texts, tokenizers.trainers.WordLevelTrainer(special_tokens=["?"]))
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 
 @dataclass(frozen=True)
-class Place:
+class Destination:
     """A destination of any kind: how it is named, what its driver knows, and what is there."""
 
     dest: str
@@ -143,18 +143,18 @@ class Place:
 
 
 @pytest.fixture(params=["folder", "lfs", "xet", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, s3: S3Server, s3_prefix: str) -> Iterator[Place]:
+def destination(request: pytest.FixtureRequest, tmp_path: Path, s3: S3Server, s3_prefix: str) -> Iterator[Destination]:
     if request.param == "folder":
         out = tmp_path / "out"
-        yield Place(str(out), (), dict(os.environ), lambda: listing_of(out))
+        yield Destination(str(out), (), dict(os.environ), lambda: listing_of(out))
         return
     if request.param == "bucket":
-        bucket = BucketPlace(s3, tmp_path / "machine", s3_prefix.rstrip("/"))
-        yield Place(bucket.address, (), bucket.environment, lambda: bucket_listing(bucket))
+        bucket = BucketDestination(s3, tmp_path / "machine", s3_prefix.rstrip("/"))
+        yield Destination(bucket.address, (), bucket.environment, lambda: bucket_listing(bucket))
         return
     with TestHub(tmp_path / "hub", xet=request.param == "xet") as hub:
         machine = Machine(hub, tmp_path / "machine")
-        yield Place(DEST, ("--via", request.param), machine.environment, lambda: shards(hub))
+        yield Destination(DEST, ("--via", request.param), machine.environment, lambda: shards(hub))
 
 
 def listing_of(out: Path) -> Listing:
@@ -162,14 +162,14 @@ def listing_of(out: Path) -> Listing:
             for path in sorted((out / "data").iterdir())}  # fmt: skip
 
 
-def test_build(cluster: TestCluster, place: Place, many_files: Callable[..., Path], tmp_path: Path) -> None:
+def test_build(cluster: TestCluster, destination: Destination, many_files: Callable[..., Path], tmp_path: Path) -> None:
     """Every destination holds what a local build makes, and a token is in no file of the cluster."""
     source = many_files(12)
-    done = run("build", "source", place.dest, *place.options, "--rows-per-shard", "2", *cluster.options, cwd=tmp_path,
-               environment=place.environment)  # fmt: skip
-    assert done.events[-1]["written"] == 6
-    assert place.listing() == built(source, tmp_path / "local", "--rows-per-shard", "2")
-    if "://" not in place.dest:
+    options = (*destination.options, "--rows-per-shard", "2", *cluster.options)
+    result = run("build", "source", destination.dest, *options, cwd=tmp_path, environment=destination.environment)
+    assert result.events[-1]["written"] == 6
+    assert destination.listing() == built(source, tmp_path / "local", "--rows-per-shard", "2")
+    if "://" not in destination.dest:
         assert tree_digest(tmp_path / "out") == tree_digest(tmp_path / "local")
     assert cluster.holds("raylet")  # the look itself works
     assert not cluster.holds(TOKEN)
@@ -177,9 +177,9 @@ def test_build(cluster: TestCluster, place: Place, many_files: Callable[..., Pat
 
 def test_tokenize_to_the_hub(cluster: TestCluster, machine: Machine, work: Path, tmp_path: Path) -> None:
     """Units are computed and shards are sent by the nodes."""
-    words = ("--tokenizer", "tokenizer.json", "--unit-size", "8KB", "--rows-per-shard", "150")
-    run("tokenize", "rows.jsonl", DEST, *words, *cluster.options, cwd=work, environment=machine.environment)
-    brim("tokenize", "rows.jsonl", tmp_path / "local", *words, "--quiet", cwd=work)
+    arguments = ("--tokenizer", "tokenizer.json", "--unit-size", "8KB", "--rows-per-shard", "150")
+    run("tokenize", "rows.jsonl", DEST, *arguments, *cluster.options, cwd=work, environment=machine.environment)
+    brim("tokenize", "rows.jsonl", tmp_path / "local", *arguments, "--quiet", cwd=work)
     assert shards(machine.hub) == listing_of(tmp_path / "local")
 
 
@@ -190,15 +190,15 @@ def test_from_bucket_to_bucket(cluster: TestCluster, s3: S3Server, s3_prefix: st
     for name, data in files.items():
         s3.write("private", f"{s3_prefix}files/{name}", data)
     s3.write("private", f"{s3_prefix}rows.jsonl", (work / "rows.jsonl").read_bytes())
-    packed = BucketPlace(s3, tmp_path / "machine", f"{s3_prefix}packed")
+    packed = BucketDestination(s3, tmp_path / "machine", f"{s3_prefix}packed")
     run("build", f"s3://private/{s3_prefix}files", packed.address, "--rows-per-shard", "2", *cluster.options, cwd=work,
         environment=packed.environment)  # fmt: skip
     assert bucket_listing(packed) == built(local, tmp_path / "local", "--rows-per-shard", "2")
-    tokens = BucketPlace(s3, tmp_path / "machine", f"{s3_prefix}tokens")
-    words = ("--tokenizer", "tokenizer.json", "--unit-size", "8KB")
-    run("tokenize", f"s3://private/{s3_prefix}rows.jsonl", tokens.address, *words, *cluster.options, cwd=work,
+    tokens = BucketDestination(s3, tmp_path / "machine", f"{s3_prefix}tokens")
+    arguments = ("--tokenizer", "tokenizer.json", "--unit-size", "8KB")
+    run("tokenize", f"s3://private/{s3_prefix}rows.jsonl", tokens.address, *arguments, *cluster.options, cwd=work,
         environment=tokens.environment)  # fmt: skip
-    brim("tokenize", "rows.jsonl", tmp_path / "tokens", *words, "--quiet", cwd=work)
+    brim("tokenize", "rows.jsonl", tmp_path / "tokens", *arguments, "--quiet", cwd=work)
     assert bucket_listing(tokens) == listing_of(tmp_path / "tokens")
     assert not cluster.holds(s3.credentials.secret_key)
 
@@ -209,28 +209,28 @@ def test_no_shared_disk(
     """Units go to the destination's bucket, or to one for the work, and not to a folder that all nodes see; a node and
     the driver are lost on the way; the bytes are those of a local run, and nothing of the units stays."""
     s3.write("private", f"{s3_prefix}rows.jsonl", (work / "rows.jsonl").read_bytes())
-    rows, words = f"s3://private/{s3_prefix}rows.jsonl", ("--fn", "functions.py:slow", "--unit-size", "2KB")
-    there = BucketPlace(s3, tmp_path / "machine", f"{s3_prefix}mapped")
+    rows, arguments = f"s3://private/{s3_prefix}rows.jsonl", ("--fn", "functions.py:slow", "--unit-size", "2KB")
+    existing = BucketDestination(s3, tmp_path / "machine", f"{s3_prefix}mapped")
 
     def units() -> list[str]:
         return [name for name in s3.objects("private", s3_prefix) if "/.brim/units/" in name]
 
-    command = ("map", rows, there.address, *words, *cluster.options)
+    command = ("map", rows, existing.address, *arguments, *cluster.options)
     with cluster.node() as third:
-        running = Run(*command, cwd=work, environment=there.environment)
+        running = Run(*command, cwd=work, environment=existing.environment)
         running.until_shards(2)
         assert units()
         assert not list((tmp_path / "machine").rglob("0000000*.parquet"))
         cluster.kill(third)
         running.until_shards(5)
         running.kill()
-    done = run(*command, cwd=work, environment=there.environment)
-    assert done.events[-1]["computed"] < done.events[-1]["units"]
-    brim("map", "rows.jsonl", tmp_path / "local", *words, "--quiet", cwd=work)
-    assert bucket_listing(there) == listing_of(tmp_path / "local")
+    result = run(*command, cwd=work, environment=existing.environment)
+    assert result.events[-1]["computed"] < result.events[-1]["units"]
+    brim("map", "rows.jsonl", tmp_path / "local", *arguments, "--quiet", cwd=work)
+    assert bucket_listing(existing) == listing_of(tmp_path / "local")
     assert not units()
     workspace = ("--workspace", f"s3://private/{s3_prefix}work")
-    run("map", rows, DEST, *words, *workspace, *cluster.options, cwd=work,
+    run("map", rows, DEST, *arguments, *workspace, *cluster.options, cwd=work,
         environment={**machine.environment, **s3.environment})  # fmt: skip
     assert shards(hub) == listing_of(tmp_path / "local")
     assert not units()
@@ -238,10 +238,10 @@ def test_no_shared_disk(
 
 def test_embed(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
     """Vectors are the same to the bit; the page tells of every node."""
-    words = ("--model", MODEL, "--column", "text", "--unit-size", "8KB", "--batch-size", "16")
+    arguments = ("--model", MODEL, "--column", "text", "--unit-size", "8KB", "--batch-size", "16")
     page = tmp_path / "page.html"
-    run("embed", "rows.jsonl", tmp_path / "ray.npy", *words, *cluster.options, "--report", page, cwd=work)
-    brim("embed", "rows.jsonl", tmp_path / "local.npy", *words, "--quiet", cwd=work)
+    run("embed", "rows.jsonl", tmp_path / "ray.npy", *arguments, *cluster.options, "--report", page, cwd=work)
+    brim("embed", "rows.jsonl", tmp_path / "local.npy", *arguments, "--quiet", cwd=work)
     assert (tmp_path / "ray.npy").read_bytes() == (tmp_path / "local.npy").read_bytes()
     assert page.read_text().count('<td class="name">') >= 2
     assert 'id="nodes"' in page.read_text()
@@ -249,19 +249,19 @@ def test_embed(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
 
 def test_map_loses_a_worker_and_a_node(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
     """What they did is done again by others, nothing twice, and the result is the same."""
-    words = ("--fn", "functions.py:slow", "--unit-size", "2KB")
+    arguments = ("--fn", "functions.py:slow", "--unit-size", "2KB")
     with cluster.node() as third:
-        running = Run("map", "rows.jsonl", tmp_path / "out", *words, *cluster.options, cwd=work)
+        running = Run("map", "rows.jsonl", tmp_path / "out", *arguments, *cluster.options, cwd=work)
         running.until_shards(1)
         until(lambda: cluster.kill_worker(third, "run_task"))
         running.until_shards(len(running.shards) + 3)
         cluster.kill(third)
-        done = running.end()
-    brim("map", "rows.jsonl", tmp_path / "local", *words, "--quiet", cwd=work)
+        result = running.end()
+    brim("map", "rows.jsonl", tmp_path / "local", *arguments, "--quiet", cwd=work)
     assert tree_digest(tmp_path / "out") == tree_digest(tmp_path / "local")
     units = [name for name in running.shards if name.startswith("unit")]
-    assert len(units) == len(set(units)) == done["units"] == done["computed"]
-    assert done["retries"] >= 1
+    assert len(units) == len(set(units)) == result["units"] == result["computed"]
+    assert result["retries"] >= 1
     assert any("was lost: trying it again" in note for note in running.notes)
     assert len(running.nodes) == 3
 
@@ -279,11 +279,11 @@ def test_a_node_a_worker_and_the_driver_are_lost(
     cluster: TestCluster, s3: S3Server, s3_prefix: str, verb: str, shared: bool, work: Path, tmp_path: Path
 ) -> None:
     """In the middle of the units, and the worker that puts them together too: the bytes of a local run."""
-    name, words, target = LOSING[verb]
-    there = BucketPlace(s3, tmp_path / "machine", f"{s3_prefix}lost")
-    dest = str(tmp_path / target) if shared else f"{there.address}/{target}"
-    command = (name, "many.jsonl", dest, *words, "--unit-size", UNIT, *cluster.options)
-    environment = dict(os.environ) if shared else there.environment
+    name, arguments, target = LOSING[verb]
+    existing = BucketDestination(s3, tmp_path / "machine", f"{s3_prefix}lost")
+    dest = str(tmp_path / target) if shared else f"{existing.address}/{target}"
+    command = (name, "many.jsonl", dest, *arguments, "--unit-size", UNIT, *cluster.options)
+    environment = dict(os.environ) if shared else existing.environment
     with cluster.node() as third:
         running = Run(*command, cwd=work, environment=environment)
         running.until_shards(2)
@@ -292,32 +292,34 @@ def test_a_node_a_worker_and_the_driver_are_lost(
         cluster.kill(third)
         running.until_shards(len(running.shards) + 4)
         running.kill()
-    again = Run(*command, cwd=work, environment=environment)
-    until(lambda: any(cluster.kill_worker(node, "finish_there") for node in cluster.workers) or again.ended, seconds=90)
-    done = again.end()
-    assert 0 < done["computed"] < done["units"]
+    reopened = Run(*command, cwd=work, environment=environment)
+    until(
+        lambda: any(cluster.kill_worker(node, "finish_there") for node in cluster.workers) or reopened.ended, seconds=90
+    )
+    result = reopened.end()
+    assert 0 < result["computed"] < result["units"]
     if verb == "tokenize":  # vectors are joined in a moment, which may have been missed
-        assert any("finished the units was lost" in note for note in again.notes)
-    brim(name, "many.jsonl", tmp_path / "local" / target, *words, "--unit-size", UNIT, "--quiet", cwd=work)
-    local = FolderPlace(tmp_path / "local").content()
-    made = FolderPlace(tmp_path).content() if shared else there.content()
+        assert any("finished the units was lost" in note for note in reopened.notes)
+    brim(name, "many.jsonl", tmp_path / "local" / target, *arguments, "--unit-size", UNIT, "--quiet", cwd=work)
+    local = FolderDestination(tmp_path / "local").content()
+    created = FolderDestination(tmp_path).content() if shared else existing.content()
     data = [path for path in local if target == path or "/data/" in path]
     assert data
-    assert {path: made[path] for path in data} == {path: local[path] for path in data}
+    assert {path: created[path] for path in data} == {path: local[path] for path in data}
 
 
 def test_nodes_of_unequal_size(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
     """A limit that has room for two tasks on a node: a large one does two, and a small one is not left out because it
     has not the CPUs that a task asks for on the large one."""
-    seen = tmp_path / "seen"
-    seen.mkdir()
-    write_files(work, {"where.py": WHERE.replace("SEEN", str(seen)).encode()})
+    observed = tmp_path / "seen"
+    observed.mkdir()
+    write_files(work, {"where.py": WHERE.replace("SEEN", str(observed)).encode()})
     with cluster.node(4, {"WHERE": "large"}), cluster.node(1, {"WHERE": "small"}):
         run("map", "rows.jsonl", tmp_path / "out", "--fn", "where.py:fn", "--unit-size", "1KB", "--memory", "650MB",
             *cluster.options, cwd=work)  # fmt: skip
-    done = [path.name.split("-")[0] for path in seen.iterdir()]
-    assert done.count("small") >= 1
-    assert done.count("large") >= 2
+    finished = [path.name.split("-")[0] for path in observed.iterdir()]
+    assert finished.count("small") >= 1
+    assert finished.count("large") >= 2
 
 
 def test_build_loses_a_node(
@@ -345,37 +347,47 @@ def test_the_driver_is_stopped_and_killed(
     """The next one does what has no receipt, and nothing else. Workers do without pandas, though it is installed."""
     source = many_files(16, 50_000)
     machine.hub.faults.add("put", times=None, action="stall", seconds=0.3)
-    words = ("build", source, DEST, "--rows-per-shard", "1", *cluster.options)
-    first = Run(*words, cwd=tmp_path, environment=machine.environment)
+    arguments = ("build", source, DEST, "--rows-per-shard", "1", *cluster.options)
+    first = Run(*arguments, cwd=tmp_path, environment=machine.environment)
     first.until_shards(3)
     maps: list[str] = []
-    until(lambda: maps.extend(cluster.maps("run_task")) or any("/pyarrow/" in one for one in maps))
-    assert not any("/pandas/" in one for one in maps)
+    until(lambda: maps.extend(cluster.maps("run_task")) or any("/pyarrow/" in item for item in maps))
+    assert not any("/pandas/" in entry for entry in maps)
     first.stop()
     assert first.end(6)["error"] == "Stopped"
     stopped = set(Ledger(machine.ledgers[0]).receipts)
-    second = Run(*words, cwd=tmp_path, environment=machine.environment)
+    second = Run(*arguments, cwd=tmp_path, environment=machine.environment)
     second.until_shards(2)
     second.kill()
-    kept = set(Ledger(machine.ledgers[0]).receipts)
+    remaining = set(Ledger(machine.ledgers[0]).receipts)
     machine.hub.faults.clear()
-    third = run(*words, cwd=tmp_path, environment=machine.environment)
-    assert 5 <= len(kept) < 16
+    third = run(*arguments, cwd=tmp_path, environment=machine.environment)
+    assert 5 <= len(remaining) < 16
     assert stopped.isdisjoint(second.shards)
-    assert kept.isdisjoint(third.shards)
+    assert remaining.isdisjoint(third.shards)
     assert third.events[-1]["shards"] == 16
     assert shards(machine.hub) == built(source, tmp_path / "local", "--rows-per-shard", "1")
 
 
 def test_memory(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
     """A unit that breaks its share of a node is done with a node to itself; one that breaks that does not fit."""
-    words = ("--fn", "functions.py:hungry", "--batched", "--batch-size", "50", "--unit-size", "8KB", "--workers", "2")
-    fits = run("map", "rows.jsonl", tmp_path / "out", *words, "--memory", "800MB", *cluster.options, cwd=work)
+    arguments = (
+        "--fn",
+        "functions.py:hungry",
+        "--batched",
+        "--batch-size",
+        "50",
+        "--unit-size",
+        "8KB",
+        "--workers",
+        "2",
+    )
+    fits = run("map", "rows.jsonl", tmp_path / "out", *arguments, "--memory", "800MB", *cluster.options, cwd=work)
     assert fits.events[-1]["rows"] == 400
     assert fits.events[-1]["retries"] == 1
     assert any(note.endswith("ran out of memory: trying it alone") for note in fits.notes)
     too_much = run(
-        "map", "rows.jsonl", tmp_path / "no", *words, "--memory", "400MB", *cluster.options, cwd=work, code=4
+        "map", "rows.jsonl", tmp_path / "no", *arguments, "--memory", "400MB", *cluster.options, cwd=work, code=4
     )
     assert "does not fit" in too_much.events[-1]["message"]
     assert "The batch of 50 rows" in too_much.events[-1]["message"]
@@ -391,41 +403,51 @@ def test_memory(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
 def test_imports_that_break_a_share(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
     """Many workers that start at once with too little each are no reason to give up: they start with more."""
     write_files(work, {"heavy.py": HEAVY.encode()})
-    words = ("map", "rows.jsonl", tmp_path / "out", "--fn", "heavy.py:fn", "--unit-size", "2KB", "--memory", "700MB")
-    run(*words, *cluster.options, cwd=work, code=2)
+    arguments = (
+        "map",
+        "rows.jsonl",
+        tmp_path / "out",
+        "--fn",
+        "heavy.py:fn",
+        "--unit-size",
+        "2KB",
+        "--memory",
+        "700MB",
+    )
+    run(*arguments, *cluster.options, cwd=work, code=2)
     (work / "mended").touch()  # the types are known now, and nobody waits for the first unit
-    done = run(*words, *cluster.options, cwd=work)
-    assert done.events[-1]["rows"] == 400
-    assert max(done.nodes.values()) < 700_000_000
+    result = run(*arguments, *cluster.options, cwd=work)
+    assert result.events[-1]["rows"] == 400
+    assert max(result.nodes.values()) < 700_000_000
 
 
 def test_memory_monitor(many_files: Callable[..., Path], tmp_path: Path) -> None:
     """What Ray's monitor kills is tried again with a node to itself, and then does not fit."""
     with cluster_of(1, memory_usage_threshold=0.001, memory_monitor_refresh_ms=100) as full:
-        done = run("build", many_files(2), tmp_path / "out", *full.options, cwd=tmp_path, code=4)
-    assert any("trying it with a node to itself" in note for note in done.notes)
-    assert "was stopped by Ray because its memory was full, with a node to itself" in done.events[-1]["message"]
+        result = run("build", many_files(2), tmp_path / "out", *full.options, cwd=tmp_path, code=4)
+    assert any("trying it with a node to itself" in note for note in result.notes)
+    assert "was stopped by Ray because its memory was full, with a node to itself" in result.events[-1]["message"]
 
 
 def test_nodes_that_cannot_work(
     cluster: TestCluster, machine: Machine, many_files: Callable[..., Path], work: Path, tmp_path: Path
 ) -> None:
     """A node that does not reach the destination, or has another brim, is named before the first byte or unit."""
-    words = ("build", many_files(2), DEST, *cluster.options)
+    arguments = ("build", many_files(2), DEST, *cluster.options)
     nowhere = "http://127.0.0.1:9"
     with cluster.node(
         environment={"HTTP_PROXY": nowhere, "http_proxy": nowhere, "NO_PROXY": "", "no_proxy": ""}
     ) as node:
-        failed = run(*words, cwd=tmp_path, environment=machine.environment, code=5).events[-1]["message"]
+        failed = run(*arguments, cwd=tmp_path, environment=machine.environment, code=5).events[-1]["message"]
         assert f"({node.node_id[:6]})" in failed
         assert "connection to the Hub" in failed
         mapping = ("map", "rows.jsonl", DEST, "--fn", "functions.py:slow", "--state", tmp_path / "map")
         computed = run(*mapping, *cluster.options, cwd=work, environment=machine.environment, code=5)
         assert f"({node.node_id[:6]})" in computed.events[-1]["message"]
         assert not computed.shards
-    other = write_files(tmp_path / "other", {"brim/__init__.py": b'__version__ = "0.0.1"'})
-    with cluster.node(environment={"PYTHONPATH": str(other)}) as node:
-        failed = run(*words, cwd=tmp_path, environment=machine.environment, code=2).events[-1]["message"]
+    other_files = write_files(tmp_path / "other", {"brim/__init__.py": b'__version__ = "0.0.1"'})
+    with cluster.node(environment={"PYTHONPATH": str(other_files)}) as node:
+        failed = run(*arguments, cwd=tmp_path, environment=machine.environment, code=2).events[-1]["message"]
         assert f"({node.node_id[:6]})" in failed
         assert "has 0.0.1 as brim" in failed
     assert machine.hub.files("ada/data", "main").keys() <= {".gitattributes"}
@@ -451,14 +473,14 @@ def test_a_port_of_something_else(many_files: Callable[..., Path], tmp_path: Pat
     """The port of Ray's dashboard, say. Ray itself would try for minutes."""
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        words = ("--engine", "ray", "--address", f"127.0.0.1:{server.server_port}")
-        said = brim("build", many_files(1), tmp_path / "out", *words, check=2).stderr
+        arguments = ("--engine", "ray", "--address", f"127.0.0.1:{server.server_port}")
+        error_output = brim("build", many_files(1), tmp_path / "out", *arguments, check=2).stderr
         server.shutdown()
-    assert "is not the head of a Ray cluster" in said
+    assert "is not the head of a Ray cluster" in error_output
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (("--engine", "ray", "--address", "127.0.0.1:9"), "No Ray cluster answers at 127.0.0.1:9"),
         (("--engine", "ray", "--address", "nowhere"), "--address takes auto or HOST:PORT"),
@@ -466,9 +488,11 @@ def test_a_port_of_something_else(many_files: Callable[..., Path], tmp_path: Pat
         (("--engine", "dask"), "--engine takes local or ray"),
     ],
 )
-def test_wrong_addresses(words: tuple[str, ...], said: str, many_files: Callable[..., Path], tmp_path: Path) -> None:
+def test_wrong_addresses(
+    arguments: tuple[str, ...], message: str, many_files: Callable[..., Path], tmp_path: Path
+) -> None:
     """Said before Ray itself would give up, and nothing is left at the destination."""
     began = time.monotonic()
-    assert said in brim("build", many_files(1), tmp_path / "out", *words, check=2).stderr
+    assert message in brim("build", many_files(1), tmp_path / "out", *arguments, check=2).stderr
     assert time.monotonic() - began < 60
     assert not (tmp_path / "out").exists()

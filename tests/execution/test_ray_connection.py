@@ -54,8 +54,8 @@ def test_head_that_is_killed_while_connecting_is_worth_another_run(
 
     ray = SimpleNamespace(is_initialized=lambda: False, init=init)
     monkeypatch.setattr(ray_cluster, "need_ray", lambda: ray)
-    with pytest.raises(expected) as found, ray_cluster.connected(head.address):
+    with pytest.raises(expected) as caught, ray_cluster.connected(head.address):
         pass
-    assert found.value.exit_code == exit_code
+    assert caught.value.exit_code == exit_code
     if not killed:
         head.close()

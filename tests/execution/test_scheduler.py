@@ -44,8 +44,8 @@ class Told(Progress):
 class Written:
     """Receipts in a list; `there` were written before."""
 
-    def __init__(self, there: tuple[str, ...] = ()) -> None:
-        self.there, self.begun, self.names = there, list[str](), list[str]()
+    def __init__(self, existing: tuple[str, ...] = ()) -> None:
+        self.there, self.begun, self.names = existing, list[str](), list[str]()
 
     def is_done(self, task: Task) -> bool:
         return task.name in self.there
@@ -59,8 +59,10 @@ class Written:
 
 
 def lost(attempt: Attempt, cause: Any = "memory", was_alone: bool | None = None) -> TaskLost:
-    alone = attempt.is_exclusive if was_alone is None else was_alone
-    return TaskLost(attempt, cause, attempt.task.name, lambda: MemoryLimitError(attempt.task.name), was_exclusive=alone)
+    single = attempt.is_exclusive if was_alone is None else was_alone
+    return TaskLost(
+        attempt, cause, attempt.task.name, lambda: MemoryLimitError(attempt.task.name), was_exclusive=single
+    )
 
 
 class Scripted:
@@ -94,20 +96,20 @@ def tasks_of(units: Iterable[Unit]) -> Iterator[Task]:
 
 
 def scheduled(
-    count: int, script: Any, retries: Retries, there: tuple[str, ...] = (), at_a_time: int = 2
+    count: int, script: Any, retries: Retries, existing: tuple[str, ...] = (), at_a_time: int = 2
 ) -> tuple[Iterator[str], Scripted, Told, TaskQueue]:
-    told, receipts = Told(), Written(there)
+    report, receipts = Told(), Written(existing)
     backend = Scripted(receipts, script, at_a_time)
     units = (Unit(number, (), 10, "") for number in range(count))
-    queue = TaskQueue(tasks_of(units), receipts, told, retries)
-    return run_tasks(queue, backend, Stop()), backend, told, queue
+    queue = TaskQueue(tasks_of(units), receipts, report, retries)
+    return run_tasks(queue, backend, Stop()), backend, report, queue
 
 
 def test_all_in_their_order() -> None:
     """Each is begun and done once; what has a receipt is passed over, and counts as seen."""
-    finished, backend, told, _ = scheduled(5, lambda attempt: None, Retries(1), there=("1", "4"))
+    finished, backend, reports, _ = scheduled(5, lambda attempt: None, Retries(1), existing=("1", "4"))
     assert list(finished) == ["0", "2", "3"] == backend.receipts.begun
-    assert told.passed == 20
+    assert reports.passed == 20
     assert not backend.dropped
 
 
@@ -121,10 +123,10 @@ def test_what_finished_before_what_failed() -> None:
     """A failure that is heard first hides nothing that finished in the same moment; then the rest is dropped."""
     script = {"0": TaskFailed(ValueError("broken"))}
     finished, backend, *_ = scheduled(9, lambda a: script.get(a.task.name), Retries(1), at_a_time=3)
-    seen: list[str] = []
+    observed: list[str] = []
     with pytest.raises(ValueError, match="broken"):
-        seen.extend(finished)
-    assert seen == ["1", "2"] == backend.receipts.names
+        observed.extend(finished)
+    assert observed == ["1", "2"] == backend.receipts.names
     assert backend.dropped
     assert len(backend.given) == 3
 
@@ -134,31 +136,31 @@ def test_what_finished_before_what_failed() -> None:
 )
 def test_out_of_memory(splittable: bool, tried: list[tuple[bool, int]]) -> None:
     """Alone, then in parts and row by row where that gives the same rows; then it does not fit."""
-    finished, backend, told, queue = scheduled(1, lost, Retries(3, splittable))
+    finished, backend, reports, queue = scheduled(1, lost, Retries(3, splittable))
     with pytest.raises(MemoryLimitError):
         list(finished)
     assert [(attempt.is_exclusive, attempt.parts) for attempt in backend.given] == tried
-    ways = ["alone", "in 16 parts", "row by row"][: len(tried) - 1]
-    assert told.notes == [f"0: trying it {way}" for way in ways]
-    assert queue.retried == len(ways)
+    methods = ["alone", "in 16 parts", "row by row"][: len(tried) - 1]
+    assert reports.notes == [f"0: trying it {method}" for method in methods]
+    assert queue.retried == len(methods)
 
 
 @pytest.mark.parametrize("crashes", [1, 3, 4])
 def test_crashes(crashes: int) -> None:
     """So many times it is tried, and no more."""
-    finished, backend, told, _ = scheduled(1, lambda a: lost(a, "crash"), Retries(crashes))
+    finished, backend, reports, _ = scheduled(1, lambda a: lost(a, "crash"), Retries(crashes))
     with pytest.raises(MemoryLimitError):
         list(finished)
     assert [attempt.crashes for attempt in backend.given] == list(range(crashes))
-    assert told.notes == ["0: trying it again"] * (crashes - 1)
+    assert reports.notes == ["0: trying it again"] * (crashes - 1)
 
 
 def test_one_shows_it_alone() -> None:
     """Of several that ask to be alone, the first goes before all others; those wait as they are."""
 
     def script(attempt: Attempt) -> TaskReturned | None:
-        seen = sum(given.task.name == attempt.task.name for given in backend.given)
-        return TaskReturned(attempt, is_exclusive=True) if seen == 1 and attempt.task.name in "01" else None
+        observed = sum(inputs.task.name == attempt.task.name for inputs in backend.given)
+        return TaskReturned(attempt, is_exclusive=True) if observed == 1 and attempt.task.name in "01" else None
 
     finished, backend, *_ = scheduled(3, script, Retries(1))
     assert sorted(finished) == ["0", "1", "2"]
@@ -167,18 +169,18 @@ def test_one_shows_it_alone() -> None:
 
 def test_given_once_more_first() -> None:
     """What only waits for its types goes on before anything new."""
-    again = iter([True])
+    repeated = iter([True])
     finished, backend, *_ = scheduled(
-        3, lambda a: TaskReturned(a, first=True) if next(again, False) else None, Retries(1), at_a_time=1
+        3, lambda a: TaskReturned(a, first=True) if next(repeated, False) else None, Retries(1), at_a_time=1
     )
     assert list(finished) == ["0", "1", "2"]
     assert [attempt.task.name for attempt in backend.given] == ["0", "0", "1", "2"]
 
 
 def test_a_stop_drops_what_is_on_its_way(tmp_path: Path) -> None:
-    told, receipts, stop = Told(), Written(), Stop()
+    report, receipts, stop = Told(), Written(), Stop()
     backend = Scripted(receipts, lambda attempt: stop.request("the test"), at_a_time=1)
-    queue = TaskQueue(tasks_of([Unit(0, (), 1, ""), Unit(1, (), 1, "")]), receipts, told, Retries(1))
+    queue = TaskQueue(tasks_of([Unit(0, (), 1, ""), Unit(1, (), 1, "")]), receipts, report, Retries(1))
     finished = run_tasks(queue, backend, stop)
     assert next(finished) == "0"
     with pytest.raises(StoppedError):
@@ -197,21 +199,21 @@ def test_closing_drops() -> None:
 
 def test_tasks_are_made_when_it_is_their_turn() -> None:
     """A million shards are no million tasks."""
-    made: list[int] = []
-    units = (made.append(number) or Unit(number, (), 1, "") for number in range(1000))  # type: ignore[func-returns-value]
+    created: list[int] = []
+    units = (created.append(number) or Unit(number, (), 1, "") for number in range(1000))  # type: ignore[func-returns-value]
     receipts = Written()
     backend = Scripted(receipts, lambda attempt: None)
     queue = TaskQueue(tasks_of(units), receipts, Told(), Retries(1))
     next(run_tasks(queue, backend, Stop()))
-    assert len(made) == backend.at_a_time
+    assert len(created) == backend.at_a_time
 
 
 @pytest.fixture
 def needed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which libraries were asked for, as if they were there."""
-    found: list[str] = []
-    monkeypatch.setattr(groups, "need_extra", lambda name, words: found.append(name))
-    return found
+    actual: list[str] = []
+    monkeypatch.setattr(groups, "need_extra", lambda name, arguments: actual.append(name))
+    return actual
 
 
 @pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.1:1", "h:65535", "[::1]:10001"])
@@ -248,26 +250,36 @@ def test_what_is_known_of_a_loss_goes_with_the_next_attempt() -> None:
     """What the worker held and what it was doing; the newest that is known."""
     attempt = Attempt(Task("t", 1, Unit(0, (), 1, "")), parts=1, rows="before")  # type: ignore[arg-type]
     loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), rows="now", held_bytes=7)  # type: ignore[arg-type]
-    again = Retries(2).next_attempt(loss)
-    assert again is not None
-    assert (again.held_bytes, again.rows, again.is_exclusive, again.crashes) == (7, "now", True, 0)
+    should_retry = Retries(2).next_attempt(loss)
+    assert should_retry is not None
+    assert (should_retry.held_bytes, should_retry.rows, should_retry.is_exclusive, should_retry.crashes) == (
+        7,
+        "now",
+        True,
+        0,
+    )
     crash = TaskLost(attempt, "crash", "t", lambda: ValueError())
-    again = Retries(2).next_attempt(crash)
-    assert again is not None
-    assert (again.held_bytes, again.rows, again.is_exclusive, again.crashes) == (0, "before", False, 1)
+    should_retry = Retries(2).next_attempt(crash)
+    assert should_retry is not None
+    assert (should_retry.held_bytes, should_retry.rows, should_retry.is_exclusive, should_retry.crashes) == (
+        0,
+        "before",
+        False,
+        1,
+    )
     assert Retries(1).next_attempt(crash) is None
     unseen = Retries(2).next_attempt(TaskLost(attempt, "memory", "t", lambda: ValueError()))
     assert unseen is not None
     assert unseen.held_bytes == 0
 
 
-@pytest.mark.parametrize(("pieces", "then"), [(1, 5), (5, 0), (0, None)])
-def test_the_ladder_of_parts(pieces: int, then: int | None) -> None:
+@pytest.mark.parametrize(("segments", "then"), [(1, 5), (5, 0), (0, None)])
+def test_the_ladder_of_parts(segments: int, then: int | None) -> None:
     """A batch in parts, then row by row, then no more."""
-    attempt = Attempt(Task("t", 1, Unit(0, (), 1, "")), is_exclusive=True, parts=pieces)
+    attempt = Attempt(Task("t", 1, Unit(0, (), 1, "")), is_exclusive=True, parts=segments)
     loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), was_exclusive=True)
-    again = Retries(3, splittable=True, parts=5).next_attempt(loss)
-    assert (None if again is None else again.parts) == then
+    should_retry = Retries(3, splittable=True, parts=5).next_attempt(loss)
+    assert (None if should_retry is None else should_retry.parts) == then
     assert Retries(3, splittable=False).next_attempt(loss) is None
     assert Retries(3).next_attempt(loss) is None, "rows stay together where nobody said that they may be split"
 
@@ -295,9 +307,9 @@ class Making:
 
 def test_what_waits() -> None:
     """What was tried before comes first; what is ready is counted; empty is when nothing waits and none will come."""
-    feed: Any = Making()
+    unit_feed: Any = Making()
     units = [Unit(0, (), 1, ""), Unit(1, (), 1, "")]
-    queue = TaskQueue(tasks_of(units), Written(), Told(), Retries(1), feed)
+    queue = TaskQueue(tasks_of(units), Written(), Told(), Retries(1), unit_feed)
     assert (queue.first, queue.is_empty, queue.ready_count) == (None, False, 0)
     first = queue.peek()
     assert first is not None
@@ -310,7 +322,7 @@ def test_what_waits() -> None:
     queue.put_back(TaskReturned(first, first=True))
     assert queue.first is first
     assert queue.ready_count == 3
-    feed.ready_count = 4
+    unit_feed.ready_count = 4
     assert queue.ready_count == 7
     for _ in range(3):
         queue.pop()
@@ -320,8 +332,8 @@ def test_what_waits() -> None:
 
 def test_descriptors_are_those_of_the_feed_while_no_task_waits() -> None:
     """A queue that has something to do needs no wake-up; a list of tasks never has one."""
-    feed: Any = Making()
-    queue = TaskQueue(tasks_of([Unit(0, (), 1, "")]), Written(), Told(), Retries(1), feed)
+    unit_feed: Any = Making()
+    queue = TaskQueue(tasks_of([Unit(0, (), 1, "")]), Written(), Told(), Retries(1), unit_feed)
     assert queue.descriptors() == [3]
     queue.peek()
     assert queue.descriptors() == []
@@ -349,9 +361,9 @@ def test_none_means_that_the_next_task_is_being_made() -> None:
 
 def test_a_task_is_skipped_by_its_receipt_only_when_it_comes() -> None:
     units = [Unit(0, (), 5, ""), Unit(1, (), 5, "")]
-    queue = TaskQueue(tasks_of(units), Written(("0", "1")), told := Told(), Retries(1))
+    queue = TaskQueue(tasks_of(units), Written(("0", "1")), report := Told(), Retries(1))
     assert queue.peek() is None
-    assert (told.passed, queue.is_empty) == (10, True)
+    assert (report.passed, queue.is_empty) == (10, True)
 
 
 class Hearing(Told):

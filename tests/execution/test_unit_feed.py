@@ -20,16 +20,16 @@ def units(count: int, error: Exception | None = None) -> Iterator[Unit]:
         raise error
 
 
-def take_all(feed: UnitFeed, taken: list[int]) -> None:
-    for unit in feed:
+def take_all(unit_feed: UnitFeed, subset: list[int]) -> None:
+    for unit in unit_feed:
         if unit is not None:
-            taken.append(unit.number)
+            subset.append(unit.number)
 
 
 def test_the_end_of_nothing() -> None:
-    taken: list[int] = []
-    take_all(UnitFeed(units(0), 1), taken)
-    assert not taken
+    subset: list[int] = []
+    take_all(UnitFeed(units(0), 1), subset)
+    assert not subset
 
 
 def test_an_error_before_the_first_unit() -> None:
@@ -40,17 +40,17 @@ def test_an_error_before_the_first_unit() -> None:
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_all_units_then_the_error(ahead: int) -> None:
     """What was made before the source failed is given first."""
-    feed = UnitFeed(units(7, ValueError("broken")), ahead)
-    taken: list[int] = []
+    unit_feed = UnitFeed(units(7, ValueError("broken")), ahead)
+    subset: list[int] = []
     with pytest.raises(ValueError, match="broken"):
-        take_all(feed, taken)
-    assert taken == list(range(7))
+        take_all(unit_feed, subset)
+    assert subset == list(range(7))
 
 
 def test_closing_ends_the_thread() -> None:
-    feed = UnitFeed(units(1000), 1)
-    feed.close()
-    assert not feed._thread.is_alive()
+    unit_feed = UnitFeed(units(1000), 1)
+    unit_feed.close()
+    assert not unit_feed._thread.is_alive()
 
 
 def test_where_a_worker_is_is_known_when_it_is_gone(tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ def run(tmp_path: Path, function: Any) -> tuple[int, bool]:
     import datasets
 
     rows = datasets.Dataset.from_dict({"n": [1, 2, 3]})
-    made = brim.map(rows, function, cache_dir=tmp_path / str(time.monotonic_ns()), memory="1GB")
-    (pid,) = set(made["pid"])
-    return pid, made["seen"][0]
+    mapped = brim.map(rows, function, cache_dir=tmp_path / str(time.monotonic_ns()), memory="1GB")
+    (pid,) = set(mapped["pid"])
+    return pid, mapped["seen"][0]
 
 
 def warm() -> worker_process.WorkerProcess:
@@ -73,9 +73,9 @@ def test_the_same_again_and_never_anothers(tmp_path: Path) -> None:
     """A function finds its worker of the call before; another one finds a worker that has nothing of the first."""
     first, _ = run(tmp_path, whose)
     assert run(tmp_path, whose) == (first, True)
-    other, seen = run(tmp_path, another)
-    assert other != first
-    assert not seen
+    second, observed = run(tmp_path, another)
+    assert second != first
+    assert not observed
     assert gone(first)
 
 
@@ -125,8 +125,8 @@ def test_one_that_died_is_not_missed(tmp_path: Path) -> None:
     pid, _ = run(tmp_path, another)
     os.kill(warm().pid, signal.SIGKILL)
     assert gone_or_zombie(pid)
-    again, _ = run(tmp_path, another)
-    assert again != pid
+    repeated, _ = run(tmp_path, another)
+    assert repeated != pid
     end_warm_worker()
     start_warm_worker(MAP)
     os.kill(warm().pid, signal.SIGKILL)
@@ -160,9 +160,9 @@ def test_it_ends_with_the_program(tmp_path: Path) -> None:
         "assert not worker_process._WARM.worker.has_exited\n"
         "print(worker_process._WARM.worker.pid)\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert gone(int(done.stdout))
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert gone(int(result.stdout))
 
 
 def test_it_counts_in_the_limit(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_it_counts_in_the_limit(tmp_path: Path) -> None:
     start_warm_worker(MAP)
     spare = warm().pid
     rows = datasets.Dataset.from_dict({"n": list(range(4))})
-    made = brim.map(rows, another, cache_dir=tmp_path / "cache", memory="1GB", workers=None)
-    assert set(made["pid"]) == {spare}
+    mapped = brim.map(rows, another, cache_dir=tmp_path / "cache", memory="1GB", workers=None)
+    assert set(mapped["pid"]) == {spare}
     assert spare in tree([os.getpid()])
 
 
@@ -189,11 +189,11 @@ def test_spares_are_not_the_callers() -> None:
     before = caller_bytes()
     assert before + (10 << 20) < tree_bytes()
     fat = "held = b'x' * (200 << 20); print(flush=True); input()"
-    other = subprocess.Popen([sys.executable, "-c", fat], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    second = subprocess.Popen([sys.executable, "-c", fat], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        assert other.stdout is not None
-        other.stdout.readline()
+        assert second.stdout is not None
+        second.stdout.readline()
         assert caller_bytes() - before > 200 << 20
     finally:
-        other.kill()
-        other.communicate()
+        second.kill()
+        second.communicate()

@@ -27,18 +27,18 @@ def facts(split: str, *, bare: bool = False) -> CardFacts:
 @pytest.mark.parametrize("bare", [False, True])
 def test_beside_one_that_is_listed_with_its_ending(bare: bool) -> None:
     """As `brim build` lists it; the new one also as `push_to_hub` does, and while it is unfinished."""
-    begun = write_unfinished_card(write_card(facts("train"), None), split="test")
-    assert card_splits(read_card(begun)) == {"train", "test"}
-    done = read_card(write_card(facts("test", bare=bare), begun))
-    assert card_splits(done) == {"train", "test"}
-    assert [split["name"] for split in card_info(done)["splits"]] == ["train", "test"]
+    started_at = write_unfinished_card(write_card(facts("train"), None), split="test")
+    assert card_splits(read_card(started_at)) == {"train", "test"}
+    content = read_card(write_card(facts("test", bare=bare), started_at))
+    assert card_splits(content) == {"train", "test"}
+    assert [split["name"] for split in card_info(content)["splits"]] == ["train", "test"]
 
 
 def test_beside_one_of_which_nothing_is_told() -> None:
     """`load_dataset` refuses splits that are listed and not among those told, so none are told."""
-    done = read_card(write_card(facts("test"), BY_HAND.format("mine/*.parquet")))
-    assert card_splits(done) == {"train", "test"}
-    assert "splits" not in card_info(done)
+    content = read_card(write_card(facts("test"), BY_HAND.format("mine/*.parquet")))
+    assert card_splits(content) == {"train", "test"}
+    assert "splits" not in card_info(content)
 
 
 def test_beside_files_of_another_kind() -> None:
@@ -50,17 +50,19 @@ def test_beside_files_of_another_kind() -> None:
 def test_in_the_place_of_files_of_another_kind() -> None:
     """A split that is replaced may have been anything, where replacing was asked for, as of `push_to_hub`."""
     replacing = replace(facts("train", bare=True), replace=True)
-    done = read_card(write_card(replacing, BY_HAND.format("mine/*.csv")))
-    assert done["configs"] == [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*"}]}]
+    content = read_card(write_card(replacing, BY_HAND.format("mine/*.csv")))
+    assert content["configs"] == [
+        {"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*"}]}
+    ]
     with pytest.raises(DestinationError, match=r"its files are \.csv"):
         write_card(facts("train", bare=True), BY_HAND.format("mine/*.csv"))
 
 
 def test_another_default_beside_the_config_of_that_name() -> None:
     """`load_dataset` takes the config named default; without it, the one that is set."""
-    there = write_card(facts("train"), None)
-    wanted = replace(facts("train"), config="x", folder="x", set_default=True)
+    existing = write_card(facts("train"), None)
+    expected = replace(facts("train"), config="x", folder="x", set_default=True)
     with pytest.raises(DestinationError, match="a config named 'default'"):
-        write_card(wanted, there)
-    (mine,) = read_card(write_card(wanted, None))["configs"]
+        write_card(expected, existing)
+    (mine,) = read_card(write_card(expected, None))["configs"]
     assert (mine["config_name"], mine["default"]) == ("x", True)

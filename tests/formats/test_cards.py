@@ -50,13 +50,13 @@ def test_hand_written_card(hub: TestHub, machine: Machine, source: Path) -> None
         {"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}
     ]
     assert once.partition("---\n# Our")[2] == HAND_WRITTEN.partition("---\n# Our")[2]
-    wanted = [line for line in HAND_WRITTEN.splitlines() if line not in ("configs: []", "  dataset_size: 1")]
-    kept = iter(once.splitlines())
-    assert [line for line in wanted if line not in kept] == []
+    expected = [line for line in HAND_WRITTEN.splitlines() if line not in ("configs: []", "  dataset_size: 1")]
+    remaining = iter(once.splitlines())
+    assert [line for line in expected if line not in remaining] == []
     add_files(source, 5, 6)
     machine.publish(source, "--update")
-    again = hub.read(REPO, "README.md").decode()
-    assert re.sub(r"\d+", "", again) == re.sub(r"\d+", "", once)
+    reread = hub.read(REPO, "README.md").decode()
+    assert re.sub(r"\d+", "", reread) == re.sub(r"\d+", "", once)
 
 
 def test_broken_card(hub: TestHub, machine: Machine, source: Path) -> None:
@@ -68,7 +68,7 @@ def test_broken_card(hub: TestHub, machine: Machine, source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("front", "kept"),
+    ("front", "remaining"),
     [
         ("dataset_info: &x\n  a: 1\nother: *x\n", {"other": {"a": 1}}),
         ("configs: []\nmy key: 1\nfoo.bar: [2]\n", {"my key": 1, "foo.bar": [2]}),
@@ -78,15 +78,17 @@ def test_broken_card(hub: TestHub, machine: Machine, source: Path) -> None:
         ("# a comment\n", {}),
     ],
 )
-def test_odd_yaml_keeps_what_it_says(hub: TestHub, machine: Machine, source: Path, front: str, kept: object) -> None:
+def test_odd_yaml_keeps_what_it_says(
+    hub: TestHub, machine: Machine, source: Path, front: str, remaining: object
+) -> None:
     """Whatever YAML a card has, its other fields say the same afterwards, and the dataset has its one config."""
     hub.create(REPO)
     put_by_hand(hub, {"README.md": f"---\n{front}---\n# Ours\n".encode()})
     machine.publish(source)
-    found = card(hub)
-    assert [entry["config_name"] for entry in found.pop("configs")] == ["default"]  # type: ignore[attr-defined]
-    assert found.pop("dataset_info")
-    assert {name: value for name, value in found.items() if value == value} == kept
+    actual = card(hub)
+    assert [entry["config_name"] for entry in actual.pop("configs")] == ["default"]  # type: ignore[attr-defined]
+    assert actual.pop("dataset_info")
+    assert {name: value for name, value in actual.items() if value == value} == remaining
     assert ("# a comment" in front) == (b"# a comment" in hub.read(REPO, "README.md"))
     assert hub.read(REPO, "README.md").endswith(b"---\n# Ours\n")
 
@@ -99,8 +101,8 @@ def test_cards_that_cannot_be_read(hub: TestHub, machine: Machine, source: Path,
     machine.publish(source)
     put_by_hand(hub, {"README.md": text})
     assert "README.md" in machine.publish(source, "--fresh", check=2).stderr
-    told = machine.run("verify", DEST)
-    assert (told.returncode, "README.md: " in told.stderr) == (3, True), told.stderr
+    result = machine.run("verify", DEST)
+    assert (result.returncode, "README.md: " in result.stderr) == (3, True), result.stderr
 
 
 def test_text_between_rules_is_no_yaml(hub: TestHub, machine: Machine, source: Path) -> None:
@@ -134,11 +136,13 @@ UNLISTED = {
 }
 
 
-@pytest.mark.parametrize("how", ["shards", *(pytest.param(how, marks=pytest.mark.slow) for how in list(UNLISTED)[1:])])
-def test_data_without_a_card_is_not_hidden(hub: TestHub, machine: Machine, source: Path, how: str) -> None:
+@pytest.mark.parametrize(
+    "mode", ["shards", *(pytest.param(method, marks=pytest.mark.slow) for method in list(UNLISTED)[1:])]
+)
+def test_data_without_a_card_is_not_hidden(hub: TestHub, machine: Machine, source: Path, mode: str) -> None:
     """What `load_dataset` finds in a repository without a card, it finds after another config was published too."""
     hub.create(REPO)
-    put_by_hand(hub, {name: table_of(rows, name) for name, rows in UNLISTED[how].items()})
+    put_by_hand(hub, {name: table_of(rows, name) for name, rows in UNLISTED[mode].items()})
     load = """
         from datasets import load_dataset
         print({name: sorted(split["n"]) for name, split in load_dataset("ada/data").items()})
@@ -171,7 +175,7 @@ def test_a_split_beside_data_without_a_card(hub: TestHub, machine: Machine) -> N
 
 
 @pytest.mark.parametrize(
-    ("entry", "options", "words"),
+    ("entry", "options", "arguments"),
     [
         ("{config_name: default, data_files: csv/*.csv}", (), "loads 1 other file(s), such as csv/a.csv"),
         ("{config_name: default, data_dir: csv}", ("--split", "test"), "written by hand (it says data_dir)"),
@@ -181,15 +185,15 @@ def test_a_split_beside_data_without_a_card(hub: TestHub, machine: Machine) -> N
     ],
 )
 def test_configs_by_hand_are_not_broken(
-    hub: TestHub, machine: Machine, source: Path, entry: str, options: tuple[str, ...], words: str
+    hub: TestHub, machine: Machine, source: Path, entry: str, options: tuple[str, ...], arguments: str
 ) -> None:
     """A config that a person wrote and that publishing would break is in the way: said before the first byte."""
     hub.create(REPO)
     put_by_hand(hub, {"README.md": f"---\nconfigs:\n- {entry}\n---\n".encode(), "csv/a.csv": b"n\n1\n"})
     head = hub.head(REPO)
-    done = machine.publish(source, *options, check=2)
-    assert words in done.stderr
-    assert "--config" in done.stderr
+    result = machine.publish(source, *options, check=2)
+    assert arguments in result.stderr
+    assert "--config" in result.stderr
     assert (hub.head(REPO), hub.counters.puts) == (head, 0)
     machine.publish(source, "--config", "mine", *options) if "all" not in entry else None
 
@@ -204,8 +208,8 @@ def test_files_with_the_names_of_shards_are_somebodys(hub: TestHub, machine: Mac
     machine.publish(source, "--fresh")
 
 
-@pytest.mark.parametrize("again", [("--fresh",), ("--update",)])
-def test_files_that_two_configs_share(hub: TestHub, machine: Machine, source: Path, again: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("repeated", [("--fresh",), ("--update",)])
+def test_files_that_two_configs_share(hub: TestHub, machine: Machine, source: Path, repeated: tuple[str, ...]) -> None:
     """A config by hand that loads a shard of another one by its name is not left without: said before the first byte.
     One that loads them by a pattern goes on to."""
     machine.publish(source, "--config", "x", *ROWS)
@@ -216,29 +220,30 @@ def test_files_that_two_configs_share(hub: TestHub, machine: Machine, source: Pa
     machine.run("verify", DEST).check_returncode()
     add_files(source, 5, 7)
     head, puts = hub.head(REPO), hub.counters.puts
-    done = machine.publish(source, "--config", "x", *ROWS, *again, check=2)
+    result = machine.publish(source, "--config", "x", *ROWS, *repeated, check=2)
     assert (
-        "The config 'some' of the card loads x/train-00000-of-00003.parquet, which would no longer exist" in done.stderr
+        "The config 'some' of the card loads x/train-00000-of-00003.parquet, which would no longer exist"
+        in result.stderr
     )
     assert (hub.head(REPO), hub.counters.puts) == (head, puts)
     front["configs"] = [entry for entry in front["configs"] if entry["config_name"] != "some"]
     put_by_hand(hub, {"README.md": f"---\n{yaml.safe_dump(front)}---\n".encode()})
-    machine.publish(source, "--config", "x", *ROWS, *again)
+    machine.publish(source, "--config", "x", *ROWS, *repeated)
     machine.run("verify", DEST).check_returncode()
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "splits: [{name: train, num_bytes: many, num_examples: few}]",
         "splits: 3",
         "splits: [3, {name: train}]",
     ],
 )
-def test_numbers_that_are_none(hub: TestHub, machine: Machine, source: Path, said: str) -> None:
+def test_numbers_that_are_none(hub: TestHub, machine: Machine, source: Path, message: str) -> None:
     """Whatever a card says of the splits that are there, another one is published beside them."""
     hub.create(REPO)
-    front = f"configs:\n- config_name: default\n  data_files:\n    train: x/*.parquet\ndataset_info:\n  {said}\n"
+    front = f"configs:\n- config_name: default\n  data_files:\n    train: x/*.parquet\ndataset_info:\n  {message}\n"
     put_by_hand(hub, {"README.md": f"---\n{front}---\n".encode(), "x/a.parquet": table_of(3, "x")})
     machine.publish(source, "--split", "test")
     assert [entry["split"] for entry in card(hub)["configs"][0]["data_files"]] == ["train", "test"]  # type: ignore[index]
@@ -268,8 +273,8 @@ def test_a_config_that_names_nothing(hub: TestHub, machine: Machine, source: Pat
     machine.run("verify", DEST).check_returncode()
     front["configs"].append({"config_name": "old", "data_files": [{"split": "test", "path": "y/*.csv"}]})
     put_by_hand(hub, {"README.md": f"---\n{yaml.safe_dump(front)}---\n".encode()})
-    told = machine.run("verify", DEST)
-    assert (told.returncode, "config 'old' names y/*.csv, and there is no such file" in told.stderr) == (3, True)
+    result = machine.run("verify", DEST)
+    assert (result.returncode, "config 'old' names y/*.csv, and there is no such file" in result.stderr) == (3, True)
 
 
 @pytest.mark.parametrize("name", ["README.md", "readme.MD", "x" * 201, "data"])
@@ -282,8 +287,8 @@ def test_names_that_are_taken(hub: TestHub, machine: Machine, source: Path, name
 def test_a_file_in_the_place_of_a_config(hub: TestHub, machine: Machine, source: Path) -> None:
     hub.create(REPO)
     put_by_hand(hub, {"notes.csv": b"n\n1\n"})
-    done = machine.publish(source, "--config", "notes.csv", check=2)
-    assert "has a file named notes.csv" in done.stderr
+    result = machine.publish(source, "--config", "notes.csv", check=2)
+    assert "has a file named notes.csv" in result.stderr
     assert (hub.counters.puts, hub.counters.commits) == (0, 0)
 
 
@@ -293,13 +298,13 @@ def test_a_repository_that_was_renamed(hub: TestHub, machine: Machine, source: P
     machine.publish(source, *ROWS)
     hub.move(REPO, "ada/other")
     add_files(source, 5, 6)
-    done = machine.publish(source, *ROWS, "--update")
-    assert f"{REPO} is called ada/other now" in done.stderr
-    for words in (("verify", DEST, str(source)), ("info", DEST), ("unpack", DEST, str(tmp_path / "back"))):
-        machine.run(*words).check_returncode()
+    result = machine.publish(source, *ROWS, "--update")
+    assert f"{REPO} is called ada/other now" in result.stderr
+    for arguments in (("verify", DEST, str(source)), ("info", DEST), ("unpack", DEST, str(tmp_path / "back"))):
+        machine.run(*arguments).check_returncode()
     assert len(list((tmp_path / "back").iterdir())) == 6
-    more = write_files(tmp_path / "more", {"z.bin": b"z"})
-    machine.publish(more, "--append")
+    more_files = write_files(tmp_path / "more", {"z.bin": b"z"})
+    machine.publish(more_files, "--append")
     assert len([name for name in hub.files("ada/other") if name.startswith("data/")]) == 4
 
 
@@ -307,5 +312,5 @@ def test_what_a_server_answers_is_not_the_disk(hub: TestHub, machine: Machine, s
     """A repository that goes while it is unpacked is blamed for itself, and not the folder that it is unpacked to."""
     machine.publish(source)
     hub.faults.add("resolve", nth=3, times=99, status=404, code="RepoNotFound")
-    told = machine.run("unpack", DEST, str(tmp_path / "back"))
-    assert (told.returncode, "There is no dataset ada/data on the Hub" in told.stderr) == (2, True), told.stderr
+    result = machine.run("unpack", DEST, str(tmp_path / "back"))
+    assert (result.returncode, "There is no dataset ada/data on the Hub" in result.stderr) == (2, True), result.stderr

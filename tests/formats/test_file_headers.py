@@ -67,7 +67,7 @@ def test_big_endian_nifti(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.nii.gz", b"this is a text", "is not gzip"),
         ("a.nii.gz", nifti(), "is not gzip"),
@@ -83,9 +83,9 @@ def test_big_endian_nifti(write: Write) -> None:
         ("a.nii", nifti()[:344] + b"ni1\0" + nifti()[348:], "without its image"),
     ],
 )
-def test_bad_nifti(write: Write, name: str, content: bytes, said: str) -> None:
+def test_bad_nifti(write: Write, name: str, content: bytes, message: str) -> None:
     """Each kind of wrong beginning has its words."""
-    assert said in (probe_header(write(name, content), "nifti") or "")
+    assert message in (probe_header(write(name, content), "nifti") or "")
 
 
 def test_nifti_with_too_little_data(write: Write) -> None:
@@ -121,7 +121,7 @@ def test_images_go_by_content(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.png", picture("PNG")[:10], "ends early"),
         ("a.png", picture("PNG")[:-6], "ends early"),
@@ -140,9 +140,9 @@ def test_images_go_by_content(write: Write) -> None:
         ("a.json.gz", b"{}", "is not gzip"),
     ],
 )
-def test_bad_headers(write: Write, name: str, content: bytes, said: str) -> None:
+def test_bad_headers(write: Write, name: str, content: bytes, message: str) -> None:
     """Each kind of wrong beginning has its words."""
-    assert said in (probe_header(write(name, content)) or "")
+    assert message in (probe_header(write(name, content)) or "")
 
 
 def test_what_is_looked_into() -> None:
@@ -168,17 +168,17 @@ def test_unreadable(tmp_path: Path) -> None:
 
 def test_good_gzip(write: Write) -> None:
     """One member, several, an empty one, zero padding behind: all whole, and every byte is counted."""
-    one = gzip.compress(random_bytes(700_000), mtime=0)
+    first = gzip.compress(random_bytes(700_000), mtime=0)
     for content in [
-        one,
-        one + gzip.compress(b"", mtime=0) + one,
+        first,
+        first + gzip.compress(b"", mtime=0) + first,
         gzip.compress(b"", mtime=0),
-        one + bytes(600_000),
-        one * 2 + b"\0",
+        first + bytes(600_000),
+        first * 2 + b"\0",
     ]:
-        seen: list[int] = []
-        assert probe_gzip(write("a.gz", content), seen.append) is None
-        assert sum(seen) == len(content)
+        observed: list[int] = []
+        assert probe_gzip(write("a.gz", content), observed.append) is None
+        assert sum(observed) == len(content)
 
 
 def test_members_across_blocks(write: Write) -> None:
@@ -190,7 +190,7 @@ def test_members_across_blocks(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is not gzip"),
         (b"\x1f", "is not gzip"),
@@ -207,17 +207,17 @@ def test_members_across_blocks(write: Write) -> None:
         (gzip.compress(b"abc", mtime=0)[:-4] + bytes(4), "wrong length"),
     ],
 )
-def test_bad_gzip(write: Write, content: bytes, said: str) -> None:
+def test_bad_gzip(write: Write, content: bytes, message: str) -> None:
     """Each kind of damage to a stream has its words."""
-    assert said in (whole(write("a.gz", content)) or "")
+    assert message in (whole(write("a.gz", content)) or "")
 
 
-@given(at=st.integers(10, 1_000_000), bit=st.integers(0, 7))
-def test_any_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, at: int, bit: int) -> None:
+@given(position=st.integers(10, 1_000_000), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, position: int, bit: int) -> None:
     """A flipped bit behind the gzip header passes only where it is padding, and the content is the same."""
     original = b"brain " * 300 + random_bytes(1000, 3)
     content = bytearray(gzip.compress(original, mtime=0))
-    content[10 + at % (len(content) - 10)] ^= 1 << bit
+    content[10 + position % (len(content) - 10)] ^= 1 << bit
     path = tmp_path_factory.mktemp("flip") / "a.gz"
     path.write_bytes(content)
     assert whole(str(path)) is not None or gzip.decompress(content) == original
@@ -244,9 +244,9 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = peak(); fault = probe_gzip(sys.argv[1], lambda size: None); print(fault, peak() - before)"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "zeros.gz"], capture_output=True, text=True, check=True
     )
-    fault, grown_kib = done.stdout.split()
+    fault, grown_kib = result.stdout.split()
     assert fault == "None"
     assert int(grown_kib) < 10_000

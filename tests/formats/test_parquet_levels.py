@@ -91,15 +91,15 @@ def test_runs_and_packed_bits_of_others_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "arguments"),
     [
         (b"\x02\0\0\0\x02\x01", "ends early"),  # one level of two
         (b"\x03\0\0\0\x04\x01", "ends early"),  # the block is cut off
         (b"\x04\0\0\0\x00\x01\x04\x01", "empty run"),
     ],
 )
-def test_what_is_wrong_with_levels_is_said(data: bytes, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_what_is_wrong_with_levels_is_said(data: bytes, arguments: str) -> None:
+    with pytest.raises(ValueError, match=arguments):
         decode_levels(data, 2, 1)
 
 
@@ -107,7 +107,7 @@ REQUIRED = pa.struct([pa.field("bytes", pa.binary(), nullable=False), ("path", p
 
 
 @pytest.mark.parametrize(
-    ("rows", "kind", "nullable", "repetition", "definition", "index", "most"),
+    ("rows", "kind", "nullable", "repetition", "definition", "index", "maximum"),
     [
         ([{"bytes": b""}, None, {"bytes": None}], _FILE, True, [0, 0, 0], [2, 0, 1], [0, -1, -1], (0, 2)),
         ([{"bytes": b""}, {"bytes": b""}], REQUIRED, False, [0, 0], [0, 0], [0, 1], (0, 0)),
@@ -132,7 +132,7 @@ def test_what_levels_say(
     repetition: list[int],
     definition: list[int],
     index: list[int],
-    most: tuple[int, int],
+    maximum: tuple[int, int],
 ) -> None:
     """Null, empty and absent are told apart at every depth; chunks and slices do not count."""
     array = pa.array(rows, kind)
@@ -140,14 +140,14 @@ def test_what_levels_say(
     for column in (array, pa.chunked_array([array], kind), halves):
         levels = levels_of(column, nullable, ("bytes",))
         assert (levels.repetition.tolist(), levels.definition.tolist()) == (repetition, definition)
-        assert (levels.max_repetition, levels.max_definition) == most
+        assert (levels.max_repetition, levels.max_definition) == maximum
     assert levels_of(array, nullable, ("bytes",)).index.tolist() == index
     if rows:
         longer = pa.array([rows[0], *rows, rows[0]], kind).slice(1, len(rows))
         assert levels_of(longer, nullable, ("bytes",)).definition.tolist() == definition
     none = levels_of(pa.chunked_array([], kind), nullable, ("bytes",))
     assert none.definition.tolist() == []
-    assert (none.max_repetition, none.max_definition) == most
+    assert (none.max_repetition, none.max_definition) == maximum
 
 
 def test_a_column_without_the_leaf_is_refused() -> None:
@@ -165,8 +165,8 @@ def test_many_levels_that_differ() -> None:
 
 def test_a_struct_of_one_child_needs_no_name() -> None:
     """Of several it does: nothing is chosen in silence."""
-    one = pa.array([{"bytes": b"a"}, None, {"bytes": None}], pa.struct([("bytes", pa.binary())]))
-    levels = levels_of(one, True)
+    first = pa.array([{"bytes": b"a"}, None, {"bytes": None}], pa.struct([("bytes", pa.binary())]))
+    levels = levels_of(first, True)
     assert (levels.definition.tolist(), levels.max_definition) == ([2, 0, 1], 2)
     assert levels.index.tolist() == [0, -1, -1]
     with pytest.raises(ValueError, match="no single child"):

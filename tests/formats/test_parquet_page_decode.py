@@ -31,7 +31,7 @@ RANDOM = random.Random(1).randbytes
 
 
 def fetch_from(file: bytes) -> Callable[[int, int], bytes]:
-    return lambda at, size: file[at : at + size]
+    return lambda position, size: file[position : position + size]
 
 
 def snappy(data: bytes, size: int) -> PageBody | None:
@@ -47,9 +47,9 @@ def zstd(data: bytes, size: int) -> PageBody | None:
 def test_a_plain_page_is_a_range() -> None:
     """Read from memory if it is there, else from the file; fewer bytes only at its end."""
     file = bytes(range(100))
-    held = plain_body(memoryview(file)[10:30], 10, 20, lambda *_: pytest.fail("read again"))
-    far = plain_body(b"", 10, 20, fetch_from(file))
-    for body in (held, far):
+    retained = plain_body(memoryview(file)[10:30], 10, 20, lambda *_: pytest.fail("read again"))
+    remote = plain_body(b"", 10, 20, fetch_from(file))
+    for body in (retained, remote):
         assert body.size == 20
         assert body.read(0, 5) == file[10:15]
         assert body.read(3, 2) == file[13:15]
@@ -99,9 +99,9 @@ def test_large_literals_are_not_read() -> None:
     data, reads = RANDOM(300_000), []
     packed = pa.compress(data, "snappy", asbytes=True)
 
-    def fetch(at: int, size: int) -> bytes:
+    def fetch(position: int, size: int) -> bytes:
         reads.append(size)
-        return packed[at : at + size]
+        return packed[position : position + size]
 
     body = snappy_body(fetch, 0, len(packed), len(data))
     assert body is not None
@@ -115,7 +115,7 @@ def literal(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("tags", "wanted"),
+    ("tags", "expected"),
     [
         (literal(b"abcd") + b"\x01\x04", b"abcdabcd"),  # four back, four long
         (literal(b"abcd") + b"\x1d\x04", b"abcd" + b"abcdabcdabc"),  # eleven long
@@ -131,17 +131,17 @@ def literal(data: bytes) -> bytes:
         (literal(b"z" * 60) * 5 + b"\x21\x00", (b"z" * 60) * 5 + b"z" * 4),  # 256 back
     ],
 )
-def test_every_kind_of_snappy_tag(tags: bytes, wanted: bytes) -> None:
-    size = len(wanted)
+def test_every_kind_of_snappy_tag(tags: bytes, expected: bytes) -> None:
+    size = len(expected)
     head = bytes([size]) if size < 128 else bytes([size & 0x7F | 0x80, size >> 7])
-    assert pa.decompress(head + tags, size, "snappy", asbytes=True) == wanted
+    assert pa.decompress(head + tags, size, "snappy", asbytes=True) == expected
     body = snappy(head + tags, size)
     assert body is not None
-    assert body.read(0, size) == wanted
+    assert body.read(0, size) == expected
 
 
 @pytest.mark.parametrize(
-    ("data", "size", "words"),
+    ("data", "size", "arguments"),
     [
         (b"\x05" + literal(b"abcd"), 4, "another size"),
         (b"\x05" + literal(b"abcd"), 5, "another size"),
@@ -154,8 +154,8 @@ def test_every_kind_of_snappy_tag(tags: bytes, wanted: bytes) -> None:
         (b"\x80" * 10 + b"\x01", 4, "does not end"),
     ],
 )
-def test_broken_snappy_pages_are_damage(data: bytes, size: int, words: str) -> None:
-    with pytest.raises(Damaged, match=words):
+def test_broken_snappy_pages_are_damage(data: bytes, size: int, arguments: str) -> None:
+    with pytest.raises(Damaged, match=arguments):
         snappy(data, size)
 
 
@@ -164,14 +164,14 @@ def test_many_small_pieces_are_left_to_who_decompresses() -> None:
     for count, described in ((64, True), (65, False)):
         data = bytes([count]) + literal(b"a") * count
         assert (snappy(data, count) is not None) == described
-    many = 64 + 2
+    items = 64 + 2
     assert (
         snappy(
             b"\x80\x08"
-            + literal(b"a") * many
+            + literal(b"a") * items
             + b"\xf4"
-            + bytes([1023 - many - 1 & 255, 1023 - many >> 8])
-            + b"b" * (1024 - many),
+            + bytes([1023 - items - 1 & 255, 1023 - items >> 8])
+            + b"b" * (1024 - items),
             1024,
         )
         is None
@@ -210,10 +210,10 @@ def test_every_kind_of_zstd_frame(head: int, skipped: int) -> None:
     body = block(b"abcd", False) + block(b"", False) + block(b"ef", True)
     end = b"\x01\x02\x03\x04" if head & 4 else b""
     frame = MAGIC + bytes([head]) + b"\0" * skipped + body + end
-    found = zstd(frame, 6)
-    assert found is not None
-    assert found.read(0, 6) == b"abcdef"
-    assert len(found.ends) == 2
+    actual = zstd(frame, 6)
+    assert actual is not None
+    assert actual.read(0, 6) == b"abcdef"
+    assert len(actual.ends) == 2
     for broken in (frame + b"!", frame[:-1], b"!" + frame[1:]):
         assert zstd(broken, 6) is None
     assert zstd(frame, 5) is None
@@ -236,8 +236,8 @@ def deltas_of(values: list[int]) -> bytes:
     sink = io.BytesIO()
     table = pa.table({"x": pa.array(values, pa.int64())}, schema=pa.schema([pa.field("x", pa.int64(), nullable=False)]))
     pq.write_table(table, sink, use_dictionary=False, column_encoding="DELTA_BINARY_PACKED", compression="none")
-    at = pq.ParquetFile(sink).metadata.row_group(0).column(0).data_page_offset
-    header, start = thrift.decode(sink.getvalue(), at)
+    position = pq.ParquetFile(sink).metadata.row_group(0).column(0).data_page_offset
+    header, start = thrift.decode(sink.getvalue(), position)
     return sink.getvalue()[start : start + header[2][1]]
 
 
@@ -250,15 +250,15 @@ def deltas_of(values: list[int]) -> bytes:
 def test_deltas_are_read(values: list[int]) -> None:
     """The numbers, and where they end."""
     data = deltas_of(values)
-    found, end = decode_delta(data, len(values))
-    assert (found.tolist(), end) == (values, len(data))
+    actual, end = decode_delta(data, len(values))
+    assert (actual.tolist(), end) == (values, len(data))
     assert decode_delta(data + b"more", len(values))[1] == len(data)
     with pytest.raises(Damaged, match="lengths of a page are broken"):
         decode_delta(data, len(values) + 1)
 
 
 @pytest.mark.parametrize(
-    ("head", "count", "most"),
+    ("head", "count", "maximum"),
     [
         (b"\x80\x01\x04", 0, 64 + 256 + 14),
         (b"\x80\x01\x04", 31, 64 + 256 + 14),
@@ -268,9 +268,9 @@ def test_deltas_are_read(values: list[int]) -> None:
         (b"\x80\x80\x40\x80\x04", 1, 64 + 8 * 2048 + 522),
     ],
 )
-def test_how_long_deltas_are_at_most(head: bytes, count: int, most: int) -> None:
+def test_how_long_deltas_are_at_most(head: bytes, count: int, maximum: int) -> None:
     """By the size of a block and of its parts, which are whole."""
-    assert max_delta_bytes(head, count) == most
+    assert max_delta_bytes(head, count) == maximum
 
 
 @pytest.mark.parametrize("values", [[5], list(range(33)), [2**62, -(2**62)] * 200, [0] * 1000])
@@ -302,7 +302,7 @@ def test_no_deltas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "count", "words"),
+    ("data", "count", "arguments"),
     [
         (b"", 1, "does not end"),
         (b"\x80" * 10, 1, "does not end"),
@@ -318,8 +318,8 @@ def test_no_deltas() -> None:
         (b"\x80\x01\x04\x02\x00" + b"\x00\x08\x00\x00\x00" + b"\0" * 31, 2, "end early"),
     ],
 )
-def test_broken_deltas_are_damage(data: bytes, count: int, words: str) -> None:
-    with pytest.raises(Damaged, match=words):
+def test_broken_deltas_are_damage(data: bytes, count: int, arguments: str) -> None:
+    with pytest.raises(Damaged, match=arguments):
         decode_delta(data, count)
 
 
@@ -380,7 +380,7 @@ def test_the_last_group_may_be_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "width", "count", "words"),
+    ("data", "width", "count", "arguments"),
     [
         (b"\x04\x01", 33, 2, "too wide"),
         (b"\x04", 1, 2, "end early"),
@@ -390,8 +390,8 @@ def test_the_last_group_may_be_cut() -> None:
         (b"\x04\x01", 1, 3, "does not end"),
     ],
 )
-def test_broken_runs_are_damage(data: bytes, width: int, count: int, words: str) -> None:
-    with pytest.raises(Damaged, match=words):
+def test_broken_runs_are_damage(data: bytes, width: int, count: int, arguments: str) -> None:
+    with pytest.raises(Damaged, match=arguments):
         decode_runs(data, width, count)
 
 

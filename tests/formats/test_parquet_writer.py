@@ -31,19 +31,19 @@ def cell(number: int | None) -> dict[str, Any] | None:
 
 
 def mixed() -> tuple[pa.Table, dict[str, np.ndarray[Any, Any]]]:
-    one = [0, 1, None, 2, 4, 4, 3, 5]
-    many: list[Any] = [[1, 2], [], None, [None, 4], [3], [5, 5, 5], [0], [2]]
+    first = [0, 1, None, 2, 4, 4, 3, 5]
+    items: list[Any] = [[1, 2], [], None, [None, 4], [3], [5, 5, 5], [0], [2]]
     table = pa.table(
         {
             "id": pa.array(range(8)),
-            "one": pa.array([cell(n) for n in one], FILE),
+            "one": pa.array([cell(n) for n in first], FILE),
             "name": pa.array([f"row {n}" if n % 3 else None for n in range(8)]),
-            "many": pa.array([None if row is None else [cell(n) for n in row] for row in many], pa.list_(FILE)),
+            "many": pa.array([None if row is None else [cell(n) for n in row] for row in items], pa.list_(FILE)),
         }
     )
     numbers = {
-        "one": np.array([n for n in one if n is not None]),
-        "many": np.array([n for row in many for n in row or [] if n is not None]),
+        "one": np.array([n for n in first if n is not None]),
+        "many": np.array([n for row in items for n in row or [] if n is not None]),
     }
     return table, numbers
 
@@ -77,8 +77,8 @@ def test_readers_get_every_byte(files: FileSet) -> None:
     table, numbers = mixed()
     data = shard(table, files, numbers)
     read = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
-    wanted = [row | {name: content(row[name]) for name in ("one", "many")} for row in table.to_pylist()]
-    assert read.to_pylist() == wanted
+    expected = [row | {name: content(row[name]) for name in ("one", "many")} for row in table.to_pylist()]
+    assert read.to_pylist() == expected
     assert read.schema.names == table.schema.names
     assert pq.read_metadata(pa.BufferReader(data)).created_by == "brim version 1.0.0 (build 1)"
 
@@ -91,69 +91,71 @@ def test_the_footer_says_what_lies_there(files: FileSet, monkeypatch: pytest.Mon
     table, numbers = mixed()
     data = shard(table, files, numbers)
     footer, footer_at = parts(data)
-    at = 4
+    position = 4
     column_indexes, offset_indexes = [], []
     for group in footer[4][1].items:
         metas = [entry[3][1] for entry in group[1][1].items]
-        assert group[5] == (thrift.I64, at)
+        assert group[5] == (thrift.I64, position)
         assert group[2] == (thrift.I64, sum(meta[6][1] for meta in metas))
         assert group[6] == (thrift.I64, sum(meta[7][1] for meta in metas))
         for entry, meta in zip(group[1][1].items, metas, strict=True):
             spliced = meta[3][1].items[-1] == b"bytes"
             first = meta[11][1] if 11 in meta and meta[11][1] else meta[9][1]
-            assert first == at
-            locations = _pages(data, at, meta[7][1], len(meta[3][1].items) if spliced else 0)
+            assert first == position
+            locations = _pages(data, position, meta[7][1], len(meta[3][1].items) if spliced else 0)
             index, end = thrift.decode(data[entry[4][1] : entry[4][1] + entry[5][1]])
             assert end == entry[5][1]
-            told = [tuple(place[field][1] for field in (1, 2, 3)) for place in index[1][1].items]
-            assert [place[:2] for place in told] == [place[:2] for place in locations]
+            messages = [tuple(destination[field][1] for field in (1, 2, 3)) for destination in index[1][1].items]
+            assert [location[:2] for location in messages] == [target[:2] for target in locations]
             offset_indexes.append((entry[4][1], entry[5][1]))
             if 6 in entry:
                 column_indexes.append((entry[6][1], entry[7][1]))
                 bounds, end = thrift.decode(data[entry[6][1] : entry[6][1] + entry[7][1]])
                 assert end == entry[7][1]
-                assert len(bounds[2][1].items) == len(bounds[3][1].items) == len(told)
+                assert len(bounds[2][1].items) == len(bounds[3][1].items) == len(messages)
             assert spliced != (6 in entry)
             assert (7 in entry) == (6 in entry)
             if spliced:
-                assert [place[2] for place in told] == [place[2] for place in locations]
-                assert len(told) == -(-group[3][1] // 2)
+                assert [place[2] for place in messages] == [place[2] for place in locations]
+                assert len(messages) == -(-group[3][1] // 2)
                 _spliced_meta(meta, locations)
-            at += meta[7][1]
+            position += meta[7][1]
     for start, size in [*column_indexes, *offset_indexes]:
-        assert start == at
-        at += size
-    assert at == footer_at
+        assert start == position
+        position += size
+    assert position == footer_at
 
 
-def _pages(data: bytes, at: int, size: int, depth: int) -> list[tuple[int, int, int, int]]:
+def _pages(data: bytes, position: int, size: int, depth: int) -> list[tuple[int, int, int, int]]:
     """Offset, size with header, first row and values of the data pages of a chunk; `depth` if it is a spliced one."""
-    found, end, row = [], at + size, 0
-    while at < end:
-        header, start = thrift.decode(data, at)
+    actual, end, row = [], position + size, 0
+    while position < end:
+        header, start = thrift.decode(data, position)
         length = header[3][1]
         if header[1][1] == 0:
-            found.append((at, start + length - at, row, header[5][1][1][1]))
+            actual.append((position, start + length - position, row, header[5][1][1][1]))
             if depth:
                 assert header[2][1] == length
                 assert {n: header[5][1][n] for n in (2, 3, 4)} == dict.fromkeys((3, 4), (5, 3)) | {2: (5, 0)}
                 body, count = data[start : start + length], header[5][1][1][1]
                 row += _whole_page(body, count, depth > 2)
-        at = start + length
-    assert at == end
-    return found
+        position = start + length
+    assert position == end
+    return actual
 
 
 def _whole_page(body: bytes, count: int, is_list: bool) -> int:
     """How many rows begin in a page, which holds its levels and its values and not a byte more."""
-    repetition, at = decode_levels(body, count, 1 if is_list else 0)
-    definition, used = decode_levels(body[at:], count, 4 if is_list else 2)
-    at += used
+    repetition, position = decode_levels(body, count, 1 if is_list else 0)
+    definition, used = decode_levels(body[position:], count, 4 if is_list else 2)
+    position += used
     for _ in range(int((definition == (4 if is_list else 2)).sum())):
-        at += 4 + int.from_bytes(body[at : at + 4], "little")
-    assert at == len(body)
-    for block, most in ((body, 1), (body[decode_levels(body, count, 1)[1] :], 4)) if is_list else ((body, 2),):
-        assert len(encode_levels(decode_levels(block, count, most)[0], most)) == 4 + int.from_bytes(block[:4], "little")
+        position += 4 + int.from_bytes(body[position : position + 4], "little")
+    assert position == len(body)
+    for block, maximum in ((body, 1), (body[decode_levels(body, count, 1)[1] :], 4)) if is_list else ((body, 2),):
+        assert len(encode_levels(decode_levels(block, count, maximum)[0], maximum)) == 4 + int.from_bytes(
+            block[:4], "little"
+        )
     return int((repetition == 0).sum())
 
 
@@ -161,7 +163,7 @@ def _spliced_meta(meta: thrift.Struct, locations: list[tuple[int, int, int, int]
     assert meta[2][1].items == [0, 3]
     assert meta[4] == (thrift.I32, 0)
     assert meta[2][1].kind == thrift.I32
-    assert meta[5] == (thrift.I64, sum(place[3] for place in locations))
+    assert meta[5] == (thrift.I64, sum(destination[3] for destination in locations))
     assert meta[6] == meta[7]
     assert meta[13][1].items == [{1: (5, 0), 2: (5, 0), 3: (5, len(locations))}]
     assert not {8, 10, 11, 12, 14, 15, 16} & meta.keys()
@@ -218,10 +220,10 @@ def test_columns_of_bytes_alone(files: FileSet) -> None:
         }
     )
     data = shard(table, files, {"raw": np.array([1, 2]), "raws": np.array([3, 5, 2])})
-    wanted = [random_bytes(SIZES[n], n) for n in range(6)]
+    expected = [random_bytes(SIZES[n], n) for n in range(6)]
     assert pq.read_table(pa.BufferReader(data)).to_pydict() == {
-        "raw": [wanted[1], None, wanted[2]],
-        "raws": [[wanted[3], wanted[5]], [], [wanted[2]]],
+        "raw": [expected[1], None, expected[2]],
+        "raws": [[expected[3], expected[5]], [], [expected[2]]],
         "n": [1, 2, 3],
     }
 
@@ -264,8 +266,8 @@ def test_large_values_of_other_columns(files: FileSet, monkeypatch: pytest.Monke
         chunks = [metadata.row_group(0).column(n) for n in range(3)]
         assert [chunk.is_stats_set for chunk in chunks] == [plain, True, True]
         assert [chunk.has_dictionary_page for chunk in chunks] == [plain, True, True]
-    alone = pa.table({"text": ["x" * 2000]})
-    chunk = pq.read_metadata(pa.BufferReader(shard(alone, files, {}))).row_group(0).column(0)
+    single = pa.table({"text": ["x" * 2000]})
+    chunk = pq.read_metadata(pa.BufferReader(shard(single, files, {}))).row_group(0).column(0)
     assert (chunk.is_stats_set, chunk.has_dictionary_page) == (False, False)
     deep = pa.table({"deep": [{"a": "x" * 2000, "b": 1}], "n": [1]})
     metadata = pq.read_metadata(pa.BufferReader(shard(deep, files, {})))
@@ -275,21 +277,21 @@ def test_large_values_of_other_columns(files: FileSet, monkeypatch: pytest.Monke
 def test_values_go_by_the_disk_above_the_bound(files: FileSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes either way; the scratch file lies in the folder that was given."""
     table, numbers = mixed()
-    wanted = shard(table, files, numbers)
+    expected = shard(table, files, numbers)
     values = int(cuts.row_bytes(table.select(["id", "name"])).sum())
-    made: list[str | None] = []
+    created: list[str | None] = []
     plain = parquet_writer.Scratch
 
     def scratch(folder: str | None) -> Any:
-        made.append(folder)
+        created.append(folder)
         return plain(folder)
 
     monkeypatch.setattr(parquet_writer, "Scratch", _Watched(scratch, plain))
     for bound, folders in ((values, []), (values - 1, [str(tmp_path)])):
         monkeypatch.setattr(parquet_writer, "HELD_VALUE_BYTES", bound)
         with splice_parquet(table, files, numbers, str(tmp_path)) as splice:
-            assert splice.read_at(0, splice.size) == wanted
-        assert made == folders
+            assert splice.read_at(0, splice.size) == expected
+        assert created == folders
 
 
 class _Watched(type):

@@ -51,7 +51,7 @@ def test_ranges_read_like_files(
 ) -> None:
     """A splice of ranges is its literals and parts of containers, however it is read."""
     literals = [bytes([n % 256]) * (n % 3) for n in range(len(values))]
-    parts = [_CONTAINERS[number][at : at + length] for number, at, length in values]
+    parts = [_CONTAINERS[number][position : position + length] for number, position, length in values]
     whole = b"".join(literal + part for literal, part in zip(literals, parts, strict=True))
     splice = splice_of(range_set(tmp_path, values), literals)
     assert splice.size == len(whole)
@@ -73,7 +73,7 @@ def test_neighbours_are_read_ahead(tmp_path: Path, sizes: list[int], gap: int, b
     if not values:
         return
     splice = splice_of(range_set(tmp_path, values), [b"|"] * len(values))
-    whole = b"".join(b"|" + _CONTAINERS[0][at : at + size] for _, at, size in values)
+    whole = b"".join(b"|" + _CONTAINERS[0][position : position + size] for _, position, size in values)
     assert b"".join(bytes(chunk) for chunk in splice.chunks(buffer_bytes=buffer)) == whole
 
 

@@ -218,8 +218,8 @@ def test_pages_are_full_and_end_with_rows(tmp_path: Path) -> None:
     path = write(tmp_path, pa.table({"x": pa.array(cells, leaf_type(False))}), ["x"])
     sizes = [parquet_writer.cell_bytes(np.array([len(CONTENTS[PATHS[2]])]))[0]]
     per_page = (1 << 20) // int(sizes[0])
-    found = list(locate_parquet(LocalFile(path)))
-    gaps = [b.offset - a.offset - a.size for a, b in itertools.pairwise(found)]
+    actual = list(locate_parquet(LocalFile(path)))
+    gaps = [b.offset - a.offset - a.size for a, b in itertools.pairwise(actual)]
     headers = sum(gap > 4 for gap in gaps)
     assert headers == -(-500 // per_page) - 1 + 2
 
@@ -239,9 +239,9 @@ def test_a_point_look_up_uses_the_page_index(tmp_path: Path) -> None:
     config = datafusion.SessionConfig().set("datafusion.execution.parquet.pushdown_filters", "true")
     context = datafusion.SessionContext(config)
     context.register_parquet("t", str(path))
-    for wanted in (0, 1, 777, 2500, rows - 1):
-        got = context.sql(f"select * from t where id = {wanted}").to_arrow_table().to_pylist()
-        assert got == expected(table.slice(wanted, 1), ["x", "y"])
+    for required in (0, 1, 777, 2500, rows - 1):
+        got = context.sql(f"select * from t where id = {required}").to_arrow_table().to_pylist()
+        assert got == expected(table.slice(required, 1), ["x", "y"])
     metadata = pq.read_metadata(path)
     for group in range(metadata.num_row_groups):
         for column in range(metadata.num_columns):
@@ -256,10 +256,10 @@ def test_the_shard_can_be_read_without_the_plan(tmp_path: Path) -> None:
     path = write(tmp_path, table, ["image.raw", "scans"])
     data = path.read_bytes()
     for column in ("image.raw", "scans"):
-        found = [f for f in locate_parquet(LocalFile(path)) if f.column == column]
-        wanted = [(row, p) for row, value in enumerate(table.column(column).to_pylist()) for p in files_in(value)]
-        assert [(f.row, f.path) for f in found] == wanted
-        assert all(data[f.offset : f.offset + f.size] == CONTENTS[f.path or ""] for f in found)
+        actual = [f for f in locate_parquet(LocalFile(path)) if f.column == column]
+        required = [(row, p) for row, value in enumerate(table.column(column).to_pylist()) for p in files_in(value)]
+        assert [(f.row, f.path) for f in actual] == required
+        assert all(data[f.offset : f.offset + f.size] == CONTENTS[f.path or ""] for f in actual)
 
 
 _values = st.one_of(st.none(), st.integers(-1, len(PATHS) - 1))
@@ -291,8 +291,8 @@ def _tables(draw: st.DrawFn) -> tuple[pa.Table, list[str]]:
             files.append(name)
         else:
             lists = draw(st.lists(st.one_of(st.none(), st.lists(_values, max_size=4)), min_size=rows, max_size=rows))
-            made = [None if cells is None else [to_cell(c) for c in cells] for cells in lists]
-            arrays[name] = pa.array(made, pa.list_(leaf_type(False)))
+            created = [None if cells is None else [to_cell(c) for c in cells] for cells in lists]
+            arrays[name] = pa.array(created, pa.list_(leaf_type(False)))
             files.append(name)
     return pa.table(arrays), files
 

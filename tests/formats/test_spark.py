@@ -35,11 +35,11 @@ def test_spark_reads_every_byte(tmp_path: Path) -> None:
     try:
         rows = session.read.parquet(str(out / "data")).orderBy("id").collect()
         spark = [_plain(row.asDict(recursive=True)) for row in rows]
-        found = session.read.parquet(str(out / "data")).where("id = 3").select("one.bytes").collect()
+        actual = session.read.parquet(str(out / "data")).where("id = 3").select("one.bytes").collect()
     finally:
         session.stop()
     assert spark == [_plain(row) for row in pq.read_table(out / "data").to_pylist()]
-    assert bytes(found[0]["bytes"]) == contents["f3.bin"]
+    assert bytes(actual[0]["bytes"]) == contents["f3.bin"]
 
 
 def _plain(value: object) -> object:

@@ -40,9 +40,9 @@ def make(root: Path, segments: list[tuple[str, object]]) -> tuple[Splice, bytes]
         else:
             number, start, size = value  # type: ignore[misc]
             content = _CONTENTS[f"{number}.bin"]
-            piece = content[start : start + size]
-            builder.file(number, min(start, len(content)), len(piece))
-            whole += piece
+            segment = content[start : start + size]
+            builder.file(number, min(start, len(content)), len(segment))
+            whole += segment
     return builder.finish(), whole
 
 
@@ -231,9 +231,9 @@ def test_many_segments_go_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_buffers_that_are_kept(tmp_path: Path) -> None:
     """Each chunk stays what it was while somebody holds it; without, the next one takes its place."""
     splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 0, 100)), ("file", (2, 0, 50))])
-    kept = list(splice.chunks(buffer_bytes=16, keep=Buffers(16)))
-    assert b"".join(map(bytes, kept)) == whole
-    assert [len(chunk) for chunk in kept] == [16] * 9 + [10]
+    remaining = list(splice.chunks(buffer_bytes=16, keep=Buffers(16)))
+    assert b"".join(map(bytes, remaining)) == whole
+    assert [len(chunk) for chunk in remaining] == [16] * 9 + [10]
     assert [bytes(chunk) for chunk in splice.chunks(3, 9, 64, keep=Buffers(64))] == [whole[3:9]]
     assert [bytes(chunk) for chunk in splice.chunks(3, 9, 4)] == [whole[3:7], whole[7:9]]
     assert [len(chunk) for chunk in splice.chunks(150)] == [4]
@@ -241,10 +241,10 @@ def test_buffers_that_are_kept(tmp_path: Path) -> None:
 
 
 def test_whoever_waits_for_a_hash_is_told(tmp_path: Path) -> None:
-    told: list[int] = []
+    messages: list[int] = []
     splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 0, 100))])
-    splice.sha256(told.append)
-    assert sum(told) == len(whole)
+    splice.sha256(messages.append)
+    assert sum(messages) == len(whole)
 
 
 def test_the_file_object_reads_in_every_way(tmp_path: Path) -> None:
@@ -267,16 +267,16 @@ def test_the_file_object_reads_in_every_way(tmp_path: Path) -> None:
 def test_a_reader_is_told_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same segments that are read, and how many bytes they are, so that it can ask for them together."""
     splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 0, 100)), ("file", (2, 0, 50))])
-    told: list[tuple[object, list[tuple[int, int, int]], int]] = []
+    messages: list[tuple[object, list[tuple[int, int, int]], int]] = []
     plain = splice_module.reader_of
 
     def reader_of(files: object, segments: Iterator[tuple[int, int, int]], size: int) -> object:
-        told.append((files, list(segments), size))
-        return plain(files, iter(told[-1][1]), size)  # type: ignore[arg-type]
+        messages.append((files, list(segments), size))
+        return plain(files, iter(messages[-1][1]), size)  # type: ignore[arg-type]
 
     monkeypatch.setattr(splice_module, "reader_of", reader_of)
     assert splice.read_at(10, 100) == whole[10:110]
-    assert told == [(splice.files, [(3, 6, 94), (2, 0, 6)], 100)]
+    assert messages == [(splice.files, [(3, 6, 94), (2, 0, 6)], 100)]
 
 
 def test_local_files_are_copied_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,9 +285,9 @@ def test_local_files_are_copied_by_the_kernel(tmp_path: Path, monkeypatch: pytes
     copied: list[tuple[int, int]] = []
     plain = splice_module.copy_range
 
-    def copy(source: int, at: int, size: int, target: int) -> None:
-        copied.append((at, size))
-        plain(source, at, size, target)
+    def copy(source: int, position: int, size: int, target: int) -> None:
+        copied.append((position, size))
+        plain(source, position, size, target)
 
     monkeypatch.setattr(splice_module, "copy_range", copy)
     with open(tmp_path / "copy", "w+b") as file:
@@ -357,9 +357,9 @@ def test_whose_fault_it_is_that_nothing_can_be_copied(
         splice_module.copy_range(blind, 0, 1, pair[1])
     assert caught.value.errno == errno.EBADF
     os.close(blind)
-    with pytest.raises(OSError, match="Bad file descriptor") as other:
+    with pytest.raises(OSError, match="Bad file descriptor") as second:
         splice_module.copy_range(pair[0], 0, 1, pair[0])
-    assert not isinstance(other.value, splice_module.Unreadable)
+    assert not isinstance(second.value, splice_module.Unreadable)
 
 
 def test_a_kernel_without_that_call(pair: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,15 +407,15 @@ def test_more_than_a_buffer_is_read_at_once(tmp_path: Path, monkeypatch: pytest.
 def test_a_value_that_lies_in_pieces(tmp_path: Path, start: int, size: int | None) -> None:
     """All of it or a range of it, alone and between literals, in the order of its pieces."""
     container = file_set(tmp_path, {"c": bytes(range(100))})
-    pieces = Segments(np.array([0, 3]), np.array([50, 10, 30]), np.array([3, 2, 4]))
-    ranges = Ranges(container, np.array([0, 0], np.int32), np.array([-1, 7]), pieces)
+    segments = Segments(np.array([0, 3]), np.array([50, 10, 30]), np.array([3, 2, 4]))
+    ranges = Ranges(container, np.array([0, 0], np.int32), np.array([-1, 7]), segments)
     sizes, none = np.array([9, 5]), np.zeros(2, np.int64)
     files = FileSet(str(tmp_path), pa.array(["v", "w"], pa.large_string()), sizes, none, none, ranges=ranges)
     value = bytes([50, 51, 52, 10, 11, 30, 31, 32, 33])
     builder = SpliceBuilder(files)
     builder.file(0, start, size)
-    wanted = value[start:] if size is None else value[start : start + size]
-    assert builder.finish().read_at(0, 99) == wanted
+    expected = value[start:] if size is None else value[start : start + size]
+    assert builder.finish().read_at(0, 99) == expected
     mixed = SpliceBuilder(files)
     mixed.literal(b"!")
     mixed.interleave(b"<>>", np.array([1, 2]), np.array([0, 1]))

@@ -109,7 +109,7 @@ def test_the_bytes_are_those_of_the_protocol(fields: thrift.Struct, wire: bytes)
 
 
 @pytest.mark.parametrize(
-    ("wire", "words"),
+    ("wire", "arguments"),
     [
         (b"\x16" + b"\x80" * 10 + b"\x01\x00", "a number is too long at byte 11"),
         (b"\x18\x05abc\x00", "a string runs past the end"),
@@ -119,8 +119,8 @@ def test_the_bytes_are_those_of_the_protocol(fields: thrift.Struct, wire: bytes)
         (b"\x1c" * 100_000, "cut short or broken"),
     ],
 )
-def test_what_is_broken_is_said(wire: bytes, words: str) -> None:
-    with pytest.raises(ThriftError, match=words):
+def test_what_is_broken_is_said(wire: bytes, arguments: str) -> None:
+    with pytest.raises(ThriftError, match=arguments):
         thrift.decode(wire)
 
 

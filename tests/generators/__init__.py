@@ -58,14 +58,14 @@ def tiny_nifti(seed: str) -> bytes:
     return gzip.compress(bytes(header) + voxels, mtime=0)
 
 
-def with_more(has: list[bool], files: int, skip: int = 0) -> list[int]:
+def with_more(present: list[bool], files: int, skip: int = 0) -> list[int]:
     """How many files each has, so that all have `files` together: after `skip`, the first ones have one more."""
-    holders = max(sum(has), 1)
-    base, more = divmod(max(files, sum(has)), holders)
-    counts, seen = [], 0
-    for there in has:
-        counts.append((base + (skip <= seen < skip + more)) * there)
-        seen += there
+    holders = max(sum(present), 1)
+    base, extra = divmod(max(files, sum(present)), holders)
+    counts, observed = [], 0
+    for existing in present:
+        counts.append((base + (skip <= observed < skip + extra)) * existing)
+        observed += existing
     return counts
 
 

@@ -97,12 +97,12 @@ def _runs(sessions: int) -> dict[str, list[int]]:
         runs[column] = with_more(spread(_scaled(rows, sessions), sessions), _scaled(rows, sessions) + extra, skip)
     # Every session with functional images has one of the two tasks, and many have both.
     bold = spread(_scaled(BOLD_SESSIONS, sessions), sessions)
-    places = [i for i, there in enumerate(bold) if there]
-    for column, chosen in (("bold_naming40", places), ("bold_rest", places[::-1])):
+    destinations = [i for i, existing in enumerate(bold) if existing]
+    for column, selection in (("bold_naming40", destinations), ("bold_rest", destinations[::-1])):
         rows, files = PUBLISHED[column]
-        has = set(chosen[: _scaled(rows, sessions)])
+        present = set(selection[: _scaled(rows, sessions)])
         extra = round((files - rows) * sessions / SESSIONS) or int(sessions > 3)
-        runs[column] = with_more([i in has for i in range(sessions)], len(has) + extra)
+        runs[column] = with_more([i in present for i in range(sessions)], len(present) + extra)
     return runs
 
 
@@ -119,12 +119,12 @@ def _gradients(layout: Layout, images: list[str]) -> tuple[list[str], list[str]]
 
 def _bold_sizes(runs: dict[str, list[int]], sessions: int) -> Iterator[int]:
     """What is left of 273 GB for each functional run, the last one taking the remainder."""
-    other = sum(_SIZES[name] * sum(runs[name]) for name in ("t1w", "t2w", "flair", "dwi", "sbref"))
-    other += _SIZES["lesion"] * _scaled(PUBLISHED["lesion"][0], sessions)
+    second = sum(_SIZES[name] * sum(runs[name]) for name in ("t1w", "t2w", "flair", "dwi", "sbref"))
+    second += _SIZES["lesion"] * _scaled(PUBLISHED["lesion"][0], sessions)
     bolds = sum(runs["bold_naming40"]) + sum(runs["bold_rest"])
-    rest = APPARENT_BYTES * sessions // SESSIONS - other
+    remainder = APPARENT_BYTES * sessions // SESSIONS - second
     for i in range(bolds):
-        yield rest // bolds + (rest % bolds if i == bolds - 1 else 0)
+        yield remainder // bolds + (remainder % bolds if i == bolds - 1 else 0)
 
 
 def _participant(owner: int) -> dict[str, object]:

@@ -113,11 +113,11 @@ def without_marks(template: str) -> str:
 
 def conversations() -> list[list[dict[str, Any]]]:
     """Return conversations of one to three turns, with and without a system message, of plain and of odd texts."""
-    found = [[_user("hello"), _answer("hi")], [_user("a"), _answer("b"), _user("c")]]
+    actual = [[_user("hello"), _answer("hi")], [_user("a"), _answer("b"), _user("c")]]
     for number, odd in enumerate(ODD):
-        found.append([_user(odd), _answer("yes."), _user("x" + odd), _answer("no " + odd + "!")])
-        found.append([{"role": "system", "content": prose(5, number)}, _user(prose(20, number)), _answer(odd + "end")])
-    return found
+        actual.append([_user(odd), _answer("yes."), _user("x" + odd), _answer("no " + odd + "!")])
+        actual.append([{"role": "system", "content": prose(5, number)}, _user(prose(20, number)), _answer(odd + "end")])
+    return actual
 
 
 def _user(text: str) -> dict[str, Any]:

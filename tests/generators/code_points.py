@@ -32,14 +32,14 @@ def _batched(points: Iterator[int] | range, count: int) -> Iterator[list[int]]:
 def differing(data: bytes, points: Iterator[int] | range) -> list[int]:
     """The code points, in order."""
     fast, reference = FastEncoder(data), LoadedTokenizer(data, "this")
-    found = []
+    actual = []
     for some in _batched(points, 256):
         texts = pa.array([shape.format(chr(point)) for point in some for shape in _SHAPES])
         ours, theirs = fast.encode(texts), reference.encode(texts)
         if not np.array_equal(ours.values, theirs.values):
             rows = [row for row in range(len(texts)) if not np.array_equal(ours[row], theirs[row])]
-            found += sorted({some[row // len(_SHAPES)] for row in rows})
-    return found
+            actual += sorted({some[row // len(_SHAPES)] for row in rows})
+    return actual
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ def take(kind: str, size: int) -> float:
 
 def batch(rows: dict[str, list[Any]]) -> dict[str, list[float]]:
     """Takes `take` bytes in all, whatever the number of rows is."""
-    held = take(rows["kind"][0], sum(rows["take"]))
+    retained = take(rows["kind"][0], sum(rows["take"]))
     time.sleep(0.02)
-    return {"held": [held] * len(rows["id"])}
+    return {"held": [retained] * len(rows["id"])}
 
 
-def row(one: dict[str, Any]) -> dict[str, float]:
-    held = take(one["kind"], one["take"])
+def row(first: dict[str, Any]) -> dict[str, float]:
+    retained = take(first["kind"], first["take"])
     time.sleep(0.002)
-    return {"held": held}
+    return {"held": retained}

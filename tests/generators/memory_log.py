@@ -59,9 +59,9 @@ def event(at_s: float, kind: str, text: str, **facts: Any) -> Entry:
 
 def end(at_s: float, entries: Iterable[Entry] = (), exit_code: int | None = 0, **facts: Any) -> Entry:
     peak = max((e for e in entries if e["type"] == "sample"), key=lambda e: e["total_bytes"], default=None)
-    seen = {"peak_bytes": peak["total_bytes"], "peak_t": peak["t"]} if peak else {"peak_bytes": 0, "peak_t": BEGAN}
-    told = {"exit_code": exit_code, "signal": None, "stopped": None, "why": None, "overshoot_bytes": 0}
-    return {"type": "end", "t": round(BEGAN + at_s, 3), **told, **seen, **facts}
+    observed = {"peak_bytes": peak["total_bytes"], "peak_t": peak["t"]} if peak else {"peak_bytes": 0, "peak_t": BEGAN}
+    records = {"exit_code": exit_code, "signal": None, "stopped": None, "why": None, "overshoot_bytes": 0}
+    return {"type": "end", "t": round(BEGAN + at_s, 3), **records, **observed, **facts}
 
 
 def training(seconds: int = 600, grow: float = 0.0, seed: int = 0) -> list[Entry]:
@@ -127,14 +127,14 @@ def building(shards: int = 900) -> list[Entry]:
     """A build of many shards, far below its limit."""
     run = [sample(n, 0.06 * GB + 0.01 * GB * math.sin(n / 9) ** 2) for n in range(1200)]
     size = "500 MB written"
-    done = [
+    finished = [
         event(1200 * n / shards, "shard", f"data/train-{n:05d}-of-{shards:05d}.parquet: {size}") for n in range(shards)
     ]
     notes = [event(3, "note", "2 files are empty"), event(600, "mark", "half of it")]
     command = ["brim", "build", "ds004884/", "out/", "--memory", "2GB"]
     return [
         head(2 * GB, command=command, watched="job", ladder=None),
-        *_in_order([*run, *done, *notes]),
+        *_in_order([*run, *finished, *notes]),
         end(1201, run),
     ]
 

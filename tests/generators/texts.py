@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-_OTHERS = [
+_OTHER_VALUES = [
     "😀",
     "👍🏽",
     "👨\u200d👩\u200d👧\u200d👦",
@@ -64,7 +64,7 @@ _WHITE = (
     "\x85",
     "\u2028",
 )
-_WORDS = [
+_ARGUMENTS = [
     "the",
     "Hello",
     "WORLD",
@@ -103,9 +103,9 @@ _PLANES = (
 def fuzz_texts(count: int, specials: Sequence[str], seed: int = 5) -> Iterator[str]:
     draw = random.Random(seed)
     pools = (
-        [*_OTHERS, *_WHITE],
-        [*_WORDS, *_WHITE, *_OTHERS],
-        [*specials, *_WHITE, *_WORDS],
+        [*_OTHER_VALUES, *_WHITE],
+        [*_ARGUMENTS, *_WHITE, *_OTHER_VALUES],
+        [*specials, *_WHITE, *_ARGUMENTS],
         [*" \n\r\t", "\r\n", "a", "1", ".", "\xa0"],
         [*"acgt"],
         [chr(code) for code in range(0x20, 0x7F)],

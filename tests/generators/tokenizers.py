@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-WORDS = [
+ARGUMENTS = [
     "the",
     "naïve",
     "Straße",
@@ -37,8 +37,8 @@ WORDS = [
 SPECIALS = ["[UNK]", "[CLS]", "[SEP]", "</s>"]
 BYTE_LEVEL = ("bpe", "prefixed", "gpt4", "llama3", "qwen", "digits")
 METASPACE = ("llama", "metaspace")
-OTHERS = ("wordpiece", "unigram")
-KINDS = (*BYTE_LEVEL, *METASPACE, *OTHERS)
+OTHER_VALUES = ("wordpiece", "unigram")
+KINDS = (*BYTE_LEVEL, *METASPACE, *OTHER_VALUES)
 _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -47,15 +47,15 @@ _GPT4 = (
 
 def prose(words: int, seed: int = 0) -> str:
     draw = random.Random(seed)
-    return " ".join(draw.choice(WORDS) * draw.randint(1, 2) for _ in range(words))
+    return " ".join(draw.choice(ARGUMENTS) * draw.randint(1, 2) for _ in range(words))
 
 
 def made_tokenizers(folder: Path) -> dict[str, Path]:
     """By kind; those of BRIM_TOKENIZERS if it is set."""
-    given = os.environ.get("BRIM_TOKENIZERS")
-    if given is None:
+    inputs = os.environ.get("BRIM_TOKENIZERS")
+    if inputs is None:
         write_tokenizers(folder)
-    return {kind: Path(given or folder) / f"{kind}.json" for kind in KINDS}
+    return {kind: Path(inputs or folder) / f"{kind}.json" for kind in KINDS}
 
 
 def write_tokenizers(folder: Path) -> None:
@@ -115,24 +115,24 @@ def _metaspace(corpus: list[str], name: str) -> dict[str, Any]:
     """BPE of characters, with bytes for those that it does not know: as a file, because no API makes all of it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     bytes_ = [f"<0x{number:02X}>" for number in range(256)]
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         corpus,
         trainers.BpeTrainer(
             vocab_size=600, special_tokens=[*SPECIALS, *bytes_], limit_alphabet=60, show_progress=False
         ),
     )
-    held: dict[str, Any] = json.loads(made.to_str())
-    held["added_tokens"] = [token for token in held["added_tokens"] if token["content"] in SPECIALS]
+    content: dict[str, Any] = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in SPECIALS]
     if name == "llama":
         replaced = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-        held["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replaced]}
-        held["pre_tokenizer"] = None
+        content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replaced]}
+        content["pre_tokenizer"] = None
     else:
-        held["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
-    return held
+        content["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    return content
 
 
 if __name__ == "__main__":

@@ -68,18 +68,18 @@ def facts_path(version: int) -> Path:
     return home(version) / "goldens.json"
 
 
-def _build(name: str, *words: str, kill_at: int = 4) -> Case:
-    return Case(f"build-{name}", ("build", *words, *CORE), {"shards": (SHARDS, kill_at)})
+def _build(name: str, *arguments: str, kill_at: int = 4) -> Case:
+    return Case(f"build-{name}", ("build", *arguments, *CORE), {"shards": (SHARDS, kill_at)})
 
 
-def _computed(name: str, *words: str, bring: int = 0) -> Case:
+def _computed(name: str, *arguments: str, bring: int = 0) -> Case:
     kills = {"units": (UNITS, 4)} | ({"shards": (SHARDS, bring)} if bring else {})
-    return Case(name, (words[0], *ROWS, *words[1:], *UNIT, *CORE), kills)
+    return Case(name, (arguments[0], *ROWS, *arguments[1:], *UNIT, *CORE), kills)
 
 
 def _vectors(suffix: str) -> Case:
-    words = ("embed", "rows.jsonl", f"out/vectors{suffix}", *MODEL, *UNIT, *CORE)
-    return Case(f"embed-{suffix[1:]}", words, {"units": (f"out/*/units/{LEDGER}", 4)})
+    arguments = ("embed", "rows.jsonl", f"out/vectors{suffix}", *MODEL, *UNIT, *CORE)
+    return Case(f"embed-{suffix[1:]}", arguments, {"units": (f"out/*/units/{LEDGER}", 4)})
 
 
 CASES = (
@@ -123,8 +123,10 @@ SOURCES = {"map-hive": "hive", "map-unreadable": "unreadable.jsonl", "map-exact-
 
 
 def _of_version_2(case: Case) -> Case:
-    words = tuple(SOURCES.get(case.name, word) if word == "rows.jsonl" else word for word in case.words)
-    return replace(case, words=words, version=VERSION, kills={} if case in NEW else case.kills)
+    arguments = tuple(
+        SOURCES.get(case.name, argument) if argument == "rows.jsonl" else argument for argument in case.words
+    )
+    return replace(case, words=arguments, version=VERSION, kills={} if case in NEW else case.kills)
 
 
 CURRENT = (*UNCHANGED, *map(_of_version_2, (*COMPUTED, *NEW)))
@@ -144,8 +146,8 @@ def records(ledger: Path | bytes) -> Iterator[dict[str, Any]]:
 
 def receipts(folder: Path, pattern: str) -> list[str]:
     """The names that the ledgers of that pattern have receipts for."""
-    found = [record for path in folder.glob(pattern) if path.exists() for record in records(path)]
-    return sorted({record["name"] for record in found if record["type"] == "shard"})
+    actual = [record for path in folder.glob(pattern) if path.exists() for record in records(path)]
+    return sorted({record["name"] for record in actual if record["type"] == "shard"})
 
 
 def told(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tests.hub.store import Entry
 from tests.publishing import DEST, REPO, Machine
 
 SCOPE = "default/*"  # the config and the splits that a publication is of
-WORDS = ("--rows-per-shard", "1", "--workers", "1", "--json")
+ARGUMENTS = ("--rows-per-shard", "1", "--workers", "1", "--json")
 
 
 def state_name(hub: TestHub) -> str:
@@ -45,6 +45,6 @@ def put_back(hub: TestHub, machine: Machine, folder: Path) -> None:
         tree[path.relative_to(folder / "main").as_posix()] = (
             Entry.lfs(oid, len(content)) if large else Entry.regular(content)
         )
-    repo.commit("main", lambda there: there.update(tree), title="what was there")
+    repo.commit("main", lambda existing: existing.update(tree), title="what was there")
     if (folder / "state").exists():
         shutil.copytree(folder / "state", machine.folder / "state" / "brim" / "hub" / state_name(hub))

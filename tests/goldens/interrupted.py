@@ -94,7 +94,7 @@ class Interrupted:
 
     @property
     def uses_bucket(self) -> bool:
-        return any("$BUCKET" in word for command in self.commands for word in command)
+        return any("$BUCKET" in argument for command in self.commands for argument in command)
 
 
 def _change_files(folder: Path) -> None:
@@ -168,16 +168,16 @@ CASES = (
 )
 
 
-def run(words: tuple[str, ...], folder: Path, bucket: str, environment: dict[str, str], kill_after: int = 0) -> int:
+def run(arguments: tuple[str, ...], folder: Path, bucket: str, environment: dict[str, str], kill_after: int = 0) -> int:
     """Run a command in a folder; return its exit code, negative for a signal."""
-    words = tuple(word.replace("$BUCKET", bucket) for word in words)
-    start = ["-c", KILLER, *words] if kill_after else ["-m", "brim", *words]
+    arguments = tuple(argument.replace("$BUCKET", bucket) for argument in arguments)
+    start = ["-c", KILLER, *arguments] if kill_after else ["-m", "brim", *arguments]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "GOLDEN_CALLS": os.devnull, **environment}
     environment |= {"KILL_AFTER": str(kill_after)} if kill_after else {}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *start], cwd=folder, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
     )
-    return done.returncode
+    return result.returncode
 
 
 def results(folder: Path, s3: S3Server, prefix: str) -> dict[str, Any]:
@@ -187,15 +187,15 @@ def results(folder: Path, s3: S3Server, prefix: str) -> dict[str, Any]:
         (downloaded / name).parent.mkdir(parents=True, exist_ok=True)
         (downloaded / name).write_bytes(body)
     names = ("out", "chosen", "bucket")
-    found = {name: cases.told(folder / name) for name in names if (folder / name).exists()}
+    actual = {name: cases.told(folder / name) for name in names if (folder / name).exists()}
     shutil.rmtree(downloaded, ignore_errors=True)
-    return found
+    return actual
 
 
 def objects(s3: S3Server, prefix: str) -> dict[str, bytes]:
     """Return the objects below a prefix, without the lease of a run that was killed."""
-    found = {name.removeprefix(prefix): s3.read(PRIVATE, name) for name in s3.objects(PRIVATE, prefix)}
-    return {name: body for name, body in found.items() if name != ".brim/lock"}
+    actual = {name.removeprefix(prefix): s3.read(PRIVATE, name) for name in s3.objects(PRIVATE, prefix)}
+    return {name: body for name, body in actual.items() if name != ".brim/lock"}
 
 
 def replace_text(folder: Path, texts: dict[str, str]) -> None:
@@ -218,33 +218,33 @@ def replace_text(folder: Path, texts: dict[str, str]) -> None:
 def make(case: Interrupted, s3: S3Server) -> dict[str, Any]:
     """Make the folder that a killed command leaves, and what an uninterrupted one leaves."""
     finished: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as place:
-        for which in ("whole", "killed"):
-            folder = cases.inputs(Path(place).resolve() / which)
-            prefix = f"{case.name}-{which}/"
+    with tempfile.TemporaryDirectory() as destination:
+        for kind in ("whole", "killed"):
+            folder = cases.inputs(Path(destination).resolve() / kind)
+            prefix = f"{case.name}-{kind}/"
             bucket = f"s3://{PRIVATE}/{prefix.rstrip('/')}"
             for number, command in enumerate(case.commands):
-                is_killed = which == "killed" and number == case.kill
+                is_killed = kind == "killed" and number == case.kill
                 if number == case.kill and case.change is not None:
                     case.change(folder)
                 code = run(command, folder, bucket, s3.environment, case.receipts if is_killed else 0)
                 assert code == (-9 if is_killed else 0), (case.name, command, code)
-            if which == "whole":
+            if kind == "whole":
                 for command in case.rest:
                     assert run(command, folder, bucket, s3.environment) == 0, (case.name, command)
                 finished = results(folder, s3, prefix)
                 continue
-            left = Path(place) / "left"
-            left.mkdir()
+            remaining = Path(destination) / "left"
+            remaining.mkdir()
             for name in ("out", "chosen", "state", "saved.plan", "saved.plan.parts"):
                 if (folder / name).exists():
-                    (folder / name).rename(left / name)
+                    (folder / name).rename(remaining / name)
             for name, body in objects(s3, prefix).items():
-                (left / "bucket" / name).parent.mkdir(parents=True, exist_ok=True)
-                (left / "bucket" / name).write_bytes(body)
+                (remaining / "bucket" / name).parent.mkdir(parents=True, exist_ok=True)
+                (remaining / "bucket" / name).write_bytes(body)
             texts = {s3.endpoint: ENDPOINT, bucket: "$BUCKET", str(folder): SOURCE_ROOT}
-            replace_text(left, texts)
-            cases.pack(left, case.archive)
+            replace_text(remaining, texts)
+            cases.pack(remaining, case.archive)
     return finished
 
 

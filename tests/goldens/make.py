@@ -52,10 +52,10 @@ def make_inputs(folder: Path) -> None:
         rows = csv.writer(file)
         rows.writerow(["scan", "age", "part"])
         rows.writerows([f"files/{'ab'[i % 2]}/f{i:02d}.bin", 20 + i, "test" if i > 8 else "train"] for i in range(12))
-    words = [f"w{n}" for n in range(60)]
-    texts = [{"id": n, "text": f"row {n} " + " ".join(draw.choices(words, k=n % 9))} for n in range(240)]
+    vocabulary = [f"w{n}" for n in range(60)]
+    texts = [{"id": n, "text": f"row {n} " + " ".join(draw.choices(vocabulary, k=n % 9))} for n in range(240)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
-    _save_tokenizer(folder / "tokenizer.json", words)
+    _save_tokenizer(folder / "tokenizer.json", vocabulary)
     _save_dataset(folder / "saved", texts)
     _brim(folder, "plan", "bids", "--save-recipe", "columns.toml")
     for number, path in enumerate(sorted(folder.rglob("*"))):
@@ -74,22 +74,22 @@ def make_new_inputs(folder: Path) -> None:
     (folder / "unreadable.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     numbers = [f"{number},0x{number:x},{number:03d},{10**25 + number}" for number in range(30)]
     (folder / "numbers.csv").write_text("\n".join(["id,hex,padded,large", *numbers]) + "\n")
-    words = [f"w{n}" for n in range(60)]
+    vocabulary = [f"w{n}" for n in range(60)]
     (folder / "tokenizer").mkdir()
-    _save_tokenizer(folder / "tokenizer" / "tokenizer.json", words)
+    _save_tokenizer(folder / "tokenizer" / "tokenizer.json", vocabulary)
     (folder / "tokenizer" / "special_tokens_map.json").write_text(json.dumps({"eos_token": "[end]"}))
     for number, path in enumerate(sorted(folder.rglob("*"))):
         os.utime(path, ns=(0, DATE_NS + number * 1_000_000_007))
 
 
-def _save_tokenizer(path: Path, words: list[str]) -> None:
+def _save_tokenizer(path: Path, vocabulary: list[str]) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    vocabulary = {word: number for number, word in enumerate(["[unk]", "[end]", "row", *words])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[unk]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens(["[end]"])
-    made.save(str(path))
+    ids = {text: number for number, text in enumerate(["[unk]", "[end]", "row", *vocabulary])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["[end]"])
+    tokenizer.save(str(path))
 
 
 def _save_dataset(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -99,15 +99,15 @@ def _save_dataset(folder: Path, rows: list[dict[str, Any]]) -> None:
     datasets.Dataset.from_list(rows).save_to_disk(folder, num_shards=3)
 
 
-def _brim(folder: Path, *words: str) -> None:
-    subprocess.run([sys.executable, "-m", "brim", *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+def _brim(folder: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "brim", *arguments], cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 
 def start(case: Case, folder: Path, **environment: str) -> subprocess.Popen[bytes]:
-    words = case.words if case.script else ("-m", "brim", *case.words)
+    arguments = case.words if case.script else ("-m", "brim", *case.words)
     (folder / "out").mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, *words],
+        [sys.executable, *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
         stdout=subprocess.DEVNULL,
@@ -133,60 +133,60 @@ def kill_midway(case: Case, folder: Path, pattern: str, count: int) -> dict[str,
             pass
         process.wait()
         time.sleep(0.3)  # workers end with their parent
-        done = cases.receipts(folder, pattern)
+        result = cases.receipts(folder, pattern)
         kinds = {record["type"] for path in folder.glob(pattern) for record in cases.records(path)}
         if was_alive and "done" not in kinds:
-            return {"ledger": pattern, "done": done}
+            return {"ledger": pattern, "done": result}
     raise SystemExit(f"{case.name} was never caught with {count} receipts in {pattern}")
 
 
 def make_case(case: Case, work: Path) -> dict[str, Any]:
-    folder, kept = cases.inputs(work / case.name), work / f"{case.name}-kept"
-    kept.mkdir()
+    folder, remaining = cases.inputs(work / case.name), work / f"{case.name}-kept"
+    remaining.mkdir()
     code = start(case, folder).wait()
     assert code == 0, f"{case.name}: exit {code}"
     facts = {"words": list(case.words), "finished": cases.told(folder / "out"), "killed": {}}
-    (folder / "out").rename(kept / "finished")
+    (folder / "out").rename(remaining / "finished")
     for name, (pattern, count) in case.kills.items():
         facts["killed"][name] = kill_midway(case, folder, pattern, count)
-        (folder / "out").rename(kept / name)
-    for path in kept.rglob(SETUP):
+        (folder / "out").rename(remaining / name)
+    for path in remaining.rglob(SETUP):
         path.write_bytes(b"")  # the paths of this machine; every run writes its own
-    for path in kept.rglob("*"):
+    for path in remaining.rglob("*"):
         os.utime(path, ns=(0, DATE_NS))
-    cases.pack(kept, case.archive)
+    cases.pack(remaining, case.archive)
     return facts
 
 
 def make_hub(work: Path) -> dict[str, Any]:
     """A publication that was finished, one killed while it sent, and a saved plan with one part of three done."""
-    source, kept = cases.inputs(work / "hub-inputs") / "files", work / "hub-kept"
-    told: dict[str, Any] = {}
-    for which in ("finished", "killed", "plan"):
-        with TestHub(work / f"hub-{which}") as hub:
-            machine = Machine(hub, work / f"machine-{which}")
-            if which == "finished":
-                machine.publish(source, *hub_state.WORDS)
-            elif which == "killed":
+    source, remaining = cases.inputs(work / "hub-inputs") / "files", work / "hub-kept"
+    records: dict[str, Any] = {}
+    for kind in ("finished", "killed", "plan"):
+        with TestHub(work / f"hub-{kind}") as hub:
+            machine = Machine(hub, work / f"machine-{kind}")
+            if kind == "finished":
+                machine.publish(source, *hub_state.ARGUMENTS)
+            elif kind == "killed":
                 _kill_sending(hub, machine, source)
             else:
-                plan = kept / which / "a.plan"
+                plan = remaining / kind / "a.plan"
                 plan.parent.mkdir()
                 brim_command("plan", source, DEST, "--rows-per-shard", "1", "--save", plan, env=machine.environment)
                 brim_command("build", "--plan", plan, "--part", "1/3", env=machine.environment)
-            hub_state.keep(hub, machine, kept / which)
-            told[which] = {"objects": sorted(hub.repos.get("datasets", REPO).objects)}
-            if which == "finished":
-                told[which]["main"] = {name: sha256 for name, (_, sha256) in hub.files(REPO).items()}
-    for path in kept.rglob("*"):
+            hub_state.keep(hub, machine, remaining / kind)
+            records[kind] = {"objects": sorted(hub.repos.get("datasets", REPO).objects)}
+            if kind == "finished":
+                records[kind]["main"] = {name: sha256 for name, (_, sha256) in hub.files(REPO).items()}
+    for path in remaining.rglob("*"):
         os.utime(path, ns=(0, DATE_NS))
-    cases.pack(kept, cases.HOME / "hub.tar.xz")
-    return told
+    cases.pack(remaining, cases.HOME / "hub.tar.xz")
+    return records
 
 
 def _kill_sending(hub: TestHub, machine: Machine, source: Path) -> None:
     hub.faults.add("put", nth=6, times=None, action="stall", seconds=5)
-    process = machine.start(source, *hub_state.WORDS)
+    process = machine.start(source, *hub_state.ARGUMENTS)
     while not machine.ledgers or len(cases.receipts(machine.ledgers[0], cases.LEDGER)) < 4:
         assert process.poll() is None
         time.sleep(0.01)
@@ -214,8 +214,8 @@ def main() -> None:
             if case.name in facts["cases"]:
                 continue
             began = time.monotonic()
-            facts["cases"][case.name] = made = make_case(case, work)
-            print(f"{case.name}: {made['killed']}, {time.monotonic() - began:.1f} s", flush=True)  # noqa: T201
+            facts["cases"][case.name] = result = make_case(case, work)
+            print(f"{case.name}: {result['killed']}, {time.monotonic() - began:.1f} s", flush=True)  # noqa: T201
             facts_path.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
         if version == 1 and "hub" not in facts:
             facts["hub"] = make_hub(work)

@@ -57,8 +57,8 @@ class Fault:
 
     @property
     def variable(self) -> str:
-        how = self.how if self.how in ("short", "hold") else getattr(errno, self.how)
-        return f"{self.kind} {self.number} {how} {self.glob}"
+        method = self.how if self.how in ("short", "hold") else getattr(errno, self.how)
+        return f"{self.kind} {self.number} {method} {self.glob}"
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class UnitStats:
 class Shim:
     """The library, built for this machine, and its board."""
 
-    def __init__(self, library: Path, board: Path) -> None:
-        self.library, self._board = library, board
+    def __init__(self, library: Path, panel: Path) -> None:
+        self.library, self._board = library, panel
 
     @classmethod
     def build(cls, folder: Path) -> Shim | None:
@@ -113,10 +113,10 @@ class Shim:
         log = self._board.with_name("log")
         log.write_bytes(b"")
         variables = self.variables(fault, job.counted) | {"BRIM_FAULT_LOG": "" if fault else str(log)}
-        code, said = job.run({**os.environ, **job.variables, **variables}, str(self.library))
+        code, output = job.run({**os.environ, **job.variables, **variables}, str(self.library))
         *_, fired, path = _BOARD.unpack(self._board.read_bytes())
         hit = Path(os.fsdecode(path.rstrip(b"\0")).removesuffix(" (deleted)")) if fired else None
-        return UnitStats(code, said, hit, Counter(map(job.call_of, log.read_text().splitlines())))
+        return UnitStats(code, output, hit, Counter(map(job.call_of, log.read_text().splitlines())))
 
 
 @dataclass
@@ -147,12 +147,12 @@ class Job:
     def run(self, environment: dict[str, str], preload: str) -> tuple[int, str]:
         if self.script:
             command = [sys.executable, *self.words]
-            done = subprocess.run(
+            result = subprocess.run(
                 command, env=environment, cwd=self.source.parent, capture_output=True, text=True, check=False
             )
         else:
-            done = brim(*self.words, check=None, env=environment, cwd=self.source.parent, preload=preload)
-        return done.returncode, done.stderr + (done.stdout if done.returncode else "")
+            result = brim(*self.words, check=None, env=environment, cwd=self.source.parent, preload=preload)
+        return result.returncode, result.stderr + (result.stdout if result.returncode else "")
 
     def clear(self) -> None:
         shutil.rmtree(self.place, ignore_errors=True)
@@ -177,11 +177,11 @@ def every_fault(calls: Counter[Call]) -> Iterator[Fault]:
     Of many calls of a kind on files of a name the first and the last few do: those between are of the same loop.
     """
     for (kind, glob), count in sorted(calls.items()):
-        ways = FAULTS[kind]
+        methods = FAULTS[kind]
         # The driver looks into the logs of workers as often as it has the time, so there is no last one.
         last = 2 if "worker-" in glob else count
         for number in range(1, last + 1):
             if _ENDS < number <= last - _ENDS:
                 continue
-            for how in ways if number == 1 else (ways[number % len(ways)],):
-                yield Fault(kind, number, how, glob)
+            for method in methods if number == 1 else (methods[number % len(methods)],):
+                yield Fault(kind, number, method, glob)

@@ -24,8 +24,8 @@ def refused(source: Path, *options: str, code: int = 2) -> str:
     text = brim("build", source, out, *options, check=code).stderr
     assert text.startswith("brim: ")
     assert not out.exists() or not list(out.glob("data/*"))
-    planned = brim("plan", source, *options, check=code).stderr
-    assert planned.replace("brim plan --help", "brim build --help") == text
+    planned_job = brim("plan", source, *options, check=code).stderr
+    assert planned_job.replace("brim plan --help", "brim build --help") == text
     return text
 
 
@@ -63,21 +63,21 @@ def test_empty_files(tmp_path: Path) -> None:
     brim("verify", tmp_path / "out", source)
 
 
-@pytest.mark.parametrize("what", ["folder", "missing", "pipe", "socket", "unreadable", "loop"])
-def test_what_is_not_a_file(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("label", ["folder", "missing", "pipe", "socket", "unreadable", "loop"])
+def test_what_is_not_a_file(tmp_path: Path, label: str) -> None:
     """A folder, nothing, a pipe, a socket or a link to itself where a file should be."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     target = source / "thing.bin"
-    if what == "folder":
+    if label == "folder":
         target.mkdir()
-    elif what == "pipe":
+    elif label == "pipe":
         os.mkfifo(target)
-    elif what == "socket":
+    elif label == "socket":
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(os.path.relpath(target))
-    elif what == "loop":
+    elif label == "loop":
         target.symlink_to("thing.bin")
-    elif what == "unreadable":
+    elif label == "unreadable":
         target.write_bytes(b"x")
         target.chmod(0)
         if os.access(target, os.R_OK):
@@ -185,8 +185,8 @@ def test_absurd_sizes(tmp_path: Path) -> None:
     assert "big.bin" in text
     assert "--format webdataset" in text
     assert "--oversize skip" in text
-    done = brim("build", source, tmp_path / "out", "--oversize", "skip").stdout
-    assert "skipped  1 file too large" in done
+    result = brim("build", source, tmp_path / "out", "--oversize", "skip").stdout
+    assert "skipped  1 file too large" in result
     assert "big.bin" in (tmp_path / "out" / "README.md").read_text()
     brim("verify", tmp_path / "out", source)
     with open(source / "big.bin", "wb") as file:

@@ -75,8 +75,8 @@ def test_every_call(machine: Machine, tmp_path: Path) -> None:
     shutil.copy(Path(__file__).parents[1] / "embed_models.py", tmp_path)
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"row": 0, "?": 1}, unk_token="?")).save(str(tmp_path / "t.json"))
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=tmp_path, env=machine.environment, capture_output=True, text=True, timeout=200)
-    assert done.stdout.split("\n") == [*CALLS, ""], done.stdout + done.stderr
+    result = subprocess.run(command, cwd=tmp_path, env=machine.environment, capture_output=True, text=True, timeout=200)
+    assert result.stdout.split("\n") == [*CALLS, ""], result.stdout + result.stderr
 
 
 def test_no_call_is_forgotten() -> None:

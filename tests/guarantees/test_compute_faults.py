@@ -33,10 +33,10 @@ def slow(row):
 HUNGRY = "tests.generators.hungry:row"
 
 
-def write_rows(path: Path, rows: int = ROWS, **more: object) -> Path:
+def write_rows(path: Path, rows: int = ROWS, **extra: object) -> Path:
     with open(path, "w") as file:
         for number in range(rows):
-            file.write(json.dumps({"id": number, "text": "x" * 200, **more}) + "\n")
+            file.write(json.dumps({"id": number, "text": "x" * 200, **extra}) + "\n")
     return path
 
 
@@ -47,9 +47,9 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(work: Path, out: str = "out", fn: str = "steps.py:slow", *more: str) -> list[str]:
-    words = ["map", "rows.jsonl", out, "--fn", fn, "--unit-size", "6KB", "--memory", "600MB", "--quiet", *more]
-    return [sys.executable, "-m", "brim", *words]
+def command(work: Path, out: str = "out", fn: str = "steps.py:slow", *extra: str) -> list[str]:
+    arguments = ["map", "rows.jsonl", out, "--fn", fn, "--unit-size", "6KB", "--memory", "600MB", "--quiet", *extra]
+    return [sys.executable, "-m", "brim", *arguments]
 
 
 @pytest.mark.long
@@ -88,9 +88,9 @@ def test_finished_units_are_not_done_again(work: Path) -> None:
         assert time.monotonic() < deadline, "a worker outlived its parent"
         time.sleep(0.02)
     receipts = Ledger(units).receipts
-    told = brim(*command(work)[3:], "--json", cwd=work).stdout.splitlines()
-    done = next(json.loads(line) for line in told if '"done"' in line)
-    assert done["units"] - done["computed"] == len(receipts)
+    output = brim(*command(work)[3:], "--json", cwd=work).stdout.splitlines()
+    result = next(json.loads(line) for line in output if '"done"' in line)
+    assert result["units"] - result["computed"] == len(receipts)
     assert brim("verify", work / "out").stdout.startswith("complete")
 
 
@@ -102,8 +102,8 @@ def test_a_receipt_waits_for_the_disk(work: Path) -> None:
         pytest.skip("calls that wait are not proved here: that takes Linux and a C compiler")
     subprocess.run(command(work, "whole"), cwd=work, check=True, stdout=subprocess.DEVNULL)
     units = work / "out" / ".brim" / "units"
-    held = Fault("fsync", 1, "hold", "*/units/*.parquet")
-    environment = {**os.environ, **shim.variables(held, [work / "out"])}
+    retained = Fault("fsync", 1, "hold", "*/units/*.parquet")
+    environment = {**os.environ, **shim.variables(retained, [work / "out"])}
     process = subprocess.Popen(command(work), cwd=work, stdout=subprocess.DEVNULL, env=environment)
     deadline = time.monotonic() + 30
     while not shim.fired or len(list(units.glob("*.parquet"))) < 4:
@@ -114,9 +114,9 @@ def test_a_receipt_waits_for_the_disk(work: Path) -> None:
     process.kill()
     process.wait()
     shim.release()
-    told = brim(*command(work)[3:], "--json", cwd=work).stdout.splitlines()
-    done = next(json.loads(line) for line in told if '"done"' in line)
-    assert done["computed"] == done["units"] > 15
+    output = brim(*command(work)[3:], "--json", cwd=work).stdout.splitlines()
+    result = next(json.loads(line) for line in output if '"done"' in line)
+    assert result["computed"] == result["units"] > 15
     assert tree_digest(work / "out") == tree_digest(work / "whole")
 
 
@@ -127,8 +127,8 @@ def test_stopped_by_ctrl_c(work: Path) -> None:
         time.sleep(0.01)
     workers = tree([process.pid])[1:]
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=20)
-    assert (process.returncode, "Run the same command to continue" in told) == (6, True)
+    _, output = process.communicate(timeout=20)
+    assert (process.returncode, "Run the same command to continue" in output) == (6, True)
     assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")]
     brim(*command(work)[3:], cwd=work)
 
@@ -152,17 +152,17 @@ def test_a_function_that_crashes_the_interpreter(work: Path) -> None:
 @pytest.mark.parametrize("on_error", ["stop", "skip", "quarantine"])
 def test_a_function_that_raises(work: Path, on_error: str) -> None:
     (work / "steps.py").write_text('def f(row):\n    return {"x": 1 / (row["id"] - 333)}\n')
-    words = [word for word in command(work, "out", "steps.py:f")[3:] if word != "--quiet"]
-    options = [*words, "--on-error", on_error]
-    done = brim(*options, cwd=work, check=2 if on_error == "stop" else 0)
+    arguments = [argument for argument in command(work, "out", "steps.py:f")[3:] if argument != "--quiet"]
+    options = [*arguments, "--on-error", on_error]
+    result = brim(*options, cwd=work, check=2 if on_error == "stop" else 0)
     if on_error == "stop":
-        assert "rows.jsonl, row 333" in done.stderr
-        assert "ZeroDivisionError" in done.stderr
-        assert "line 2 of f" in done.stderr
+        assert "rows.jsonl, row 333" in result.stderr
+        assert "ZeroDivisionError" in result.stderr
+        assert "line 2 of f" in result.stderr
         return
     rows = [row["id"] for path in sorted(work.glob("out/data/*")) for row in pq.read_table(path).to_pylist()]
     assert rows == [number for number in range(ROWS) if number != 333]
-    assert "1 row that failed" in done.stdout
+    assert "1 row that failed" in result.stdout
     if on_error == "quarantine":
         (bad,) = pq.read_table(work / "out" / "quarantine.parquet").to_pylist()
         assert (bad["id"], bad["brim_error"]) == (333, "ZeroDivisionError: division by zero")
@@ -173,14 +173,14 @@ def test_full_in_the_middle(work: Path, small_disk: Path) -> None:
     (work / "steps.py").write_text(
         'import os\ndef f(row):\n    return {"noise": os.urandom(40_000) if row["id"] >= 0 else b"", "n": row["id"]}\n'
     )
-    words = command(work, str(small_disk / "out"), "steps.py:f")[3:]
-    failed = brim(*words, cwd=work, check=5)
+    arguments = command(work, str(small_disk / "out"), "steps.py:f")[3:]
+    failed = brim(*arguments, cwd=work, check=5)
     assert "is full" in failed.stderr
     receipts = Ledger(small_disk / "out" / ".brim" / "units").receipts
     assert receipts
     grow(small_disk, 60)
-    done = brim(*words, "--json", cwd=work)
-    facts = json.loads(done.stdout.splitlines()[-1])
+    result = brim(*arguments, "--json", cwd=work)
+    facts = json.loads(result.stdout.splitlines()[-1])
     assert facts["units"] - facts["computed"] >= len(receipts)
     rows = [n for path in sorted(small_disk.glob("out/data/*")) for n in pq.read_table(path)["n"].to_pylist()]
     assert rows == list(range(ROWS))
@@ -192,16 +192,16 @@ def test_more_memory_continues(work: Path) -> None:
         for number in range(60):
             take = 500_000_000 if number == 47 else 1000
             file.write(json.dumps({"id": number, "kind": "numpy", "take": take, "text": "x" * 2000}) + "\n")
-    words = ["map", "rows.jsonl", "out", "--fn", HUNGRY, "--unit-size", "20KB"]
-    here = {"cwd": work, "env": {**os.environ, "PYTHONPATH": os.getcwd()}}
-    failed = brim(*words, "--memory", "400MB", check=4, **here)
+    arguments = ["map", "rows.jsonl", "out", "--fn", HUNGRY, "--unit-size", "20KB"]
+    local = {"cwd": work, "env": {**os.environ, "PYTHONPATH": os.getcwd()}}
+    failed = brim(*arguments, "--memory", "400MB", check=4, **local)
     assert "row 47" in failed.stderr
     assert "row by row" in failed.stderr
-    kept = len(Ledger(work / "out" / ".brim" / "units").receipts)
-    assert kept >= 3
-    done = brim(*words, "--memory", "1GB", "--json", **here)
-    facts = json.loads(done.stdout.splitlines()[-1])
-    assert facts["units"] - facts["computed"] == kept
+    remaining = len(Ledger(work / "out" / ".brim" / "units").receipts)
+    assert remaining >= 3
+    result = brim(*arguments, "--memory", "1GB", "--json", **local)
+    facts = json.loads(result.stdout.splitlines()[-1])
+    assert facts["units"] - facts["computed"] == remaining
     assert facts["rows"] == 60
 
 
@@ -213,9 +213,9 @@ def test_the_line_holds(work: Path, kind: str) -> None:
         for number in range(40):
             take = 170_000_000 if number % 8 == 5 else 1000
             file.write(json.dumps({"id": number, "kind": kind, "take": take, "text": "x" * 2000}) + "\n")
-    words = ["map", "rows.jsonl", "out", "--fn", HUNGRY, "--unit-size", "16KB", "--memory", str(limit), "--quiet"]
+    arguments = ["map", "rows.jsonl", "out", "--fn", HUNGRY, "--unit-size", "16KB", "--memory", str(limit), "--quiet"]
     env = {**os.environ, "PYTHONPATH": os.getcwd()}
-    process = subprocess.Popen([sys.executable, "-m", "brim", *words], cwd=work, env=env)
+    process = subprocess.Popen([sys.executable, "-m", "brim", *arguments], cwd=work, env=env)
     peak = 0
     while process.poll() is None:
         peak = max(peak, tree_bytes(process.pid))
@@ -240,9 +240,9 @@ def test_a_limit_that_is_refused_names_one_with_which_the_command_runs(
         refused = brim(*command(work)[3:], "--memory", limit, cwd=work, check=4).stderr
         assert f"{limit[:-2]} MB of memory is too little" in refused.replace(".0 MB", " MB")
         assert "smallest" not in refused
-        named = re.findall(r"--memory[= ](\d+[MG]B)", refused)
-        assert len(named) == 1, refused
-    brim(*command(work)[3:], "--memory", named[0], cwd=work)
+        names = re.findall(r"--memory[= ](\d+[MG]B)", refused)
+        assert len(names) == 1, refused
+    brim(*command(work)[3:], "--memory", names[0], cwd=work)
 
 
 LEAKS = """
@@ -270,16 +270,16 @@ def test_errors_about_memory_in_python_name_the_limit_and_what_keeps_memory(work
     """The limit as it was given, whatever the caller holds; a function that leaks, and a row that is too large."""
     (work / "program.py").write_text(LEAKS)
     environment = {**os.environ, "BRIM_CACHE": str(work / "cache")}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "program.py"], cwd=work, env=environment, capture_output=True, text=True, check=True
     )
-    leak, row, small = done.stdout.splitlines()
+    leak, row, small = result.stdout.splitlines()
     assert leak.startswith("The function keeps memory: its worker used ")
     assert "does not fit" not in leak
     assert "Let the function release data of earlier rows" in leak
     assert row.startswith("The row rows.jsonl, row 0 (byte 0) (unit 0) does not fit: ")
-    for said in (leak, row):
-        assert "reached the limit of 400 MB" in said
-        assert said.endswith("| 400000000")
+    for message in (leak, row):
+        assert "reached the limit of 400 MB" in message
+        assert message.endswith("| 400000000")
     assert small.startswith("10.0 MB of memory is too little: brim itself needs ")
     assert re.search(r"Try memory='?\d+[MG]B", small), small

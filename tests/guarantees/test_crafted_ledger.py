@@ -22,30 +22,30 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[di
     """A dataset with appended rows, the source of its first rows, and the records of its ledger."""
     folder = tmp_path_factory.mktemp("crafted")
     first = write_files(folder / "first", {f"{n}.bin": bytes([n]) * 50 for n in range(4)})
-    more = write_files(folder / "more", {"z.bin": b"zz"})
+    more_files = write_files(folder / "more", {"z.bin": b"zz"})
     brim.build(str(first), str(folder / "out"), num_shards=2, progress=False)
-    brim.build(str(more), str(folder / "out"), append=True, progress=False)
+    brim.build(str(more_files), str(folder / "out"), append=True, progress=False)
     lines = (folder / "out" / ".brim" / "ledger.jsonl").read_bytes().splitlines()
     return folder / "out", first, list(records_of(lines))
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(value: Any, position: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where values stand in a record."""
-    if at:
-        yield at
+    if position:
+        yield position
     items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
-    for key, one in items:
-        yield from places(one, (*at, key))
+    for key, item in items:
+        yield from places(item, (*position, key))
 
 
-def changed(record: dict[str, Any], at: tuple[Any, ...], value: Any) -> dict[str, Any]:
+def changed(record: dict[str, Any], position: tuple[Any, ...], value: Any) -> dict[str, Any]:
     """A record with another value at a place, and the fingerprint that its facts have then."""
     new = json.loads(json.dumps(record))
     inside = new
-    for key in at[:-1]:
+    for key in position[:-1]:
         inside = inside[key]
-    inside[at[-1]] = value
-    if at[0] == "facts" and isinstance(new["facts"], dict):
+    inside[position[-1]] = value
+    if position[0] == "facts" and isinstance(new["facts"], dict):
         new["fingerprint"] = digest_json({k: v for k, v in new["facts"].items() if k not in ("cut", "recipe")})
     return new
 
@@ -59,9 +59,9 @@ def test_commands_refuse_a_ledger_with_values_of_other_types(
     ledger = out / ".brim" / "ledger.jsonl"
     whole, refused = ledger.read_bytes(), 0
     try:
-        for at in places(records[line]):
+        for position in places(records[line]):
             for odd in (None, 5, "x", [1], {"a": 1}):
-                lines = [*records[:line], changed(records[line], at, odd), *records[line + 1 :]]
+                lines = [*records[:line], changed(records[line], position, odd), *records[line + 1 :]]
                 ledger.write_bytes(b"".join(map(record_line, lines)))
                 assert brim.info(out).shards == 3
                 assert isinstance(brim.check(out, progress=False).ok, bool)
@@ -75,7 +75,7 @@ def test_commands_refuse_a_ledger_with_values_of_other_types(
 
 
 @pytest.mark.parametrize(
-    ("line", "at", "odd"),
+    ("line", "position", "odd"),
     [
         (0, ("facts",), 5),
         (0, ("facts", "recipe"), None),
@@ -92,15 +92,15 @@ def test_commands_refuse_a_ledger_with_values_of_other_types(
     ],
 )
 def test_verify_info_and_append_say_what_is_wrong_with_a_crafted_ledger(
-    line: int, at: tuple[Any, ...], odd: Any, built: tuple[Path, Path, list[dict[str, Any]]], tmp_path: Path
+    line: int, position: tuple[Any, ...], odd: Any, built: tuple[Path, Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     records = built[2]
     out = Path(shutil.copytree(built[0], tmp_path / "out"))
-    lines = [*records[:line], changed(records[line], at, odd), *records[line + 1 :]]
+    lines = [*records[:line], changed(records[line], position, odd), *records[line + 1 :]]
     (out / ".brim" / "ledger.jsonl").write_bytes(b"".join(map(record_line, lines)))
-    more = write_files(tmp_path / "more", {"new.bin": b"new"})
+    more_files = write_files(tmp_path / "more", {"new.bin": b"new"})
     assert brim.info(out).shards == 3
     with pytest.raises(BrimError):
         brim.verify(out, progress=False)
     with pytest.raises(BrimError):
-        brim.build(str(more), str(out), append=True, progress=False)
+        brim.build(str(more_files), str(out), append=True, progress=False)

@@ -81,9 +81,9 @@ def test_damaged_files(tmp_path: Path) -> None:
             options = {"compression": codec, "data_page_version": version, "write_page_index": rng.random() < 0.5}
             pq.write_table(sample_table(SEED, 9), tmp_path / f"{codec}-{version}.parquet", **options)
     command = [sys.executable, "-c", _LOOK, str(tmp_path), str(FILES), str(SEED), str(SPARE_BYTES)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert 10 < int(done.stdout) < FILES  # some damage is not noticed by pyarrow either, and gives its values
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert 10 < int(result.stdout) < FILES  # some damage is not noticed by pyarrow either, and gives its values
 
 
 _COMMANDS = """
@@ -131,9 +131,9 @@ def test_info_check_and_verify_report_damaged_footers(writer: str, tmp_path: Pat
         pq.write_table(sample_table(SEED, 9), out / "data" / "train-00000-of-00001.parquet", write_page_index=True)
         (out / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: data/*.parquet\n---\n")
     command = [sys.executable, "-c", _COMMANDS, str(out), str(DAMAGES), str(SEED)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) > DAMAGES // 2
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert int(result.stdout) > DAMAGES // 2
 
 
 @pytest.mark.parametrize("command", ["info", "check", "verify"])
@@ -160,6 +160,6 @@ def test_commands_name_the_file_whose_footer_is_damaged(harm: str, command: str,
         data[-8 - length : -8] = new
         data[-8:-4] = len(new).to_bytes(4, "little")
     shard.write_bytes(bytes(data))
-    done = brim(command, out, check=0 if command == "info" else 3)
-    assert "bug" not in done.stderr
-    assert shard.name in done.stdout + done.stderr
+    result = brim(command, out, check=0 if command == "info" else 3)
+    assert "bug" not in result.stderr
+    assert shard.name in result.stdout + result.stderr

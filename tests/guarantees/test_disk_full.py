@@ -74,16 +74,16 @@ def test_unpack_on_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="printing to a full disk is not proved here: no /dev/full")
-@pytest.mark.parametrize("words", [[], ["--json"]])
-def test_printing_to_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_printing_to_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, arguments: list[str]) -> None:
     """The work is done although nothing can be printed, and the end says that in words."""
     source, out = many_files(3), tmp_path / "out"
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "brim", "build", str(source), str(out), *words]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 5
-    assert "cannot be written to stdout: No space left on device" in done.stderr
-    assert "bug" not in done.stderr
+        command = [sys.executable, "-m", "brim", "build", str(source), str(out), *arguments]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 5
+    assert "cannot be written to stdout: No space left on device" in result.stderr
+    assert "bug" not in result.stderr
     brim("verify", out, source)
 
 

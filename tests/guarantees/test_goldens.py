@@ -66,25 +66,25 @@ class Run:
         environment = {**os.environ, "GOLDEN_CALLS": str(calls), "PYTHONDONTWRITEBYTECODE": "1"}
         if case.script:
             command = [sys.executable, *case.words]
-            done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=120)
-            assert done.returncode == 0, done.stderr
+            result = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=120)
+            assert result.returncode == 0, result.stderr
         else:
             # The module of a model is looked for where Python was started.
-            done = (interpreted if case.verb == "embed" else brim)(*case.words, cwd=work, env=environment)
-        self.said = json.loads(done.stdout.splitlines()[-1])
+            result = (interpreted if case.verb == "embed" else brim)(*case.words, cwd=work, env=environment)
+        self.said = json.loads(result.stdout.splitlines()[-1])
         self.calls = sorted(map(int, calls.read_text().split())) if calls.exists() else []
 
 
 def golden(case: Case) -> dict[str, Any]:
-    found: dict[str, Any] = GOLDENS[case.version]["cases"][case.name]
-    assert tuple(found["words"]) == case.words, "the case is not the one that the golden was made by"
-    return found
+    actual: dict[str, Any] = GOLDENS[case.version]["cases"][case.name]
+    assert tuple(actual["words"]) == case.words, "the case is not the one that the golden was made by"
+    return actual
 
 
-def left_by(case: Case, which: str, work: Path) -> None:
+def left_by(case: Case, name: str, work: Path) -> None:
     """Put there what the old version had left: `finished`, or one of the kills."""
     cases.unpack(case.archive, work / "left")
-    (work / "left" / which).rename(work / "out")
+    (work / "left" / name).rename(work / "out")
     for path in (work / "out").rglob("ledger.jsonl"):
         _move_to_this_boot(path)
 
@@ -94,28 +94,28 @@ def _move_to_this_boot(path: Path) -> None:
     with path.open("rb") as file:
         records = list(records_of(file))
     if any("boot" in record for record in records):
-        moved = [{**record, **({"boot": boot_id()} if "boot" in record else {})} for record in records]
-        path.write_bytes(b"".join(map(record_line, moved)))
+        moved_path = [{**record, **({"boot": boot_id()} if "boot" in record else {})} for record in records]
+        path.write_bytes(b"".join(map(record_line, moved_path)))
 
 
-def comparable(told: dict[str, Any], version: int) -> dict[str, Any]:
+def comparable(report: dict[str, Any], version: int) -> dict[str, Any]:
     """What must be the same: everything, or what does not depend on the release of pyarrow."""
     if is_same(version, "pyarrow"):
-        return told
-    files = {name: None if name in told["rows"] else digest for name, digest in told["files"].items()}
+        return report
+    files = {name: None if name in report["rows"] else digest for name, digest in report["files"].items()}
     lines = {
         name: [{key: value for key, value in record.items() if key not in IN_BYTES} for record in records]
-        for name, records in told["ledgers"].items()
+        for name, records in report["ledgers"].items()
     }
-    return {"files": files, "rows": told["rows"], "ledgers": lines}
+    return {"files": files, "rows": report["rows"], "ledgers": lines}
 
 
 def assert_is_golden(case: Case, out: Path) -> None:
-    expected, found = (comparable(told, case.version) for told in (golden(case)["finished"], cases.told(out)))
-    assert sorted(found["files"]) == sorted(expected["files"])
-    assert found["ledgers"] == expected["ledgers"]
-    assert found["rows"] == expected["rows"]
-    assert found["files"] == expected["files"]
+    expected, actual = (comparable(message, case.version) for message in (golden(case)["finished"], cases.told(out)))
+    assert sorted(actual["files"]) == sorted(expected["files"])
+    assert actual["ledgers"] == expected["ledgers"]
+    assert actual["rows"] == expected["rows"]
+    assert actual["files"] == expected["files"]
 
 
 @every_case
@@ -168,19 +168,19 @@ def test_verified(case: Case, work: Path) -> None:
         assert content in [(root / name).read_bytes() for root in roots if (root / name).is_file()], name
 
 
-@pytest.mark.parametrize(("case", "which"), KILLED, ids=lambda value: getattr(value, "name", value))
-def test_killed(case: Case, which: str, work: Path) -> None:
+@pytest.mark.parametrize(("case", "kind"), KILLED, ids=lambda value: getattr(value, "name", value))
+def test_killed(case: Case, kind: str, work: Path) -> None:
     """What was killed is continued to the very result, and what it had finished is not done again."""
-    left_by(case, which, work)
-    before = golden(case)["killed"][which]
+    left_by(case, kind, work)
+    before = golden(case)["killed"][kind]
     if "ledger" in before:
         assert cases.receipts(work, before["ledger"]) == before["done"]
     stamps, rows = _stamps(work / "out"), _rows_done(work, before.get("ledger", "none"))
     run = Run(case, work)
     assert_is_golden(case, work / "out")
-    if which == "rows":
+    if kind == "rows":
         assert 0 < run.said <= before["rows"]
-    elif which == "units":
+    elif kind == "units":
         assert_units_were_kept(case, run, before["done"], rows)
     else:
         assert run.calls == []
@@ -192,12 +192,12 @@ def test_killed(case: Case, which: str, work: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "which"),
-    [(case, which) for case in COMPUTED for which in ("finished", *case.kills)],
+    ("case", "kind"),
+    [(case, name) for case in COMPUTED for name in ("finished", *case.kills)],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_computed_job_of_version_1_is_refused_and_fresh_replaces_it(case: Case, which: str, work: Path) -> None:
-    left_by(case, which, work)
+def test_computed_job_of_version_1_is_refused_and_fresh_replaces_it(case: Case, kind: str, work: Path) -> None:
+    left_by(case, kind, work)
     before = cases.told(work / "out")
     run = interpreted if case.verb == "embed" else brim
     environment = {**os.environ, "GOLDEN_CALLS": os.devnull, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -208,18 +208,18 @@ def test_computed_job_of_version_1_is_refused_and_fresh_replaces_it(case: Case, 
     run(*case.words, "--fresh", cwd=work, env=environment)
 
 
-def assert_units_were_kept(case: Case, run: Run, done: list[str], rows: int) -> None:
+def assert_units_were_kept(case: Case, run: Run, result: list[str], rows: int) -> None:
     """`rows`: as many as came out of the units that were done."""
     if not case.script:
-        assert run.said["units"] - run.said["computed"] == len(done)
+        assert run.said["units"] - run.said["computed"] == len(result)
     if case.verb in ("map", "embed", "cached.py"):
         assert run.calls[0] >= rows > 0
         assert run.calls[-1] == 239
 
 
 def _rows_done(work: Path, pattern: str) -> int:
-    found = [record for path in work.glob(pattern) for record in cases.records(path)]
-    return sum(record["rows"] for record in found if record["type"] == "shard")
+    actual = [record for path in work.glob(pattern) for record in cases.records(path)]
+    return sum(record["rows"] for record in actual if record["type"] == "shard")
 
 
 def _stamps(out: Path) -> dict[str, int]:
@@ -227,12 +227,12 @@ def _stamps(out: Path) -> dict[str, int]:
     return {path.relative_to(out).as_posix(): path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
 
 
-def hub_as_left(hub: TestHub, tmp_path: Path, which: str) -> tuple[Machine, Path, Path]:
+def hub_as_left(hub: TestHub, tmp_path: Path, name: str) -> tuple[Machine, Path, Path]:
     """A machine and a Hub as the old version left them, the source, and the folder of what was kept."""
     machine = Machine(hub, tmp_path / "machine")
-    left = cases.unpack(cases.HOME / "hub.tar.xz", tmp_path / "left") / which
-    hub_state.put_back(hub, machine, left)
-    return machine, cases.inputs(tmp_path / "elsewhere") / "files", left
+    remaining = cases.unpack(cases.HOME / "hub.tar.xz", tmp_path / "left") / name
+    hub_state.put_back(hub, machine, remaining)
+    return machine, cases.inputs(tmp_path / "elsewhere") / "files", remaining
 
 
 def published(hub: TestHub) -> dict[str, str]:
@@ -244,28 +244,28 @@ def manifests(hub: TestHub) -> dict[str, Any]:
     return {name: list(cases.records(hub.read(REPO, name))) for name in names}
 
 
-def assert_is_published(hub: TestHub, left: Path) -> None:
+def assert_is_published(hub: TestHub, remaining: Path) -> None:
     """The names, receipts, card and, unless pyarrow differs, bytes of the golden publication."""
-    whole = left.parent / "finished" / "main"
+    whole = remaining.parent / "finished" / "main"
     expected = HUB["finished"]["main"]
     assert sorted(hub.files(REPO)) == sorted(expected)
     if is_same(1, "pyarrow"):
         assert published(hub) == {name: sha256 for name, sha256 in expected.items() if not name.startswith(".brim/")}
-        for name, found in manifests(hub).items():
+        for name, match in manifests(hub).items():
             # What is told of shards beside their receipts came later, and is passed over by who does not know it.
-            assert [record for record in found if record["type"] != "listing"] == list(cases.records(whole / name))
+            assert [record for record in match if record["type"] != "listing"] == list(cases.records(whole / name))
 
 
 def test_published(tmp_path: Path) -> None:
     """A publication that was finished is known, with the machine's ledger and without: nothing is sent or committed."""
     with TestHub(tmp_path / "hub") as hub:
-        machine, source, left = hub_as_left(hub, tmp_path, "finished")
+        machine, source, remaining = hub_as_left(hub, tmp_path, "finished")
         head = hub.head(REPO)
-        for one in (machine, Machine(hub, tmp_path / "another")):
-            said = json.loads(one.publish(source, *hub_state.WORDS).stdout.splitlines()[-1])
-            assert (said["written"], said["kept"], said["commits"]) == (0, 12, 0)
+        for item in (machine, Machine(hub, tmp_path / "another")):
+            output = json.loads(item.publish(source, *hub_state.ARGUMENTS).stdout.splitlines()[-1])
+            assert (output["written"], output["kept"], output["commits"]) == (0, 12, 0)
         assert (hub.head(REPO), hub.counters.puts) == (head, 0)
-        assert_is_published(hub, left)
+        assert_is_published(hub, remaining)
         brim("verify", DEST, source, "--quiet", env=machine.environment)
         brim("unpack", DEST, tmp_path / "back", "--quiet", env=machine.environment)
         names = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
@@ -275,24 +275,24 @@ def test_published(tmp_path: Path) -> None:
 def test_killed_while_publishing(tmp_path: Path) -> None:
     """A publication that was killed goes on: what the Hub has is not sent again, and the result is the same."""
     with TestHub(tmp_path / "hub") as hub:
-        machine, source, left = hub_as_left(hub, tmp_path, "killed")
+        machine, source, remaining = hub_as_left(hub, tmp_path, "killed")
         objects = HUB["killed"]["objects"]
-        machine.publish(source, *hub_state.WORDS)
+        machine.publish(source, *hub_state.ARGUMENTS)
         assert [ledger.name for ledger in machine.ledgers] == [hub_state.state_name(hub)]
         assert not set(objects) & hub.counters.bytes_by_oid.keys()
         assert hub.counters.puts == 12 - len(objects)
-        assert_is_published(hub, left)
+        assert_is_published(hub, remaining)
 
 
 def test_saved_plan(tmp_path: Path) -> None:
     """A saved plan with one part done is read; the other parts and its end give the same publication."""
     with TestHub(tmp_path / "hub") as hub:
-        machine, source, left = hub_as_left(hub, tmp_path, "plan")
-        plan, objects = left / "a.plan", HUB["plan"]["objects"]
+        machine, source, remaining = hub_as_left(hub, tmp_path, "plan")
+        plan, objects = remaining / "a.plan", HUB["plan"]["objects"]
         for part in ("1/3", "2/3", "3/3"):
             brim("build", "--plan", plan, "--root", source, "--part", part, "--quiet", env=machine.environment)
             if part == "1/3":
                 assert hub.counters.puts == 0
         brim("build", "--plan", plan, "--root", source, "--finish", "--quiet", env=machine.environment)
         assert hub.counters.puts == 12 - len(objects) > 0
-        assert_is_published(hub, left)
+        assert_is_published(hub, remaining)

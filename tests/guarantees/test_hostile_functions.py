@@ -58,8 +58,8 @@ def work(tmp_path: Path) -> Path:
 
 
 def run(work: Path, function: str, *more: str, check: int = 0) -> str:
-    words = ["map", "rows.jsonl", "out", "--fn", f"steps.py:{function}", "--memory", "600MB", "--workers", "1"]
-    return brim(*words, *more, cwd=work, check=check).stderr
+    arguments = ["map", "rows.jsonl", "out", "--fn", f"steps.py:{function}", "--memory", "600MB", "--workers", "1"]
+    return brim(*arguments, *more, cwd=work, check=check).stderr
 
 
 def left(work: Path) -> list[int]:
@@ -72,9 +72,9 @@ def left(work: Path) -> list[int]:
 
 def test_a_worker_dies_and_its_child_holds_the_line(work: Path) -> None:
     """A forked child has the worker's socket: the death is noticed all the same, and the child does not stay."""
-    begin = time.monotonic()
+    started_at = time.monotonic()
     assert "ended 3 times (SIGSEGV)" in run(work, "orphan", check=2)
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - started_at < 60
     assert left(work) == []
 
 
@@ -120,26 +120,26 @@ def test_forked_child_that_comes_back_is_ended_and_the_rows_are_right(function: 
     """It does no row a second time, and the message says what to do."""
     (work / "steps.py").write_text(FORKS)
     (work / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(20)))
-    said = run(work, function, *(["--batched"] if function == "batched" else []))
-    assert "exit it with os._exit()" in said
-    (made,) = (work / "out" / "data").iterdir()
-    assert pq.read_table(made)["n"].to_pylist() == list(range(20))
+    message = run(work, function, *(["--batched"] if function == "batched" else []))
+    assert "exit it with os._exit()" in message
+    (created,) = (work / "out" / "data").iterdir()
+    assert pq.read_table(created)["n"].to_pylist() == list(range(20))
     workers = {line.split()[0] for line in (work / "rows").read_text().splitlines()}
     assert len(workers) == 1
 
 
 def test_much_printed_without_a_newline(work: Path) -> None:
     """It is shown in pieces that are cut, and what comes after it is shown too."""
-    said = run(work, "prints")
-    assert "last words" in said
-    assert max(map(len, said.splitlines())) < 1200
+    message = run(work, "prints")
+    assert "last words" in message
+    assert max(map(len, message.splitlines())) < 1200
 
 
 def test_a_module_that_fills_memory_on_import(work: Path) -> None:
     """The limit that would do is above the one that did not."""
     (work / "steps.py").write_text("HELD = bytearray(500_000_000)\ndef f(row):\n    return {}\n")
-    words = ["map", "rows.jsonl", "out", "--fn", "steps.py:f", "--memory", "400MB", "--json"]
-    refused = brim(*words, cwd=work, check=4)
+    arguments = ["map", "rows.jsonl", "out", "--fn", "steps.py:f", "--memory", "400MB", "--json"]
+    refused = brim(*arguments, cwd=work, check=4)
     errors = [json.loads(line) for line in (refused.stdout + refused.stderr).splitlines() if line.startswith("{")]
     assert max(error.get("need_bytes", 0) for error in errors) > 400_000_000
 

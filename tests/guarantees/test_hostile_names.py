@@ -62,8 +62,8 @@ def sandbox(tmp_path: Path) -> Callable[[], Path]:
 def outside(folder: Path) -> list[str]:
     """Everything near a sandbox that is neither its source nor its destination."""
     top = folder.parent.parent
-    found = [path for path in top.rglob("*") if not path.is_dir()]
-    return [str(path) for path in found if not path.is_relative_to(folder / "in")
+    actual = [path for path in top.rglob("*") if not path.is_dir()]
+    return [str(path) for path in actual if not path.is_relative_to(folder / "in")
             and not path.is_relative_to(folder / "out")]  # fmt: skip
 
 
@@ -108,12 +108,12 @@ def test_path_below_refuses_a_link_that_leads_out(tmp_path: Path) -> None:
         path_below(str((tmp_path / "root").resolve()), "link/evil", "a row")
 
 
-@pytest.mark.parametrize("how", ["all", "columns"])
-def test_unpack_refuses_split_names_that_leave_the_folder(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("method", ["all", "columns"])
+def test_unpack_refuses_split_names_that_leave_the_folder(tmp_path: Path, method: str) -> None:
     evil = tmp_path / "evil"
     source = dataset(tmp_path / "in", {str(evil): shard(b"1"), "two": shard(b"2")})
-    done = brim("unpack", source, tmp_path / "out", *(["--columns", "file"] if how == "columns" else []), check=3)
-    assert "would leave the folder" in done.stderr
+    result = brim("unpack", source, tmp_path / "out", *(["--columns", "file"] if method == "columns" else []), check=3)
+    assert "would leave the folder" in result.stderr
     assert not evil.exists()
 
 
@@ -124,24 +124,24 @@ def test_unpack_from_the_hub_refuses_split_names_that_leave_the_folder(
     source = dataset(tmp_path / "in", {str(evil): shard(b"1"), "two": shard(b"2")})
     hub.create(REPO)
     put_by_hand(hub, {path.name: path.read_bytes() for path in source.iterdir()})
-    done = brim("unpack", DEST, tmp_path / "out", env=machine.environment, check=3)
-    assert "would leave the folder" in done.stderr
+    result = brim("unpack", DEST, tmp_path / "out", env=machine.environment, check=3)
+    assert "would leave the folder" in result.stderr
     assert not evil.exists()
 
 
 def test_unpack_writes_nothing_outside_whatever_splits_and_files_are_called(sandbox: Callable[[], Path]) -> None:
     @each_escape
     def unpack(name: str) -> None:
-        here = sandbox()
-        name = name.replace(INSIDE, str(here.parent))
+        work_folder = sandbox()
+        name = name.replace(INSIDE, str(work_folder.parent))
         for kind in ("split", "path"):
-            shutil.rmtree(here, ignore_errors=True)
+            shutil.rmtree(work_folder, ignore_errors=True)
             tables = {name: shard(b"1"), "two": shard(b"2")} if kind == "split" else {
                 "one": shard(b"1", name), "two": shard(b"2", name)}  # fmt: skip
-            dataset(here / "in", tables)
+            dataset(work_folder / "in", tables)
             with suppress(BrimError):
-                library.unpack(here / "in", here / "out")
-            assert not outside(here)
+                library.unpack(work_folder / "in", work_folder / "out")
+            assert not outside(work_folder)
 
     unpack()
 
@@ -151,16 +151,16 @@ def test_unpack_writes_nothing_outside_whatever_members_of_a_packed_folder_are_c
 ) -> None:
     @each_escape
     def unpack(name: str) -> None:
-        here = sandbox()
+        work_folder = sandbox()
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
             member = tarfile.TarInfo("x")
-            member.name, member.size = name.replace(INSIDE, str(here.parent)).replace("\0", "") or "x", 1
+            member.name, member.size = name.replace(INSIDE, str(work_folder.parent)).replace("\0", "") or "x", 1
             archive.addfile(member, io.BytesIO(b"1"))
-        dataset(here / "in", {"train": shard(packed.getvalue(), "recording.ds/")})
+        dataset(work_folder / "in", {"train": shard(packed.getvalue(), "recording.ds/")})
         with suppress(BrimError):
-            library.unpack(here / "in", here / "out")
-        assert not outside(here)
+            library.unpack(work_folder / "in", work_folder / "out")
+        assert not outside(work_folder)
 
     unpack()
 
@@ -171,24 +171,24 @@ def test_written_datasets_stay_in_their_folder_whatever_splits_are_called(
 ) -> None:
     @each_escape
     def write_one(name: str) -> None:
-        here = sandbox()
-        dataset(here / "in", {name.replace(INSIDE, str(here.parent)): shard(b"1"), "two": shard(b"2")})
+        work_folder = sandbox()
+        dataset(work_folder / "in", {name.replace(INSIDE, str(work_folder.parent)): shard(b"1"), "two": shard(b"2")})
         with suppress(BrimError):
-            write(here / "in", here / "out")
-        assert not outside(here)
+            write(work_folder / "in", work_folder / "out")
+        assert not outside(work_folder)
 
     write_one()
 
 
 @pytest.mark.parametrize("name", ["../../evil", f"{INSIDE}/evil"])
 def test_map_stays_in_its_folder_whatever_the_split_is_called(sandbox: Callable[[], Path], name: str) -> None:
-    here = sandbox()
-    name = name.replace(INSIDE, str(here.parent))
-    dataset(here / "in", {name: shard(b"1"), "two": shard(b"2")})
-    (here / "in" / "step.py").write_text("def same(row):\n    return {'text': row['text']}\n")
-    words = ("--fn", here / "in" / "step.py:same", "--columns", "text", "--from-split", name)
-    brim("map", here / "in", here / "out", *words)
-    assert not outside(here)
+    work_folder = sandbox()
+    name = name.replace(INSIDE, str(work_folder.parent))
+    dataset(work_folder / "in", {name: shard(b"1"), "two": shard(b"2")})
+    (work_folder / "in" / "step.py").write_text("def same(row):\n    return {'text': row['text']}\n")
+    arguments = ("--fn", work_folder / "in" / "step.py:same", "--columns", "text", "--from-split", name)
+    brim("map", work_folder / "in", work_folder / "out", *arguments)
+    assert not outside(work_folder)
 
 
 def _same(row: dict[str, Any]) -> dict[str, Any]:
@@ -198,23 +198,23 @@ def _same(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["../../evil", "/evil", "a/b"])
 def test_select_refuses_split_names_that_cannot_be_part_of_a_file_name(tmp_path: Path, name: str) -> None:
     source = dataset(tmp_path / "a" / "in", {name: shard(b"1"), "two": shard(b"2")})
-    done = brim("select", source, tmp_path / "a" / "out", check=2)
-    assert "cannot be part of a file name" in done.stderr
+    result = brim("select", source, tmp_path / "a" / "out", check=2)
+    assert "cannot be part of a file name" in result.stderr
     assert not (tmp_path / "a" / "out").exists()
 
 
-def receipt(name: str, **more: str) -> bytes:
-    told = {"type": "shard", "name": name, "split": "train", "rows": 1, "size": 1, "sha256": "0" * 64,
+def receipt(name: str, **extra: str) -> bytes:
+    records = {"type": "shard", "name": name, "split": "train", "rows": 1, "size": 1, "sha256": "0" * 64,
             "key": "1" * 64, "mtimes": "", "job": "j"}  # fmt: skip
-    return record_line({**told, **more})
+    return record_line({**records, **extra})
 
 
 @each_escape
 def test_ledger_takes_no_receipt_that_names_a_file_outside(name: str) -> None:
     name = name.replace(INSIDE, "/elsewhere")
     assert (name in Ledger.from_bytes(receipt(name)).receipts) is stays_below(name)
-    kept = Ledger.from_bytes(receipt("data/x.parquet", sha256=name)).receipts
-    assert ("data/x.parquet" in kept) is (name == "" or is_file_name(name))
+    remaining = Ledger.from_bytes(receipt("data/x.parquet", sha256=name)).receipts
+    assert ("data/x.parquet" in remaining) is (name == "" or is_file_name(name))
 
 
 @pytest.mark.parametrize("name", ESCAPES)
@@ -234,8 +234,8 @@ def test_a_planted_ledger_reaches_no_file_outside(tmp_path: Path, name: str) -> 
         shutil.rmtree(tmp_path / "out")
 
 
-@pytest.mark.parametrize("what", ["split", "folder", "path", "bundle"])
-def test_a_saved_plan_that_names_something_outside_is_refused(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("label", ["split", "folder", "path", "bundle"])
+def test_a_saved_plan_that_names_something_outside_is_refused(tmp_path: Path, label: str) -> None:
     from dataclasses import replace
 
     from brim.file_set import Bundle
@@ -245,12 +245,12 @@ def test_a_saved_plan_that_names_something_outside_is_refused(tmp_path: Path, wh
     (tmp_path / "in" / "1.bin").write_bytes(b"1")
     plan = library.plan(tmp_path / "in", tmp_path / "out").plan
     files, shards = plan.table.files, plan.shards
-    if what == "path":
+    if label == "path":
         files = replace(files, paths=pa.array(["../in/1.bin"], files.paths.type))
-    elif what == "bundle":
+    elif label == "bundle":
         files = replace(files, bundles={0: Bundle(("../evil",), (0,))})
     else:
-        shards = replace(shards, **({"folder": "../evil"} if what == "folder" else {"splits": ("../../evil",)}))
+        shards = replace(shards, **({"folder": "../evil"} if label == "folder" else {"splits": ("../../evil",)}))
     hostile_plan = replace(plan, table=plan.table.replace(files=files), shards=shards)
     vars(hostile_plan)["facts"] = plan.facts
     with pytest.raises(InputError, match="leave its folder"):
@@ -264,15 +264,15 @@ def test_parts_take_no_unit_from_outside_of_their_folder(tmp_path: Path, name: s
     """The ledger of a part comes from another machine."""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": f"{n}"}) + "\n" for n in range(20)))
     (tmp_path / "step.py").write_text("def same(row):\n    return row\n")
-    words = ("map", "rows.jsonl", "out", "--fn", "step.py:same", "--save", "job.plan")
-    brim(*words, cwd=tmp_path)
+    arguments = ("map", "rows.jsonl", "out", "--fn", "step.py:same", "--save", "job.plan")
+    brim(*arguments, cwd=tmp_path)
     brim("map", "--plan", "job.plan", "--part", "1/1", cwd=tmp_path)
     victim = tmp_path / "out" / ".brim" / "evil.arrow"
     with open(tmp_path / "job.plan.parts" / "00001-of-00001" / "ledger.jsonl", "ab") as ledger:
         ledger.write(receipt(name))
-    done = brim("map", "--plan", "job.plan", "--finish", cwd=tmp_path, check=None)
-    assert done.returncode in (0, 2), done.stderr
-    assert "bug" not in done.stderr
+    result = brim("map", "--plan", "job.plan", "--finish", cwd=tmp_path, check=None)
+    assert result.returncode in (0, 2), result.stderr
+    assert "bug" not in result.stderr
     assert not victim.exists()
     assert not (tmp_path / "evil.arrow").exists()
 

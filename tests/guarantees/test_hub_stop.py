@@ -41,7 +41,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     contents = {f"f{i:03d}.bin": random_bytes(50 + i, i) for i in range(101)}
     return write_files(tmp_path_factory.mktemp("stop") / "many", contents)
 
@@ -82,10 +82,10 @@ def test_build_stops_while_the_hub_does_not_answer(hub: TestHub, machine: Machin
 
 @pytest.mark.parametrize("route", ["discussion-create", "merge", "status"])
 def test_build_stops_while_a_pull_request_is_not_answered(
-    hub: TestHub, machine: Machine, many: Path, route: str
+    hub: TestHub, machine: Machine, large_source: Path, route: str
 ) -> None:
     fault = hub.faults.add(route, action="stall", seconds=SILENT_S)
-    assert_stops(machine.start(many, *EACH), fault, signal.SIGTERM)
+    assert_stops(machine.start(large_source, *EACH), fault, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("route", ["xet-token", "xorb", "shard"])
@@ -141,16 +141,16 @@ def test_map_stops_while_the_hub_does_not_answer(hub: TestHub, machine: Machine,
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "plus.py").write_text("def one(row):\n    return {'a': row['a'] + 1}\n")
     fault = hub.faults.add(route, action="stall", seconds=SILENT_S)
-    words = ("map", tmp_path / "rows.jsonl", DEST, "--fn", "plus:one")
-    assert_stops(start(*words, env=machine.environment, cwd=tmp_path), fault, signal.SIGTERM)
+    arguments = ("map", tmp_path / "rows.jsonl", DEST, "--fn", "plus:one")
+    assert_stops(start(*arguments, env=machine.environment, cwd=tmp_path), fault, signal.SIGTERM)
 
 
 def test_tokenize_stops_while_its_tokenizer_does_not_come(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n')
     hub.create("ada/words", kind="models")
     fault = hub.faults.add("resolve", action="stall", seconds=SILENT_S, times=None)
-    words = ("tokenize", tmp_path / "rows.jsonl", tmp_path / "out", "--tokenizer", "ada/words")
-    assert_stops(start(*words, env=machine.environment, cwd=tmp_path), fault, signal.SIGTERM)
+    arguments = ("tokenize", tmp_path / "rows.jsonl", tmp_path / "out", "--tokenizer", "ada/words")
+    assert_stops(start(*arguments, env=machine.environment, cwd=tmp_path), fault, signal.SIGTERM)
 
 
 PYTHON = """
@@ -177,9 +177,9 @@ def test_python_build_stops_while_the_hub_does_not_answer(
     hub: TestHub, machine: Machine, source: Path, route: str, by: str, error: str
 ) -> None:
     fault = hub.faults.add(route, action="stall", seconds=SILENT_S)
-    words = [sys.executable, "-c", PYTHON, by, str(source), DEST]
+    arguments = [sys.executable, "-c", PYTHON, by, str(source), DEST]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, env=machine.environment, text=True, **pipes) as process:
+    with subprocess.Popen(arguments, env=machine.environment, text=True, **pipes) as process:
         wait_for(fault)
         try:
             out, err = process.communicate("\n", timeout=LATE_S + 5)

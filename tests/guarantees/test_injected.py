@@ -57,11 +57,13 @@ def make_jobs(folder: Path) -> dict[str, Job]:
     limits = ["--memory", "600MB", "--workers", "1", "--quiet"]
 
     def job(name: str, source: Path, make: Callable[[Path], list[str | Path]], script: bool = False) -> Job:
-        place = folder / f"place-{name}"
-        return Job(name, [os.fspath(word) for word in make(place / "out")], source, place, script=script)
+        destination = folder / f"place-{name}"
+        return Job(
+            name, [os.fspath(argument) for argument in make(destination / "out")], source, destination, script=script
+        )
 
-    def copy_built(place: Path) -> None:
-        shutil.copytree(built, place / "out")
+    def copy_built(location: Path) -> None:
+        shutil.copytree(built, location / "out")
 
     jobs = [
         job("build", files, lambda out: ["build", files, out, "--rows-per-shard", "2", "--workers", "2", "--quiet"]),
@@ -102,7 +104,7 @@ def make_jobs(folder: Path) -> dict[str, Job]:
     ]
     for each in jobs:
         if each.name == "verify":
-            each.prepare = lambda place=each.place: copy_built(place)  # type: ignore[misc]
+            each.prepare = lambda target=each.place: copy_built(target)  # type: ignore[misc]
         elif each.name.startswith(("embed.", "tensors")):
             each.prepare = (each.place / "out").mkdir
     return {each.name: each for each in jobs}
@@ -140,11 +142,11 @@ def test_a_call_fails(shim: Shim, jobs: dict[str, Job], name: str, part: int) ->
     job.clear()
     clean = shim.run(job)
     assert clean.code == 0, clean.said
-    wanted = job.made()
+    expected = job.made()
     faults = [fault for fault in every_fault(clean.calls) if not _is_tried_elsewhere(job, fault)][part::PARTS]
     if not EVERYTHING:
         faults = random.Random(name).sample(faults, DRAWN[name])
-    wrong = [f"{fault}: {complaint}" for fault in faults for complaint in complaints(shim, job, fault, wanted)]
+    wrong = [f"{fault}: {complaint}" for fault in faults for complaint in complaints(shim, job, fault, expected)]
     print(f"{name}, part {part + 1} of {PARTS}: {len(faults)} faults, {len(wrong)} complaints")  # noqa: T201
     assert not wrong, f"{len(wrong)} of {len(faults)} faults:\n" + "\n".join(wrong)
 
@@ -155,51 +157,51 @@ def _is_tried_elsewhere(job: Job, fault: Fault) -> bool:
     return units and job.name in ("bin", "embed.safetensors", "embed.npy", "embed.parquet")
 
 
-def complaints(shim: Shim, job: Job, fault: Fault, wanted: dict[str, str]) -> list[str]:
+def complaints(shim: Shim, job: Job, fault: Fault, expected: dict[str, str]) -> list[str]:
     """What is wrong with how a job takes a fault."""
     job.clear()
     broken = shim.run(job, fault)
-    found = blamed_wrongly(job, fault, broken) if broken.code else []
-    if broken.code == 0 and job.made() != wanted:
-        found.append("other bytes, and no error")
-    again = shim.run(job)
-    if again.code:
-        found.append(f"the next run exits {again.code}: {again.said}")
-    elif job.made() != wanted:
-        found.append(f"the next run makes other files: {sorted(set(job.made().items()) ^ set(wanted.items()))}")
-    return [f"{what}\n    ({broken.hit}: exit {broken.code}, {broken.said.strip()!r})" for what in found]
+    actual = blamed_wrongly(job, fault, broken) if broken.code else []
+    if broken.code == 0 and job.made() != expected:
+        actual.append("other bytes, and no error")
+    repeated = shim.run(job)
+    if repeated.code:
+        actual.append(f"the next run exits {repeated.code}: {repeated.said}")
+    elif job.made() != expected:
+        actual.append(f"the next run makes other files: {sorted(set(job.made().items()) ^ set(expected.items()))}")
+    return [f"{item}\n    ({broken.hit}: exit {broken.code}, {broken.said.strip()!r})" for item in actual]
 
 
 def blamed_wrongly(job: Job, fault: Fault, outcome: UnitStats) -> list[str]:
     """What is wrong with the words and the exit code of a run that failed."""
-    said, hit = outcome.said, outcome.hit
+    message, hit = outcome.said, outcome.hit
     if hit is None:
         return ["an error without a fault"]
-    found = []
-    if "bug" in said or "Traceback" in said or outcome.code not in (2, 3, 5):
-        found.append("called a bug")
+    actual = []
+    if "bug" in message or "Traceback" in message or outcome.code not in (2, 3, 5):
+        actual.append("called a bug")
     if fault.how == "short":
-        found.append("a short call is no error")
-    if fault.how == "EMFILE" and "ulimit" not in said:
-        found.append("nothing said about the limit of open files")
-    if fault.how == "ENOSPC" and "full" not in said and "No space" not in said:
-        found.append("nothing said about the full disk")
+        actual.append("a short call is no error")
+    if fault.how == "EMFILE" and "ulimit" not in message:
+        actual.append("nothing said about the limit of open files")
+    if fault.how == "ENOSPC" and "full" not in message and "No space" not in message:
+        actual.append("nothing said about the full disk")
     if hit.is_relative_to(job.source):
-        if "estination" in said or (hit.name not in said and hit != job.source):
-            found.append("the source is not named, or something else is blamed")
-    elif fault.how == "EMFILE" and "Too many files" in said:
+        if "estination" in message or (hit.name not in message and hit != job.source):
+            actual.append("the source is not named, or something else is blamed")
+    elif fault.how == "EMFILE" and "Too many files" in message:
         pass  # no matter of the file that was to be the next
-    elif "The source" in said or "source f" in said or not (str(job.place) in said or hit.name in said):
-        found.append("the destination is not named, or the source is blamed")
-    return found
+    elif "The source" in message or "source f" in message or not (str(job.place) in message or hit.name in message):
+        actual.append("the destination is not named, or the source is blamed")
+    return actual
 
 
-@pytest.mark.parametrize("how", ["ENOLCK", "EIO"])
-def test_a_lock_that_fails(shim: Shim, jobs: dict[str, Job], how: str) -> None:
+@pytest.mark.parametrize("method", ["ENOLCK", "EIO"])
+def test_a_lock_that_fails(shim: Shim, jobs: dict[str, Job], method: str) -> None:
     """A file system that cannot lock is refused in words that say so, before anything is written."""
     for name in ("build", "map", "tensors.npy"):
         jobs[name].clear()
-        refused = shim.run(jobs[name], Fault("lock", 1, how, "*"))
+        refused = shim.run(jobs[name], Fault("lock", 1, method, "*"))
         assert refused.code == 2, refused.said
         assert "cannot lock files" in refused.said
 

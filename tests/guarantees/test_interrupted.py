@@ -47,8 +47,8 @@ def test_resumed_by_the_present_version(case: Interrupted, tmp_path: Path, s3: S
     before = shard_stamps(tmp_path)
     for command in (case.again or case.killed, *case.rest):
         assert interrupted.run(command, tmp_path, bucket, s3.environment) == 0
-    found = interrupted.results(tmp_path, s3, s3_prefix)
-    assert without_dates(found, case) == without_dates(FACTS["cases"][case.name], case)
+    actual = interrupted.results(tmp_path, s3, s3_prefix)
+    assert without_dates(actual, case) == without_dates(FACTS["cases"][case.name], case)
     # A shard that has its name already is not written again: it keeps its inode and its date.
     after = shard_stamps(tmp_path)
     if case.name not in ("update", "fresh"):

@@ -40,8 +40,8 @@ def test_killed_at_random_moments(source: Path, undisturbed: dict[str, str], tmp
     for number in range(MOMENTS // 2):
         out = tmp_path / "out"
         waits_for = ".brim" if number % 3 == 0 else "data/*.parquet"  # the beginning, or the writing
-        words = ["build", source, out, *OPTIONS, "--workers", workers]
-        process = start(*words)
+        arguments = ["build", source, out, *OPTIONS, "--workers", workers]
+        process = start(*arguments)
         while process.poll() is None and not list(out.glob(waits_for)):
             time.sleep(0.005)
         time.sleep(moments.uniform(0, 0.25))
@@ -52,7 +52,7 @@ def test_killed_at_random_moments(source: Path, undisturbed: dict[str, str], tmp
         before = {name: _identity(out / name) for name in receipts}
         for name, receipt in receipts.items():
             assert (out / name).stat().st_size == receipt.size
-        brim(*words)
+        brim(*arguments)
         assert tree_digest(out) == undisturbed
         assert {name: _identity(out / name) for name in receipts} == before
         shutil.rmtree(out)
@@ -62,13 +62,13 @@ def test_killed_at_random_moments(source: Path, undisturbed: dict[str, str], tmp
 def test_killed_again_and_again(source: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
     """One build that is killed ten times in a row still ends whole."""
     out = tmp_path / "out"
-    words = ["build", source, out, *OPTIONS, "--workers", "1"]
+    arguments = ["build", source, out, *OPTIONS, "--workers", "1"]
     for _ in range(10):
-        process = start(*words)
+        process = start(*arguments)
         time.sleep(0.2)
         process.kill()
         process.wait()
-    brim(*words)
+    brim(*arguments)
     assert tree_digest(out) == undisturbed
     brim("verify", out, source)
 

@@ -11,7 +11,7 @@ import pytest
 
 from brim.state.ledger import JobRecord, Ledger
 from tests.conftest import random_bytes, write_files
-from tests.places import BucketPlace, FolderPlace, HubPlace, Place, listing, run
+from tests.destinations import BucketDestination, Destination, FolderDestination, HubDestination, listing, run
 
 OPTIONS = ("--rows-per-shard", "2", "--workers", "1", "--quiet")
 KILL = """
@@ -35,24 +35,26 @@ def files(folder: Path, start: int, stop: int, seed: int = 0) -> Path:
 
 
 @pytest.fixture(params=["folder", "bucket", "hub"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def destination(request: pytest.FixtureRequest, tmp_path: Path) -> Destination:
     if request.param == "folder":
-        return FolderPlace(tmp_path / "out")
+        return FolderDestination(tmp_path / "out")
     if request.param == "hub":
-        return HubPlace(request.getfixturevalue("hub"), tmp_path / "machine")
+        return HubDestination(request.getfixturevalue("hub"), tmp_path / "machine")
     prefix = request.getfixturevalue("s3_prefix").rstrip("/")
-    return BucketPlace(request.getfixturevalue("s3"), tmp_path / "machine", prefix)
+    return BucketDestination(request.getfixturevalue("s3"), tmp_path / "machine", prefix)
 
 
-def killed(place: Place, receipts: int, *words: str | Path) -> None:
+def killed(destination: Destination, receipts: int, *arguments: str | Path) -> None:
     """Run a command that is killed after so many receipts, when the next shard has its name."""
-    command = [sys.executable, "-c", KILL, str(receipts), *map(str, words)]
-    done = subprocess.run(command, env=place.environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    command = [sys.executable, "-c", KILL, str(receipts), *map(str, arguments)]
+    result = subprocess.run(
+        command, env=destination.environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == -signal.SIGKILL, result.stderr
 
 
 def expected(tmp_path: Path, source: Path, *options: str) -> dict[str, tuple[int, str]]:
-    whole = FolderPlace(tmp_path / "whole")
+    whole = FolderDestination(tmp_path / "whole")
     run(whole, "build", source, whole.address, *(options or OPTIONS))
     return listing(whole)
 
@@ -60,75 +62,77 @@ def expected(tmp_path: Path, source: Path, *options: str) -> dict[str, tuple[int
 @pytest.mark.parametrize("receipts", [0, 3])
 @pytest.mark.parametrize("option", ["--fresh", "--update"])
 def test_fresh_and_update_continue_from_a_shard_without_receipt(
-    place: Place, option: str, receipts: int, tmp_path: Path
+    destination: Destination, option: str, receipts: int, tmp_path: Path
 ) -> None:
     """With other shards, and of another source."""
     source = files(tmp_path / "source", 0, 10)
-    killed(place, receipts, "build", source, place.address, *OPTIONS)
-    if not isinstance(place, HubPlace):
-        assert len(listing(place)) == receipts + 1
-    other = ("--rows-per-shard", "3", "--quiet")
-    run(place, "build", source, place.address, *other, option)
-    assert listing(place) == expected(tmp_path, source, *other)
-    run(place, "verify", place.address, source, "--quiet")
+    killed(destination, receipts, "build", source, destination.address, *OPTIONS)
+    if not isinstance(destination, HubDestination):
+        assert len(listing(destination)) == receipts + 1
+    second = ("--rows-per-shard", "3", "--quiet")
+    run(destination, "build", source, destination.address, *second, option)
+    assert listing(destination) == expected(tmp_path, source, *second)
+    run(destination, "verify", destination.address, source, "--quiet")
 
 
-@pytest.mark.parametrize("place", ["folder", "bucket"], indirect=True)
-def test_fresh_continues_after_two_kills_in_a_row(place: Place, tmp_path: Path) -> None:
+@pytest.mark.parametrize("destination", ["folder", "bucket"], indirect=True)
+def test_fresh_continues_after_two_kills_in_a_row(destination: Destination, tmp_path: Path) -> None:
     source = files(tmp_path / "source", 0, 10)
-    killed(place, 2, "build", source, place.address, *OPTIONS)
-    killed(place, 1, "build", source, place.address, "--rows-per-shard", "3", "--workers", "1", "--update")
-    run(place, "build", source, place.address, "--rows-per-shard", "4", "--quiet", "--fresh")
-    assert listing(place) == expected(tmp_path, source, "--rows-per-shard", "4", "--quiet")
+    killed(destination, 2, "build", source, destination.address, *OPTIONS)
+    killed(destination, 1, "build", source, destination.address, "--rows-per-shard", "3", "--workers", "1", "--update")
+    run(destination, "build", source, destination.address, "--rows-per-shard", "4", "--quiet", "--fresh")
+    assert listing(destination) == expected(tmp_path, source, "--rows-per-shard", "4", "--quiet")
 
 
-def test_append_of_other_rows_continues_from_a_shard_without_receipt(place: Place, tmp_path: Path) -> None:
-    run(place, "build", files(tmp_path / "old", 0, 4), place.address, *OPTIONS)
-    killed(place, 1, "build", files(tmp_path / "new", 4, 10), place.address, *OPTIONS, "--append")
-    run(place, "build", files(tmp_path / "other", 20, 22), place.address, *OPTIONS, "--append")
+def test_append_of_other_rows_continues_from_a_shard_without_receipt(destination: Destination, tmp_path: Path) -> None:
+    run(destination, "build", files(tmp_path / "old", 0, 4), destination.address, *OPTIONS)
+    killed(destination, 1, "build", files(tmp_path / "new", 4, 10), destination.address, *OPTIONS, "--append")
+    run(destination, "build", files(tmp_path / "other", 20, 22), destination.address, *OPTIONS, "--append")
     back = tmp_path / "back"
-    run(place, "unpack", place.address, back, "--quiet")
+    run(destination, "unpack", destination.address, back, "--quiet")
     assert sorted(path.name for path in back.iterdir()) == [f"f{i:03d}.bin" for i in (0, 1, 2, 3, 20, 21)]
-    run(place, "verify", place.address, "--quiet")
+    run(destination, "verify", destination.address, "--quiet")
 
 
-@pytest.mark.parametrize("place", ["folder", "bucket"], indirect=True)
-def test_map_fresh_continues_from_a_shard_without_receipt(place: Place, tmp_path: Path) -> None:
+@pytest.mark.parametrize("destination", ["folder", "bucket"], indirect=True)
+def test_map_fresh_continues_from_a_shard_without_receipt(destination: Destination, tmp_path: Path) -> None:
     """Units of an earlier job are shards of another number."""
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(30)))
     (tmp_path / "step.py").write_text("def same(row):\n    return row\n")
-    words = ("map", tmp_path / "rows.jsonl", place.address, "--fn", tmp_path / "step.py:same", "--quiet")
-    killed(place, 2, *words, "--rows-per-shard", "5", "--workers", "1")
-    assert listing(place)
-    run(place, *words, "--rows-per-shard", "7", "--fresh")
-    assert {name.split("-of-")[1] for name in listing(place)} == {"00005.parquet"}
-    run(place, "verify", place.address, "--quiet")
+    arguments = ("map", tmp_path / "rows.jsonl", destination.address, "--fn", tmp_path / "step.py:same", "--quiet")
+    killed(destination, 2, *arguments, "--rows-per-shard", "5", "--workers", "1")
+    assert listing(destination)
+    run(destination, *arguments, "--rows-per-shard", "7", "--fresh")
+    assert {name.split("-of-")[1] for name in listing(destination)} == {"00005.parquet"}
+    run(destination, "verify", destination.address, "--quiet")
 
 
-@pytest.mark.parametrize("place", ["folder", "bucket"], indirect=True)
+@pytest.mark.parametrize("destination", ["folder", "bucket"], indirect=True)
 @pytest.mark.parametrize("option", ["--fresh", "--update"])
-def test_foreign_file_is_refused_before_anything_is_removed(place: Place, option: str, tmp_path: Path) -> None:
+def test_foreign_file_is_refused_before_anything_is_removed(
+    destination: Destination, option: str, tmp_path: Path
+) -> None:
     source = files(tmp_path / "source", 0, 10)
-    run(place, "build", source, place.address, *OPTIONS)
-    place.plant("data/mine.parquet", b"mine")
-    before = place.content()
-    done = run(place, "build", source, place.address, "--rows-per-shard", "3", option, check=2)
-    assert "brim did not write" in done.stderr
-    assert place.content() == before
+    run(destination, "build", source, destination.address, *OPTIONS)
+    destination.plant("data/mine.parquet", b"mine")
+    before = destination.content()
+    result = run(destination, "build", source, destination.address, "--rows-per-shard", "3", option, check=2)
+    assert "brim did not write" in result.stderr
+    assert destination.content() == before
 
 
 def test_shards_of_an_earlier_version_are_known_by_its_receipts(tmp_path: Path) -> None:
     """Its ledgers do not say what was planned: 29 receipts of 40 shards, and a 30th shard without."""
     source, out = files(tmp_path / "source", 0, 40), tmp_path / "out"
-    place = FolderPlace(out)
-    run(place, "build", source, out, "--rows-per-shard", "1", "--quiet")
+    destination = FolderDestination(out)
+    run(destination, "build", source, out, "--rows-per-shard", "1", "--quiet")
     ledger = out / ".brim" / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:30]))
     for number in range(30, 40):
         (out / "data" / f"train-{number:05d}-of-00040.parquet").unlink()
     (out / "README.md").unlink()
-    run(place, "build", source, out, *OPTIONS, "--fresh")
-    assert listing(place) == expected(tmp_path, source)
+    run(destination, "build", source, out, *OPTIONS, "--fresh")
+    assert listing(destination) == expected(tmp_path, source)
 
 
 def test_ledger_tells_planned_names_from_others(tmp_path: Path) -> None:
@@ -141,14 +145,14 @@ def test_ledger_tells_planned_names_from_others(tmp_path: Path) -> None:
     assert Ledger(tmp_path).planned_names(names) == []
 
 
-@pytest.mark.parametrize("place", ["folder", "bucket"], indirect=True)
+@pytest.mark.parametrize("destination", ["folder", "bucket"], indirect=True)
 @pytest.mark.parametrize("option", ["--append", "--update", "--fresh"])
-def test_refused_for_an_unreadable_card_changes_nothing(place: Place, option: str, tmp_path: Path) -> None:
-    run(place, "build", files(tmp_path / "old", 0, 4), place.address, *OPTIONS)
-    readable = place.content()["README.md"]
-    place.plant("README.md", b"\xff\xfe")
-    before = place.content()
-    run(place, "build", files(tmp_path / "new", 4, 8), place.address, *OPTIONS, option, check=2)
-    assert place.content() == before
-    place.plant("README.md", readable)
-    run(place, "verify", place.address, tmp_path / "old", "--quiet")
+def test_refused_for_an_unreadable_card_changes_nothing(destination: Destination, option: str, tmp_path: Path) -> None:
+    run(destination, "build", files(tmp_path / "old", 0, 4), destination.address, *OPTIONS)
+    readable = destination.content()["README.md"]
+    destination.plant("README.md", b"\xff\xfe")
+    before = destination.content()
+    run(destination, "build", files(tmp_path / "new", 4, 8), destination.address, *OPTIONS, option, check=2)
+    assert destination.content() == before
+    destination.plant("README.md", readable)
+    run(destination, "verify", destination.address, tmp_path / "old", "--quiet")

@@ -57,8 +57,8 @@ def _state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def run(*arguments: str | Path, check: int) -> dict[str, Any]:
     """`brim run --json`: its last word."""
-    done = brim("run", "--json", *arguments, check=check)
-    return json.loads(done.stderr.splitlines()[-1])  # type: ignore[no-any-return]
+    result = brim("run", "--json", *arguments, check=check)
+    return json.loads(result.stderr.splitlines()[-1])  # type: ignore[no-any-return]
 
 
 def greedy(tmp_path: Path, *options: str) -> tuple[dict[str, Any], int]:
@@ -73,8 +73,8 @@ def greedy(tmp_path: Path, *options: str) -> tuple[dict[str, Any], int]:
 def test_with_a_cgroup_not_a_byte_over(tmp_path: Path) -> None:
     """A child that allocates as fast as it can never holds more than the limit, by its own count and brim's."""
     for _ in range(3):
-        facts, held = greedy(tmp_path)
-        assert 200 * MB < held <= 300 * MB
+        facts, retained = greedy(tmp_path)
+        assert 200 * MB < retained <= 300 * MB
         assert facts["overshoot_bytes"] == 0
         assert facts["limit"]["enforced"].startswith("cgroup v")
         assert facts["stopped"] in ("stop", "kill", "oom")
@@ -82,8 +82,8 @@ def test_with_a_cgroup_not_a_byte_over(tmp_path: Path) -> None:
 
 def test_without_a_cgroup_it_is_ended_and_the_overshoot_said(tmp_path: Path) -> None:
     """Best effort: killed, exit 4, far below the 4 GB it wanted; how far over is said (see benchmarks/watch.py)."""
-    facts, held = greedy(tmp_path, "--no-cgroup")
-    assert 200 * MB < held < 2_000 * MB
+    facts, retained = greedy(tmp_path, "--no-cgroup")
+    assert 200 * MB < retained < 2_000 * MB
     assert facts["limit"]["enforced"] == "best effort"
     assert facts["stopped"] in ("stop", "kill")
     assert facts["overshoot_bytes"] == max(facts["peak_bytes"] - 300 * MB, 0)
@@ -173,19 +173,19 @@ if os.fork() == 0:
     block = bytearray(b"x") * 2_000_000_000
 time.sleep(60)
 """
-    begun = time.monotonic()
+    started_at = time.monotonic()
     facts = run("--memory", "150MB", "--kill-at", "off", "--stop-at", "off", "--", PYTHON, "-c", script, check=4)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - started_at < 20
     assert facts["stopped"] == "oom"
     assert facts["oom_kills"] >= 1
 
 
 def eventually(true: Callable[[], Any], seconds: float = 10.0) -> Any:
     deadline = time.monotonic() + seconds
-    while not (found := true()):
+    while not (match := true()):
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.02)
-    return found
+    return match
 
 
 @both_ways
@@ -233,8 +233,8 @@ def test_a_killed_watcher_is_said_and_the_command_goes_on(tmp_path: Path) -> Non
 
     def watcher() -> list[int]:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        found = [int(c) for c in children if "brim.monitor.watching.watcher" in Path(f"/proc/{c}/cmdline").read_text()]
-        return found if len(children) > 1 else []
+        actual = [int(c) for c in children if "brim.monitor.watching.watcher" in Path(f"/proc/{c}/cmdline").read_text()]
+        return actual if len(children) > 1 else []
 
     os.kill(eventually(watcher)[0], signal.SIGKILL)
     _, stderr = process.communicate(timeout=20)

@@ -45,8 +45,8 @@ def test_no_place_user_or_host(tmp_path: Path, format: str, kind: str) -> None:
         data = bytearray(path.read_bytes())
         if path.parent.name == "data":
             locate = locate_parquet if format == "parquet" else locate_tar
-            for found in list(locate(LocalFile(path))):
-                data[found.offset : found.offset + found.size] = bytes(found.size)
+            for match in list(locate(LocalFile(path))):
+                data[match.offset : match.offset + match.size] = bytes(match.size)
         for secret in secrets - {str(os.getpid())}:
             assert secret.encode() not in data, f"{secret!r} stands in {path.name}"
     assert "project" not in (out / "README.md").read_text()
@@ -61,10 +61,10 @@ def test_debug_tracebacks_show_no_token_that_a_server_echoes(tmp_path: Path, tok
         machine = Machine(hub, tmp_path / "machine", token)
         hub.faults.add(route, times=None, status=400, said=f"no right for {token} (Authorization: Bearer {token})")
         for option in ("--debug", "--json"):
-            done = machine.run("build", str(source), DEST, option)
-            assert done.returncode not in (0, 1), done.stderr
-            assert token not in done.stdout + done.stderr
-            assert ("Traceback" in done.stderr) is (option == "--debug")
+            result = machine.run("build", str(source), DEST, option)
+            assert result.returncode not in (0, 1), result.stderr
+            assert token not in result.stdout + result.stderr
+            assert ("Traceback" in result.stderr) is (option == "--debug")
 
 
 def test_debug_hides_the_values_of_secret_variables(tmp_path: Path) -> None:
@@ -76,17 +76,17 @@ def test_debug_hides_the_values_of_secret_variables(tmp_path: Path) -> None:
         "brim.cli.program.static_page = fail\n"
         "brim.cli.main()\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "AWS_SECRET_ACCESS_KEY": "9f8e7d6c5b4a"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-    assert "ValueError: key *** in cause" in done.stderr
-    assert "9f8e7d6c5b4a" not in done.stderr
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert "ValueError: key *** in cause" in result.stderr
+    assert "9f8e7d6c5b4a" not in result.stderr
 
 
 def test_a_table_that_names_files_of_two_homes_is_refused(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_a_table_that_names_files_of_two_homes_is_refused(tmp_path: Path) -> Non
     table = users / "alice" / "proj" / "t.csv"
     table.write_text(f"f\nf/1.bin\n{users}/bob/scans/2.bin\n")
     environment = {**os.environ, "HOME": str(users / "alice")}
-    done = brim("build", table, tmp_path / "out", env=environment, check=2)
-    assert "--root" in done.stderr
-    assert "home folder" in done.stderr
+    result = brim("build", table, tmp_path / "out", env=environment, check=2)
+    assert "--root" in result.stderr
+    assert "home folder" in result.stderr
     assert not (tmp_path / "out").exists()
     checked = brim("check", table, env=environment, check=None)
     assert checked.returncode != 0
@@ -141,4 +141,4 @@ def test_table_root_is_the_common_folder_elsewhere(base: str, paths: list[str], 
 
 
 def _paths(out: Path) -> set[str]:
-    return {str(found.path) for shard in (out / "data").iterdir() for found in locate_parquet(LocalFile(shard))}
+    return {str(match.path) for shard in (out / "data").iterdir() for match in locate_parquet(LocalFile(shard))}

@@ -18,7 +18,7 @@ from tests.publishing import DEST, REPO, Listing, Machine, built, shards
 EACH = ("--rows-per-shard", "1")
 SIZE = 200_000
 LARGE = 3_000_000  # goes in parts
-MANY = 120  # shards: more than one commit takes
+FILE_COUNT = 120  # shards: more than one commit takes
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def expected(source: Path) -> Listing:
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    contents = {f"f{i:03d}.bin": random_bytes(500 + i, i) for i in range(MANY)}
+def large_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    contents = {f"f{i:03d}.bin": random_bytes(500 + i, i) for i in range(FILE_COUNT)}
     return write_files(tmp_path_factory.mktemp("faults") / "many", contents)
 
 
@@ -72,12 +72,12 @@ def test_rate_limit(hub: TestHub, machine: Machine, source: Path, expected: List
     """429 is waited for as long as Retry-After says, wherever it comes, and the user is told."""
     faults = [hub.faults.add(route, status=429, retry_after=2) for route in ("info", "put", "commit")]
     start = time.monotonic()
-    done = machine.publish(source, *EACH)
+    result = machine.publish(source, *EACH)
     assert time.monotonic() - start > 7
     assert [fault.fired for fault in faults] == [1, 1, 1]
     assert shards(hub) == expected
-    assert "Rate limited. Waiting 3" in done.stderr
-    assert done.stderr.count("429; trying again in 2 s") == 2
+    assert "Rate limited. Waiting 3" in result.stderr
+    assert result.stderr.count("429; trying again in 2 s") == 2
 
 
 @pytest.mark.parametrize("route", ["info", "batch", "commit"])
@@ -149,18 +149,18 @@ def test_reading_an_answer_that_no_hub_gives_is_an_error(
     machine.publish(source, *EACH)
     hub.faults.add(route, times=None, action="answer", status=200, said=body)
     to = [str(tmp_path / "out")] if command == "select" else []
-    done = machine.run(command, DEST, *to)
-    assert done.returncode == 5, done.stderr
-    assert UNEXPECTED in done.stderr or "does not answer as such a store does" in done.stderr
+    result = machine.run(command, DEST, *to)
+    assert result.returncode == 5, result.stderr
+    assert UNEXPECTED in result.stderr or "does not answer as such a store does" in result.stderr
 
 
 @pytest.mark.slow
 def test_server_that_stays_down(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
     """When the tries are used up the exit code is 5, the error says to run again, and that sends the rest."""
     hub.faults.add("put", nth=4, times=None, action="cut")
-    done = machine.publish(source, *EACH, "--workers", "1", check=5)
-    assert re.search(r"The connection to the Hub( \(127\.0\.0\.1:\d+\))? failed: Server disconnected", done.stderr)
-    assert "Run the same command to continue; uploads that finished are kept." in done.stderr
+    result = machine.publish(source, *EACH, "--workers", "1", check=5)
+    assert re.search(r"The connection to the Hub( \(127\.0\.0\.1:\d+\))? failed: Server disconnected", result.stderr)
+    assert "Run the same command to continue; uploads that finished are kept." in result.stderr
     assert not shards(hub)
     sent = hub.counters.bytes_by_oid.copy()
     hub.faults.clear()
@@ -171,10 +171,10 @@ def test_server_that_stays_down(hub: TestHub, machine: Machine, source: Path, ex
 
 def test_connection_cut(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
     """A connection that is cut inside a PUT and inside a part costs what that PUT and that part had sent."""
-    put = hub.faults.add("put", nth=2, action="cut", after_bytes=150_000)
+    fault = hub.faults.add("put", nth=2, action="cut", after_bytes=150_000)
     part = hub.faults.add("part", nth=2, action="cut", after_bytes=700_000)
     machine.publish(source, *EACH)
-    assert (put.fired, part.fired) == (1, 1)
+    assert (fault.fired, part.fired) == (1, 1)
     assert shards(hub) == expected
     assert hub.counters.bytes_repeated == 850_000
 
@@ -202,10 +202,10 @@ def test_stalled_connection(hub: TestHub, machine: Machine, source: Path, expect
 
 def test_expired_url(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
     """A pre-signed URL that is too old is replaced by a new one; other shards are not sent again."""
-    put = hub.faults.add("put", nth=2, status=403)
+    fault = hub.faults.add("put", nth=2, status=403)
     part = hub.faults.add("part", nth=2, status=403)
     machine.publish(source, *EACH)
-    assert (put.fired, part.fired) == (1, 1)
+    assert (fault.fired, part.fired) == (1, 1)
     assert shards(hub) == expected
     assert hub.counters.bytes_repeated <= SIZE + 2000 + (2 << 20)
 
@@ -224,15 +224,15 @@ def test_urls_that_expire_in_the_middle(hub: TestHub, machine: Machine, source: 
 def test_storage_that_refuses(hub: TestHub, machine: Machine, source: Path) -> None:
     """Storage that refuses new addresses too is not taken for a token without rights, and is not tried for ever."""
     rule = hub.faults.add("put", times=None, status=403, code="AccessDenied")
-    done = machine.publish(source, *EACH, "--workers", "1", check=2)
-    assert "The Hub's storage refuses uploads to ada/data (403: AccessDenied), with new addresses too" in done.stderr
-    assert "token" not in done.stderr
-    assert "same command" not in done.stderr
+    result = machine.publish(source, *EACH, "--workers", "1", check=2)
+    assert "The Hub's storage refuses uploads to ada/data (403: AccessDenied), with new addresses too" in result.stderr
+    assert "token" not in result.stderr
+    assert "same command" not in result.stderr
     assert rule.fired == 2
 
 
 @pytest.mark.parametrize(
-    ("route", "fault", "words"),
+    ("route", "fault", "arguments"),
     [
         ("put", {"status": 400, "code": "EntityTooLarge"}, "(400: EntityTooLarge)"),
         ("put", {"status": 403, "code": "RequestTimeTooSkewed"}, "Set this machine's clock."),
@@ -244,14 +244,16 @@ def test_storage_that_refuses(hub: TestHub, machine: Machine, source: Path) -> N
         ("commit", {"status": 422, "said": "bad card"}, "(422: bad card)"),
     ],
 )
-def test_refusals_for_good(hub: TestHub, machine: Machine, tmp_path: Path, route: str, fault: Any, words: str) -> None:
+def test_refusals_for_good(
+    hub: TestHub, machine: Machine, tmp_path: Path, route: str, fault: Any, arguments: str
+) -> None:
     """A refusal that trying again does not change is exit 2 with what to change. Host and error code decide, not the
     number alone (what may pass: tests/state/test_retry.py)."""
     source = write_files(tmp_path / "one", {"f.bin": random_bytes(3000, 1)})
     hub.faults.add(route, times=None, **fault)
-    done = machine.publish(source, check=2)
-    assert words in done.stderr
-    assert "same command" not in done.stderr
+    result = machine.publish(source, check=2)
+    assert arguments in result.stderr
+    assert "same command" not in result.stderr
 
 
 def test_codes_of_storage_that_pass(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
@@ -269,9 +271,9 @@ def test_login_lost_in_the_middle(
     source = many_files(12, 50_000)
     expected = built(source, tmp_path / "out", *EACH)
     hub.faults.add("batch", nth=7, times=None, status=401)
-    done = machine.publish(source, *EACH, "--workers", "2", check=2)
-    assert "does not accept the token (401); nothing that was sent is lost" in done.stderr
-    assert "hf auth login" in done.stderr
+    result = machine.publish(source, *EACH, "--workers", "2", check=2)
+    assert "does not accept the token (401); nothing that was sent is lost" in result.stderr
+    assert "hf auth login" in result.stderr
     assert hub.counters.requests["put"] == 6
     hub.faults.clear()
     machine.publish(source, *EACH)
@@ -282,8 +284,8 @@ def test_login_lost_in_the_middle(
 
 def test_read_only_token(hub: TestHub, source: Path, tmp_path: Path) -> None:
     """A token without write access is said before the first byte."""
-    done = Machine(hub, tmp_path / "machine", "hf_read").publish(source, check=2)
-    assert "The token has no right to write to ada/data (403" in done.stderr
+    result = Machine(hub, tmp_path / "machine", "hf_read").publish(source, check=2)
+    assert "The token has no right to write to ada/data (403" in result.stderr
     assert hub.counters.puts == hub.counters.commits == hub.counters.requests["batch"] == 0
 
 
@@ -299,12 +301,14 @@ def test_someone_else_commits(hub: TestHub, machine: Machine, source: Path, expe
     assert hub.counters.bytes_repeated == 0
 
 
-def test_someone_else_commits_to_the_pull_request_and_to_main(hub: TestHub, machine: Machine, many: Path) -> None:
+def test_someone_else_commits_to_the_pull_request_and_to_main(
+    hub: TestHub, machine: Machine, large_source: Path
+) -> None:
     """While a pull request is filled, commits by others to it and to main survive its merge."""
     hub.faults.add("commit", action="conflict", path="refs/pr/1")
     hub.faults.add("merge", action="conflict")
-    machine.publish(many, *EACH)
-    assert len(shards(hub)) == MANY
+    machine.publish(large_source, *EACH)
+    assert len(shards(hub)) == FILE_COUNT
     assert "someone-else.txt" in hub.files(REPO)
     assert hub.counters.bytes_repeated == 0
 
@@ -320,17 +324,17 @@ def test_lost_answer_to_a_commit(hub: TestHub, machine: Machine, source: Path, e
 
 
 @pytest.mark.long
-def test_lost_answers_to_a_pull_request(hub: TestHub, machine: Machine, many: Path, tmp_path: Path) -> None:
+def test_lost_answers_to_a_pull_request(hub: TestHub, machine: Machine, large_source: Path, tmp_path: Path) -> None:
     """Answers to the opening, filling, marking and merging of a pull request are lost: each is done once."""
     routes = ("discussion-create", "commit", "discussion", "status", "merge")
     rules = [hub.faults.add(route, action="lose") for route in routes]
     rules.append(hub.faults.add("commit", nth=3, action="lose"))
-    machine.publish(many, *EACH)
+    machine.publish(large_source, *EACH)
     assert [rule.fired for rule in rules] == [1] * 6
-    assert shards(hub) == built(many, tmp_path / "out", *EACH)
+    assert shards(hub) == built(large_source, tmp_path / "out", *EACH)
     (pull,) = hub.repos.get("datasets", REPO).discussions.values()
-    told = [event["data"]["status"] for event in pull.events if event["type"] == "status-change"]
-    assert told == ["open", "merged"]
+    messages = [event["data"]["status"] for event in pull.events if event["type"] == "status-change"]
+    assert messages == ["open", "merged"]
     assert re.fullmatch(r"120 rows in 120 shards \[brim \w{16}\] \(#1\)", hub.history(REPO)[0])
     assert len(hub.history(REPO)) == 2
     assert hub.counters.commits == 3
@@ -355,10 +359,10 @@ def test_xet_fails(tmp_path: Path, source: Path, status: int) -> None:
     with TestHub(tmp_path / "hub", xet=True) as hub:
         machine = Machine(hub, tmp_path / "machine", more={"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1"})
         rule = hub.faults.add("xorb", times=None, status=status)
-        done = machine.publish(source, *EACH, "--upload-with", "xet", check=None)
+        result = machine.publish(source, *EACH, "--upload-with", "xet", check=None)
         assert rule.fired
-        assert done.returncode == (5 if status == 500 else 2)
+        assert result.returncode == (5 if status == 500 else 2)
         assert re.search(
-            rf"Sending data/train-\S+ by Xet failed: .*\b{status}\b.*, domain: http://[\d.:]+\.\n", done.stderr
+            rf"Sending data/train-\S+ by Xet failed: .*\b{status}\b.*, domain: http://[\d.:]+\.\n", result.stderr
         )
-        assert "--upload-with lfs" in done.stderr
+        assert "--upload-with lfs" in result.stderr

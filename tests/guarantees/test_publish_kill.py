@@ -52,7 +52,7 @@ class Readers:
         while not last:
             last = self._done.is_set()
             machine = Machine(self._hub, self._folder / f"reader{len(self.rows)}")
-            done = machine.python("""
+            result = machine.python("""
                 import os
                 from datasets import load_dataset
                 rows = list(load_dataset("ada/data", split="train", streaming=True))
@@ -60,7 +60,7 @@ class Readers:
                 print(len(rows), sum(len(row["file"]["bytes"]) for row in rows), flush=True)
                 os._exit(0)  # threads of the libraries sometimes abort a Python that ends
             """)
-            self.rows.append(done.stdout.strip())
+            self.rows.append(result.stdout.strip())
             self._done.wait(4)
 
     @contextmanager
@@ -76,17 +76,17 @@ class Readers:
                 thread.join()
 
 
-def wait_for(what: Callable[[], bool], process: Process) -> None:
-    while not what() and process.poll() is None:
+def wait_for(condition: Callable[[], bool], process: Process) -> None:
+    while not condition() and process.poll() is None:
         time.sleep(0.002)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "count", "put_s"), [("plain", 90, 0.2), ("pull request", 130, 0.12)])
-def test_killed_again_and_again(tmp_path: Path, way: str, count: int, put_s: float) -> None:
+@pytest.mark.parametrize(("method", "count", "put_s"), [("plain", 90, 0.2), ("pull request", 130, 0.12)])
+def test_killed_again_and_again(tmp_path: Path, method: str, count: int, put_s: float) -> None:
     """A publish that is killed twenty times ends whole, sends each byte once but for the shards that were in
     flight, makes the new version visible once, and readers see the old one or the new one and nothing else."""
-    moments = random.Random(f"brim {way}")
+    moments = random.Random(f"brim {method}")
     source = write_version(tmp_path / "source", OLD)
     with TestHub(tmp_path / "hub") as hub:
         machine = Machine(hub, tmp_path / "machine")
@@ -99,7 +99,7 @@ def test_killed_again_and_again(tmp_path: Path, way: str, count: int, put_s: flo
         with readers.reading():
             for number in range(KILLS):
                 hub.faults.clear()
-                last = LAST[way][number - KILLS :] if number >= KILLS - len(LAST[way]) else []
+                last = LAST[method][number - KILLS :] if number >= KILLS - len(LAST[method]) else []
                 if last:
                     rule = hub.faults.add(last[0], action="stall", seconds=0.3)
                 else:
@@ -128,4 +128,4 @@ def test_killed_again_and_again(tmp_path: Path, way: str, count: int, put_s: flo
         versions = [f"{OLD} {sum(SIZES[:OLD])}", f"{count} {sum(SIZES[:count])}"]
         assert set(readers.rows) == set(versions)
         assert len(hub.history(REPO)) == 3
-        assert len(hub.repos.get("datasets", REPO).discussions) == (way != "plain")
+        assert len(hub.repos.get("datasets", REPO).discussions) == (method != "plain")

@@ -40,24 +40,24 @@ def test_killed_and_stopped(source: Iterator[Path], tmp_path: Path) -> None:
     path = next(source)
     brim("select", path, tmp_path / "whole", *OPTIONS)
     out, stop = tmp_path / "out", tmp_path / "stop"
-    words = ["select", path, out, *OPTIONS, "--workers", "1"]
-    process = start(*words)
+    arguments = ["select", path, out, *OPTIONS, "--workers", "1"]
+    process = start(*arguments)
     while process.poll() is None and len(list(out.glob("data/*.parquet"))) < 3:
         time.sleep(0.005)
     process.kill()
     process.wait()
-    done = Ledger(out / ".brim").receipts
-    before = {name: (out / name).stat().st_ino for name in done}
-    with open(tmp_path / "said", "wb") as said:
-        process = start(*words, "--stop-file", stop, outputs=(said.fileno(), said.fileno()))
-    while process.poll() is None and len(list(out.glob("data/*.parquet"))) <= len(done) + 1:
+    result = Ledger(out / ".brim").receipts
+    before = {name: (out / name).stat().st_ino for name in result}
+    with open(tmp_path / "said", "wb") as message:
+        process = start(*arguments, "--stop-file", stop, outputs=(message.fileno(), message.fileno()))
+    while process.poll() is None and len(list(out.glob("data/*.parquet"))) <= len(result) + 1:
         time.sleep(0.005)
     stop.touch()
     assert process.wait() in (0, 6)  # 0: it was done before it looked
     assert process.returncode == 0 or "un the same command to continue" in (tmp_path / "said").read_text()
-    brim(*words)
+    brim(*arguments)
     assert tree_digest(out) == tree_digest(tmp_path / "whole")
-    assert {name: (out / name).stat().st_ino for name in done} == before
+    assert {name: (out / name).stat().st_ino for name in result} == before
     brim("verify", out, path)
 
 
@@ -89,9 +89,9 @@ def test_no_room_for_the_spool(tmp_path: Path, small_disk: Path, monkeypatch: py
 
 def test_unreachable_hub_is_named_with_its_cause(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
-    done = started("select", "hf://datasets/me/x", tmp_path / "out", check=2, env=environment)
-    assert "Unset HF_HUB_OFFLINE" in done.stderr
+    result = started("select", "hf://datasets/me/x", tmp_path / "out", check=2, env=environment)
+    assert "Unset HF_HUB_OFFLINE" in result.stderr
     environment["HF_HUB_OFFLINE"] = "0"
-    done = started("select", "hf://datasets/me/x", tmp_path / "out", check=5, env=environment)
-    assert "The connection to 127.0.0.1:9 failed" in done.stderr
-    assert "Connection refused" in done.stderr
+    result = started("select", "hf://datasets/me/x", tmp_path / "out", check=5, env=environment)
+    assert "The connection to 127.0.0.1:9 failed" in result.stderr
+    assert "Connection refused" in result.stderr

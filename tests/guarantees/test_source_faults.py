@@ -26,7 +26,7 @@ class Meddler(Progress):
     def __init__(self, act: Callable[[], None]) -> None:
         self._act: Callable[[], None] | None = act
 
-    def shard(self, name: str, size: int, sha256: str, how: str) -> None:
+    def shard(self, name: str, size: int, sha256: str, method: str) -> None:
         if self._act:
             self._act()
             self._act = None
@@ -75,8 +75,8 @@ def test_content_that_changed_between_runs(many_files: Callable[..., Path], tmp_
     brim("build", source, out, "--rows-per-shard", "1")
     os.utime(source / "f000.bin", ns=(7, 7))
     _flip(source / "f001.bin")
-    done = brim("build", source, out, "--rows-per-shard", "1")
-    assert "1 written, 3 kept" in done.stdout
+    result = brim("build", source, out, "--rows-per-shard", "1")
+    assert "1 written, 3 kept" in result.stdout
     brim("verify", out, source)
     assert "0 written, 4 kept" in brim("build", source, out, "--rows-per-shard", "1").stdout
 
@@ -90,17 +90,19 @@ def test_a_source_that_was_moved_or_copied(many_files: Callable[..., Path], tmp_
     plan = api.plan(source, out, rows_per_shard=1, workers=1, stop_file=stop)
     with pytest.raises(api.BrimError):
         plan.run(Meddler(lambda: (stop.touch(), time.sleep(0.3))[0]))
-    done = len(list((out / "data").iterdir()))
-    assert 0 < done < 6
-    moved = tmp_path / "elsewhere" / "renamed"
-    moved.parent.mkdir()
-    source.rename(moved)
-    assert f"{6 - done} written, {done} kept" in brim("build", moved, out, "--rows-per-shard", "1").stdout
+    rows_done = len(list((out / "data").iterdir()))
+    assert 0 < rows_done < 6
+    moved_path = tmp_path / "elsewhere" / "renamed"
+    moved_path.parent.mkdir()
+    source.rename(moved_path)
+    assert (
+        f"{6 - rows_done} written, {rows_done} kept" in brim("build", moved_path, out, "--rows-per-shard", "1").stdout
+    )
     assert tree_digest(out) == tree_digest(whole)
     copied = tmp_path / "copied"
-    shutil.copytree(moved, copied, copy_function=shutil.copyfile)
-    again = brim("build", copied, out, "--rows-per-shard", "1")
-    assert "0 written, 6 kept" in again.stdout
+    shutil.copytree(moved_path, copied, copy_function=shutil.copyfile)
+    repeated = brim("build", copied, out, "--rows-per-shard", "1")
+    assert "0 written, 6 kept" in repeated.stdout
     assert tree_digest(out / "data") == tree_digest(whole / "data")
 
 
@@ -145,8 +147,8 @@ def test_a_killed_update_goes_on(many_files: Callable[..., Path], tmp_path: Path
     brim("build", source, out, *options)
     (source / "f000.bin").unlink()
     write_files(source, {"a.bin": b"first", "z.bin": b"last"})
-    wanted = tmp_path / "wanted"
-    brim("build", source, wanted, *options)
+    expected = tmp_path / "wanted"
+    brim("build", source, expected, *options)
     for calls in range(1, 150, 4):
         trial = tmp_path / "trial"
         shutil.copytree(out, trial)
@@ -164,7 +166,7 @@ def test_a_killed_update_goes_on(many_files: Callable[..., Path], tmp_path: Path
         arguments = ["build", str(source), str(trial), *options, "--update", "--workers", "1", "--quiet"]
         killed = brim(*arguments, check=None, before=code)
         brim("build", source, trial, *options, "--update")
-        assert tree_digest(trial) == tree_digest(wanted), f"killed at step {calls}"
+        assert tree_digest(trial) == tree_digest(expected), f"killed at step {calls}"
         shutil.rmtree(trial)
         if killed.returncode == 0:
             assert calls > 20
@@ -186,15 +188,15 @@ def test_a_source_file_that_became_a_fifo_is_named_and_not_waited_for(tmp_path: 
     if verb == "build":
         brim("plan", source, out, "--save", tmp_path / "job.plan")
         _becomes_fifo(source / "1.bin")
-        done = ended("build", "--plan", tmp_path / "job.plan")
+        result = ended("build", "--plan", tmp_path / "job.plan")
     else:
         brim("build", source, out, "--rows-per-shard", "1", "--quiet")
         _becomes_fifo(source / "1.bin" if verb != "unpack" else out / "data" / "train-00001-of-00003.parquet")
-        done = ended(*{"verify": ("verify", out, source), "check": ("check", source, "--deep"),
+        result = ended(*{"verify": ("verify", out, source), "check": ("check", source, "--deep"),
                        "unpack": ("unpack", out, tmp_path / "back")}[verb])  # fmt: skip
-    assert done.returncode in (2, 3), done.stderr
-    assert "1.bin" in done.stderr + done.stdout or "train-00001" in done.stderr
-    assert "bug" not in done.stderr
+    assert result.returncode in (2, 3), result.stderr
+    assert "1.bin" in result.stderr + result.stdout or "train-00001" in result.stderr
+    assert "bug" not in result.stderr
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet", "rows.arrow", "rows.txt"])
@@ -217,13 +219,13 @@ def test_rows_of_a_file_that_became_a_fifo_are_not_waited_for(tmp_path: Path, na
     (tmp_path / "step.py").write_text("def same(row):\n    return row\n")
     brim("map", path, tmp_path / "out", "--fn", tmp_path / "step.py:same", "--save", tmp_path / "job.plan")
     _becomes_fifo(path)
-    done = ended("map", "--plan", tmp_path / "job.plan", "--part", "1/1")
-    assert done.returncode == 2, done.stderr
-    assert name in done.stderr
+    result = ended("map", "--plan", tmp_path / "job.plan", "--part", "1/1")
+    assert result.returncode == 2, result.stderr
+    assert name in result.stderr
 
 
-def ended(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def ended(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """A command that must end by itself; one that hangs is killed, and the test fails."""
     return subprocess.run(
-        [sys.executable, "-m", "brim", *map(str, words)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "brim", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
     )

@@ -84,13 +84,13 @@ def test_table_larger_than_the_limit_is_planned_built_checked_and_verified_withi
         ("verify", dest, source),
         ("check", source),
     ):
-        code, peak, said = run(*arguments)
-        assert code == 0, said
+        code, peak, output = run(*arguments)
+        assert code == 0, output
         assert peak < 110 * MB, (arguments[0], peak)
         if arguments[0] == "build":
-            told = re.search(r"peak memory +([\d.]+) MB", said)
-            assert told is not None
-            assert float(told[1]) * MB > 0.85 * peak  # it samples at other moments
+            report = re.search(r"peak memory +([\d.]+) MB", output)
+            assert report is not None
+            assert float(report[1]) * MB > 0.85 * peak  # it samples at other moments
     assert sum(pq.read_metadata(shard).num_rows for shard in dest.glob("data/*.parquet")) == rows
 
 
@@ -101,12 +101,12 @@ def test_large_table_written_by_several_workers_stays_within_what_its_plan_names
     source, dest = folder / "t.jsonl", folder / "out"
     write_jsonl(table_of(60_000), source)
     options = ("--rows-per-shard", 2000, "--workers", workers)
-    code, _, said = run("plan", source, "--memory", "1GB", *options, "--json")
-    assert code == 0, said
-    memory = json.loads(said)["memory"]
+    code, _, output = run("plan", source, "--memory", "1GB", *options, "--json")
+    assert code == 0, output
+    memory = json.loads(output)["memory"]
     assert memory["workers"] == workers
-    code, peak, said = run("build", source, dest, "--memory", memory["need_bytes"], *options)
-    assert code == 0, said
+    code, peak, output = run("build", source, dest, "--memory", memory["need_bytes"], *options)
+    assert code == 0, output
     assert peak < 1.03 * memory["need_bytes"]
 
 
@@ -121,9 +121,9 @@ def test_table_of_many_columns_is_refused_before_it_is_read(folder: Path, name: 
     else:
         delimiter = "," if name == "t.csv" else "\t"
         (folder / name).write_text(delimiter.join(names) + "\n" + delimiter.join(values) + "\n")
-    code, peak, said = run("build", folder / name, folder / "out", "--memory", "150MB")
-    assert code == 4, said
-    assert "has 6,001 columns" in said
+    code, peak, output = run("build", folder / name, folder / "out", "--memory", "150MB")
+    assert code == 4, output
+    assert "has 6,001 columns" in output
     assert peak < 150 * MB
     assert not (folder / "out").exists()
 
@@ -132,13 +132,13 @@ def test_table_of_many_columns_is_refused_before_it_is_read(folder: Path, name: 
 def test_memory_that_a_refusal_of_many_columns_names_is_enough(folder: Path) -> None:
     names = ["file", *(f"c{number}" for number in range(3_000))]
     (folder / "t.csv").write_text(",".join(names) + "\nf/0.bin," + ",".join(map(str, range(3_000))) + "\n")
-    code, _, said = run("build", folder / "t.csv", folder / "out", "--memory", "100MB")
-    named = re.search(r"--memory (\d+)MB", said)
-    assert (code, named is not None) == (4, True), said
-    assert named is not None
-    code, peak, said = run("build", folder / "t.csv", folder / "out", "--memory", f"{named[1]}MB")
-    assert code == 0, said
-    assert peak < int(named[1]) * MB
+    code, _, output = run("build", folder / "t.csv", folder / "out", "--memory", "100MB")
+    named_values = re.search(r"--memory (\d+)MB", output)
+    assert (code, named_values is not None) == (4, True), output
+    assert named_values is not None
+    code, peak, output = run("build", folder / "t.csv", folder / "out", "--memory", f"{named_values[1]}MB")
+    assert code == 0, output
+    assert peak < int(named_values[1]) * MB
 
 
 @pytest.mark.parametrize("as_folder", [False, True])
@@ -150,9 +150,9 @@ def test_unpack_of_rows_without_files_is_refused_before_they_are_read(tmp_path: 
     with pq.ParquetWriter(source, rows.schema) as writer:
         for _ in range(20):
             writer.write_table(rows)
-    code, peak, said = run("unpack", source.parent if as_folder else source, tmp_path / "out")
-    assert code == 2, said
-    assert "These columns have no files" in said
+    code, peak, output = run("unpack", source.parent if as_folder else source, tmp_path / "out")
+    assert code == 2, output
+    assert "These columns have no files" in output
     assert peak < 100 * MB
 
 
@@ -194,8 +194,8 @@ def test_joined_table_is_read_in_batches_within_the_limit(tmp_path: Path, kind: 
         for row in range(1, 200_000):
             file.write(delimiter.join([f"sub-{row}", *(str(row * number) for number in range(1, 20))]) + "\n")
     options = ["--recipe", tmp_path / "r.toml"] if kind == "recipe" else []
-    code, peak, said = run("build", tmp_path / "d", tmp_path / "out", "--memory", "120MB", *options)
-    assert code == 0, said
+    code, peak, output = run("build", tmp_path / "d", tmp_path / "out", "--memory", "120MB", *options)
+    assert code == 0, output
     assert peak < 120 * MB
-    assert "199998 " in said  # rows of the table without a folder
+    assert "199998 " in output  # rows of the table without a folder
     assert pq.read_table(tmp_path / "out/data").column("c1").to_pylist() == [1]

@@ -46,12 +46,12 @@ def job(folder: Path, kind: str, pause_s: float = 0.0, replace: bool = False) ->
     spec = {"text": (64, "float32"), "number": "int64"}
     options = {**options, "resume": not replace, "overwrite": replace, "checkpoint_rows": 3 * STEP}
     with brim.TensorWriter(folder / name, tensors=spec, **options) as writer:
-        done = writer.rows_done
-        assert done % STEP == 0
-        for at in range(done, ROWS, STEP):
-            writer.append(text=text[at : at + STEP], number=number[at : at + STEP])
+        completed = writer.rows_done
+        assert completed % STEP == 0
+        for index in range(completed, ROWS, STEP):
+            writer.append(text=text[index : index + STEP], number=number[index : index + STEP])
             time.sleep(pause_s)
-    return done
+    return completed
 
 
 # Forking from a process that has imported everything makes a writer that can be killed from its first moment on.
@@ -97,16 +97,16 @@ class Nursery:
     def run(self, folder: Path, kind: str, kill_after_s: float | None = None, first_receipt: bool = False) -> float:
         """The seconds that the job lived. The kill comes so long after its start, or after its first receipt."""
         self._say(f"{folder} {kind}")
-        pid, begin = int(self._line()), time.monotonic()
+        pid, started_at = int(self._line()), time.monotonic()
         if kill_after_s is not None:
-            while first_receipt and not _has_receipt(folder / KINDS[kind][0]) and time.monotonic() - begin < 5:
+            while first_receipt and not _has_receipt(folder / KINDS[kind][0]) and time.monotonic() - started_at < 5:
                 time.sleep(0.002)
             time.sleep(kill_after_s)
             os.kill(pid, signal.SIGKILL)
         self._say("wait")  # not before: until then the number is its own, even if it has ended
         status = int(self._line())
         assert status in (0, signal.SIGKILL)
-        return time.monotonic() - begin
+        return time.monotonic() - started_at
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -133,9 +133,9 @@ def visible_rows(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    made.close()
+    created = Nursery()
+    yield created
+    created.close()
 
 
 @pytest.mark.long
@@ -239,8 +239,8 @@ def test_damage_is_found_and_written_again(tmp_path: Path) -> None:
     text = np.random.default_rng(0).random((100, 8), dtype=np.float32)
     path = tmp_path / "a.npy"
     writer = brim.TensorWriter(path, 100, text=(8, "float32"), checkpoint_rows=10)
-    for at in range(0, 90, 10):
-        writer.append(text=text[at : at + 10])
+    for index in range(0, 90, 10):
+        writer.append(text=text[index : index + 10])
     with pytest.raises(InputError):
         writer.close()
     [part] = (tmp_path / "a.npy.partial").glob("*.part")
@@ -248,11 +248,11 @@ def test_damage_is_found_and_written_again(tmp_path: Path) -> None:
     data[128 + 45 * 32] ^= 1
     part.write_bytes(data)
     with pytest.warns(UserWarning, match="those after row 40 are damaged"):
-        again = brim.TensorWriter(path, 100, text=(8, "float32"), resume=True)
-    assert again.rows_done == 40
-    again.append(text=text[40:60])
+        resumed = brim.TensorWriter(path, 100, text=(8, "float32"), resume=True)
+    assert resumed.rows_done == 40
+    resumed.append(text=text[40:60])
     with pytest.raises(InputError):
-        again.close()
+        resumed.close()
     with brim.TensorWriter(path, 100, text=(8, "float32"), resume=True) as last:  # and no warning any more
         assert last.rows_done == 60
         last.append(text=text[60:])
@@ -265,16 +265,16 @@ def test_damaged_receipts(tmp_path: Path, harm: str) -> None:
     text = np.arange(400, dtype=np.float32).reshape(100, 4)
     path, receipts = tmp_path / "a.npy", tmp_path / "a.npy.partial" / "receipts.jsonl"
     writer = brim.TensorWriter(path, 100, text=(4, "float32"), checkpoint_rows=10)
-    for at in range(0, 50, 10):
-        writer.append(text=text[at : at + 10])
+    for index in range(0, 50, 10):
+        writer.append(text=text[index : index + 10])
     with pytest.raises(InputError):
         writer.close()
     lines = receipts.read_bytes()
-    made = {"torn": lines[:-5], "flipped": lines.replace(b'"rows": 50', b'"rows": 60'), "gone": b""}[harm]
-    receipts.write_bytes(made)
-    with brim.TensorWriter(path, 100, text=(4, "float32"), resume=True) as again:
-        assert again.rows_done == {"torn": 40, "flipped": 40, "gone": 0}[harm]
-        again.append(text=text[again.rows_done :])
+    created = {"torn": lines[:-5], "flipped": lines.replace(b'"rows": 50', b'"rows": 60'), "gone": b""}[harm]
+    receipts.write_bytes(created)
+    with brim.TensorWriter(path, 100, text=(4, "float32"), resume=True) as resumed:
+        assert resumed.rows_done == {"torn": 40, "flipped": 40, "gone": 0}[harm]
+        resumed.append(text=text[resumed.rows_done :])
     np.testing.assert_array_equal(np.load(path), text)
 
 
@@ -297,14 +297,14 @@ def test_a_disk_that_fails_while_syncing(tmp_path: Path, monkeypatch: pytest.Mon
     for act in (writer.checkpoint, writer.close, lambda: writer.append(text=text[40:60])):
         with pytest.raises((DestinationUnavailableError, InputError)):
             act()
-    with brim.TensorWriter(path, 100, text=(4, "float32"), resume=True) as again:
-        assert again.rows_done == 20
-        again.append(text=text[20:])
+    with brim.TensorWriter(path, 100, text=(4, "float32"), resume=True) as resumed:
+        assert resumed.rows_done == 20
+        resumed.append(text=text[20:])
     np.testing.assert_array_equal(np.load(path), text)
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_an_interrupt_between_two_tensors(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("position", [1, 2])
+def test_an_interrupt_between_two_tensors(tmp_path: Path, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C when one tensor of a batch counts already and the other does not: no row is torn."""
     from brim.tensors.tensor_stream import Stream
 
@@ -315,7 +315,7 @@ def test_an_interrupt_between_two_tensors(tmp_path: Path, at: int, monkeypatch: 
     def interrupted(stream: Stream) -> None:
         nonlocal calls
         calls += 1
-        if calls == 4 + at:
+        if calls == 4 + position:
             raise KeyboardInterrupt
         commit(stream)
 
@@ -352,12 +352,12 @@ def test_full_in_the_middle(small_disk: Path, kind: str) -> None:
 
     def go_on(resume: bool) -> int:
         with brim.TensorWriter(path, rows, text=(250, "float32"), checkpoint_rows=500, resume=resume) as writer:
-            done = writer.rows_done
-            for at in range(done, 5000, 100):
-                writer.append(text=text[at : at + 100])
-                if at == 2000 and not resume:
+            completed = writer.rows_done
+            for index in range(completed, 5000, 100):
+                writer.append(text=text[index : index + 100])
+                if index == 2000 and not resume:
                     (small_disk / "ballast").write_bytes(bytes(4_000_000))
-        return done
+        return completed
 
     with pytest.raises(
         DestinationUnavailableError, match=r"destination is full.*Free disk space, then open it again with resume"
@@ -378,8 +378,8 @@ def test_full_while_it_is_put_together(small_disk: Path) -> None:
     with pytest.raises(DestinationUnavailableError, match="full"):
         writer.close()
     grow(small_disk, 40)
-    with brim.TensorWriter(path, text=(250, "float32"), resume=True) as again:
-        assert again.rows_done == 5000
+    with brim.TensorWriter(path, text=(250, "float32"), resume=True) as resumed:
+        assert resumed.rows_done == 5000
     np.testing.assert_array_equal(brim.open_tensors(path)["text"], text)
     assert [file.name for file in small_disk.iterdir()] == ["a.safetensors"]
 
@@ -390,17 +390,17 @@ def test_save_file_goes_on_after_a_full_disk(small_disk: Path, kind: str, monkey
     monkeypatch.setattr(tensor_writer, "SYNC_BYTES", 300_000)
     text = np.random.default_rng(0).random((5000, 250), dtype=np.float32)
     batches = np.array_split(text, 50)
-    given: dict[str, Any] = {"text": batches if kind == "list" else iter(batches)}
-    given["more"] = np.array_split(text[:1000], 7)
+    inputs: dict[str, Any] = {"text": batches if kind == "list" else iter(batches)}
+    inputs["more"] = np.array_split(text[:1000], 7)
     path = small_disk / "a.safetensors"
     (small_disk / "ballast").write_bytes(bytes(4_000_000))
     monkeypatch.setattr("brim.tensors.partial_file.free_bytes", lambda folder: None)  # as where nobody says
     with pytest.raises(DestinationUnavailableError, match="call save_file again with the same lists"):
-        brim.save_file(given, path)
+        brim.save_file(inputs, path)
     if kind == "list":
         assert 0 < len(batches) < 50
         assert batches[0] is not None
     grow(small_disk, 40)
-    brim.save_file(given, path)
+    brim.save_file(inputs, path)
     np.testing.assert_array_equal(brim.open_tensors(path)["text"], text)
     np.testing.assert_array_equal(brim.open_tensors(path)["more"], text[:1000])

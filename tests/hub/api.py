@@ -33,12 +33,12 @@ def auth_check(request: Request) -> Answer:
 
 def create(request: Request) -> Answer:
     user = request.hub.user(request, required=True)
-    asked = request.json()
-    name = f"{asked.get('organization') or user['user']}/{asked['name']}"
-    kind = f"{asked.get('type') or 'model'}s"
+    payload = request.json()
+    name = f"{payload.get('organization') or user['user']}/{payload['name']}"
+    kind = f"{payload.get('type') or 'model'}s"
     url = f"{request.hub.endpoint}/{'' if kind == 'models' else kind + '/'}{name}"
     request.hub.require_write(user, name)
-    private = asked.get("visibility") == "private" or bool(asked.get("private"))
+    private = payload.get("visibility") == "private" or bool(payload.get("private"))
     try:
         request.hub.repos.create(kind, name, user["user"], private=private)
     except HubError as error:
@@ -49,19 +49,19 @@ def create(request: Request) -> Answer:
 
 def delete(request: Request) -> Answer:
     user = request.hub.user(request, required=True)
-    asked = request.json()
-    name = f"{asked.get('organization') or user['user']}/{asked['name']}"
+    payload = request.json()
+    name = f"{payload.get('organization') or user['user']}/{payload['name']}"
     request.hub.require_write(user, name)
-    request.hub.repos.delete(f"{asked.get('type') or 'model'}s", name)
+    request.hub.repos.delete(f"{payload.get('type') or 'model'}s", name)
     return Answer({})
 
 
 def settings(request: Request) -> Answer:
-    asked = request.json()
+    payload = request.json()
     repo = request.hub.repo(request, write=True)
-    if "visibility" in asked or "private" in asked:
-        repo.private = asked.get("visibility") == "private" or bool(asked.get("private"))
-    repo.gated = asked.get("gated", repo.gated)
+    if "visibility" in payload or "private" in payload:
+        repo.private = payload.get("visibility") == "private" or bool(payload.get("private"))
+    repo.gated = payload.get("gated", repo.gated)
     return Answer({"private": repo.private, "gated": repo.gated})
 
 
@@ -101,17 +101,17 @@ def _described(request: Request, repo: Repo, path: str, entry: Entry | None, exp
     """What the tree and paths-info say of a file, or of a folder (entry is None)."""
     if entry is None:
         return {"type": "directory", "oid": "0" * 40, "size": 0, "path": path}
-    found: dict[str, Any] = {"type": "file", "oid": entry.blob_id, "size": entry.size, "path": path}
+    actual: dict[str, Any] = {"type": "file", "oid": entry.blob_id, "size": entry.size, "path": path}
     if entry.content is None:
         pointer = len(lfs_pointer(entry.sha256, entry.size))
-        found["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": pointer}
+        actual["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": pointer}
         if stored := request.hub.xet_file(entry.sha256):
-            found["xetHash"] = stored.hash
+            actual["xetHash"] = stored.hash
     if expand:
         commit = repo.commits[entry.commit]
-        found["lastCommit"] = {"id": commit.id, "title": commit.title, "date": commit.date}
-        found["securityFileStatus"] = {"status": "safe", "avScan": None, "pickleImportScan": None}
-    return found
+        actual["lastCommit"] = {"id": commit.id, "title": commit.title, "date": commit.date}
+        actual["securityFileStatus"] = {"status": "safe", "avScan": None, "pickleImportScan": None}
+    return actual
 
 
 def _folders(path: str) -> list[str]:
@@ -124,25 +124,27 @@ def tree(request: Request) -> Answer:
     commit = repo.resolve(request.groups["revision"])
     under = request.groups["path"].strip("/")
     recursive, expand = request.flag("recursive"), request.flag("expand")
-    found: dict[str, Entry | None] = {}
+    actual: dict[str, Entry | None] = {}
     for path, entry in commit.tree.items():
         if under and not path.startswith(f"{under}/"):
             continue
         for item, value in [*((folder, None) for folder in _folders(path)), (path, entry)]:
             inside = item.removeprefix(f"{under}/") if under else item
             if len(item) > len(under) and (recursive or "/" not in inside):
-                found[item] = value
-    if under and not found:
+                actual[item] = value
+    if under and not actual:
         raise HubError(404, f"{under} does not exist on {request.groups['revision']}", "EntryNotFound")
     size = min(int(request.first("limit", "1000")), 50 if expand else 1000, request.hub.page_size)
     start = int(request.first("cursor", "0"))
-    page = sorted(found.items())[start : start + size]
+    page = sorted(actual.items())[start : start + size]
     headers = {}
-    if start + size < len(found):
-        where = f"{request.hub.endpoint}/api/{repo.kind}/{repo.name}/tree/{quote(request.groups['revision'], safe='')}"
-        where += f"/{quote(under, safe='')}" if under else ""
+    if start + size < len(actual):
+        location = (
+            f"{request.hub.endpoint}/api/{repo.kind}/{repo.name}/tree/{quote(request.groups['revision'], safe='')}"
+        )
+        location += f"/{quote(under, safe='')}" if under else ""
         flags = f"recursive={str(recursive).lower()}&expand={str(expand).lower()}"
-        headers["Link"] = f'<{where}?{flags}&limit={size}&cursor={start + size}>; rel="next"'
+        headers["Link"] = f'<{location}?{flags}&limit={size}&cursor={start + size}>; rel="next"'
     return Answer([_described(request, repo, path, entry, expand) for path, entry in page], headers=headers)
 
 
@@ -150,20 +152,20 @@ def paths_info(request: Request) -> Answer:
     repo = request.hub.repo(request)
     commit = repo.resolve(request.groups["revision"])
     raw = request.body.read().decode()
-    asked: dict[str, Any] = json.loads(raw) if raw.startswith("{") else parse_qs(raw)
-    expand = asked.get("expand") in (True, ["true"], ["True"])
+    requested: dict[str, Any] = json.loads(raw) if raw.startswith("{") else parse_qs(raw)
+    expand = requested.get("expand") in (True, ["true"], ["True"])
     folders = {folder for path in commit.tree for folder in _folders(path)}
-    paths = [path for path in asked.get("paths", []) if path in commit.tree or path in folders]
+    paths = [path for path in requested.get("paths", []) if path in commit.tree or path in folders]
     return Answer([_described(request, repo, path, commit.tree.get(path), expand) for path in paths])
 
 
 def preupload(request: Request) -> Answer:
-    asked = request.json()
+    payload = request.json()
     repo = request.hub.repo(request, write=True)
     commit = repo.resolve(request.groups["revision"])
-    ignored = [line.strip() for line in asked.get("gitIgnore", "").splitlines() if line.strip()]
+    ignored = [line.strip() for line in payload.get("gitIgnore", "").splitlines() if line.strip()]
     files = []
-    for file in asked["files"]:
+    for file in payload["files"]:
         path, sample, entry = file["path"], base64.b64decode(file["sample"]), commit.tree.get(file["path"])
         large = path.endswith(LFS_SUFFIXES) or file["size"] > request.hub.regular_bytes or b"\0" in sample
         large = large or not re.fullmatch(r"[^\ufffd]*.?", sample.decode(errors="replace"), re.DOTALL)
@@ -194,15 +196,15 @@ def commit(request: Request) -> Answer:
         for key, (path, entry) in operations:
             _apply(tree, key, path, entry)
 
-    made: dict[str, Any] = {}
+    created: dict[str, Any] = {}
     with repo.lock:
         if request.flag("create_pr"):
             if header.get("parentCommit", repo.resolve(revision).id) != repo.resolve(revision).id:
                 raise HubError(412, "A commit has happened since. Please refresh and try again.")
             pull = repo.create_discussion(header["summary"], header.get("description", ""), author, True, revision)
-            made["pullRequestUrl"] = f"{request.hub.url(repo)}/discussions/{pull.num}"
+            created["pullRequestUrl"] = f"{request.hub.url(repo)}/discussions/{pull.num}"
             revision, header["parentCommit"], pull.status = f"refs/pr/{pull.num}", None, "open"
-        done = repo.commit(
+        result = repo.commit(
             revision,
             change,
             title=header["summary"],
@@ -212,8 +214,8 @@ def commit(request: Request) -> Answer:
         )
     with request.hub.lock:
         request.hub.counters.commits += 1
-    made |= {"success": True, "commitOid": done.id, "commitUrl": f"{request.hub.url(repo)}/commit/{done.id}"}
-    return Answer({**made, "hookOutput": ""})
+    created |= {"success": True, "commitOid": result.id, "commitUrl": f"{request.hub.url(repo)}/commit/{result.id}"}
+    return Answer({**created, "hookOutput": ""})
 
 
 def _prepared(request: Request, repo: Repo, revision: str, key: str, value: Any) -> tuple[str, Entry | None]:
@@ -240,10 +242,10 @@ def _apply(tree: dict[str, Entry], key: str, path: str, entry: Entry | None) -> 
     if entry is not None:
         tree[path] = entry
         return
-    gone = [p for p in tree if p.startswith(f"{path.rstrip('/')}/")] if key == "deletedFolder" else [path]
-    if not gone or gone[0] not in tree:
+    removed = [p for p in tree if p.startswith(f"{path.rstrip('/')}/")] if key == "deletedFolder" else [path]
+    if not removed or removed[0] not in tree:
         raise HubError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
-    for p in gone:
+    for p in removed:
         del tree[p]
 
 
@@ -254,14 +256,20 @@ def commits(request: Request) -> Answer:
     headers = {}
     if start + size < len(history):
         revision = quote(request.groups["revision"], safe="")
-        where = f"{request.hub.endpoint}/api/{repo.kind}/{repo.name}/commits/{revision}?cursor={start + size}"
-        headers["Link"] = f'<{where}>; rel="next"'
+        location = f"{request.hub.endpoint}/api/{repo.kind}/{repo.name}/commits/{revision}?cursor={start + size}"
+        headers["Link"] = f'<{location}>; rel="next"'
     return Answer([_commit_json(c) for c in history[start : start + size]], headers=headers)
 
 
-def _commit_json(made: Commit) -> dict[str, Any]:
-    authors = [{"user": made.author, "avatar": ""}]
-    return {"id": made.id, "title": made.title, "message": made.message, "authors": authors, "date": made.date}
+def _commit_json(created: Commit) -> dict[str, Any]:
+    authors = [{"user": created.author, "avatar": ""}]
+    return {
+        "id": created.id,
+        "title": created.title,
+        "message": created.message,
+        "authors": authors,
+        "date": created.date,
+    }
 
 
 def refs(request: Request) -> Answer:
@@ -278,10 +286,10 @@ def refs(request: Request) -> Answer:
 
 
 def branch(request: Request) -> Answer:
-    asked = request.json()
+    payload = request.json()
     repo = request.hub.repo(request, write=True)
     if request.method == "POST":
-        repo.create_branch(request.groups["branch"], asked.get("startingPoint"))
+        repo.create_branch(request.groups["branch"], payload.get("startingPoint"))
     else:
         repo.delete_branch(request.groups["branch"])
     return Answer({})
@@ -290,17 +298,17 @@ def branch(request: Request) -> Answer:
 def resolve(request: Request) -> Answer:
     hub, path = request.hub, request.groups["path"]
     repo = hub.repo(request, content=True)
-    at = repo.resolve(request.groups["revision"])
-    headers = {"X-Repo-Commit": at.id, "Accept-Ranges": "bytes"}
-    entry = at.tree.get(path)
+    position = repo.resolve(request.groups["revision"])
+    headers = {"X-Repo-Commit": position.id, "Accept-Ranges": "bytes"}
+    entry = position.tree.get(path)
     if entry is None:
         raise HubError(404, f"{path} does not exist", "EntryNotFound", headers=headers)
     if entry.content is not None:
         return hub.slice(request, entry.content, {**headers, "ETag": f'"{entry.blob_id}"'})
     headers |= {"X-Linked-Size": str(entry.size), "X-Linked-ETag": f'"{entry.sha256}"', "ETag": f'"{entry.sha256}"'}
     if stored := hub.xet_file(entry.sha256):
-        where = f"{hub.endpoint}/api/{repo.kind}/{repo.name}/xet-read-token/{at.id}"
-        headers |= {"X-Xet-Hash": stored.hash, "Link": f'<{where}>; rel="xet-auth"'}
+        location = f"{hub.endpoint}/api/{repo.kind}/{repo.name}/xet-read-token/{position.id}"
+        headers |= {"X-Xet-Hash": stored.hash, "Link": f'<{location}>; rel="xet-auth"'}
     return Answer(status=302, headers={**headers, "Location": hub.sign(f"/object/{entry.sha256}")})
 
 

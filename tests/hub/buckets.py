@@ -25,31 +25,31 @@ class Bucket:
 
 def _bucket(request: Request, *, write: bool = False) -> Bucket:
     user = request.hub.user(request, required=write)
-    found = request.hub.buckets.get(request.groups["name"])
-    if found is None or (found.private and user["user"] is None):
+    actual = request.hub.buckets.get(request.groups["name"])
+    if actual is None or (actual.private and user["user"] is None):
         raise HubError(404, "Bucket not found", "RepoNotFound")
     if write:
-        request.hub.require_write(user, found.name)
-    return found
+        request.hub.require_write(user, actual.name)
+    return actual
 
 
 def create(request: Request) -> Answer:
-    asked = request.json()
+    payload = request.json()
     user = request.hub.user(request, required=True)
     name = request.groups["name"].replace("me/", f"{user['user']}/", 1)
     request.hub.require_write(user, name)
     if name in request.hub.buckets:
         raise HubError(409, "You already created this bucket", url=f"{request.hub.endpoint}/buckets/{name}")
-    private = asked.get("visibility") == "private" or bool(asked.get("private"))
+    private = payload.get("visibility") == "private" or bool(payload.get("private"))
     request.hub.buckets[name] = Bucket(name, private)
     return Answer({"url": f"{request.hub.endpoint}/buckets/{name}", "id": name})
 
 
 def info(request: Request) -> Answer:
-    found = _bucket(request)
-    size = sum(_size(request, hash) for hash, _ in found.files.values())
-    facts = {"id": found.name, "private": found.private, "createdAt": found.created_at}
-    return Answer({**facts, "size": size, "totalFiles": len(found.files)})
+    actual = _bucket(request)
+    size = sum(_size(request, hash) for hash, _ in actual.files.values())
+    facts = {"id": actual.name, "private": actual.private, "createdAt": actual.created_at}
+    return Answer({**facts, "size": size, "totalFiles": len(actual.files)})
 
 
 def delete(request: Request) -> Answer:
@@ -70,27 +70,27 @@ def _described(request: Request, path: str, entry: tuple[str, str]) -> dict[str,
 def tree(request: Request) -> Answer:
     """The prefix is compared letter by letter: `logs` also finds `logs.json`."""
     bucket, prefix = _bucket(request), request.groups["path"].strip("/")
-    found: dict[str, dict[str, Any]] = {}
+    actual: dict[str, dict[str, Any]] = {}
     for path, entry in bucket.files.items():
         if path.startswith(prefix):
-            rest = path[len(prefix) :].lstrip("/")
-            folder, slash, _ = rest.partition("/")
+            remainder = path[len(prefix) :].lstrip("/")
+            folder, slash, _ = remainder.partition("/")
             if slash and not request.flag("recursive"):
-                at = path[: len(path) - len(rest)] + folder
-                found[at] = {"type": "directory", "path": at}
+                position = path[: len(path) - len(remainder)] + folder
+                actual[position] = {"type": "directory", "path": position}
             else:
-                found[path] = _described(request, path, entry)
+                actual[path] = _described(request, path, entry)
     start, size = int(request.first("cursor", "0")), request.hub.page_size
     headers = {}
-    if start + size < len(found):
-        where = f"{request.hub.endpoint}{request.path}?recursive={str(request.flag('recursive')).lower()}"
-        headers["Link"] = f'<{where}&cursor={start + size}>; rel="next"'
-    return Answer([found[path] for path in sorted(found)[start : start + size]], headers=headers)
+    if start + size < len(actual):
+        location = f"{request.hub.endpoint}{request.path}?recursive={str(request.flag('recursive')).lower()}"
+        headers["Link"] = f'<{location}&cursor={start + size}>; rel="next"'
+    return Answer([actual[path] for path in sorted(actual)[start : start + size]], headers=headers)
 
 
 def paths_info(request: Request) -> Answer:
-    bucket, asked = _bucket(request), request.json()["paths"]
-    return Answer([_described(request, path, bucket.files[path]) for path in asked if path in bucket.files])
+    bucket, payload = _bucket(request), request.json()["paths"]
+    return Answer([_described(request, path, bucket.files[path]) for path in payload if path in bucket.files])
 
 
 def batch(request: Request) -> Answer:
@@ -107,8 +107,8 @@ def batch(request: Request) -> Answer:
             error = None if bucket.files.pop(path, None) else "not found"
         elif line["type"] == "copyFile":
             source = request.hub.buckets.get(line["sourceRepoId"])
-            held = source is not None and line["xetHash"] in {hash for hash, _ in source.files.values()}
-            error = None if held and line["sourceRepoType"] == "bucket" else "source not found"
+            retained = source is not None and line["xetHash"] in {hash for hash, _ in source.files.values()}
+            error = None if retained and line["sourceRepoType"] == "bucket" else "source not found"
         else:
             error = None if line["xetHash"] in request.hub.xet.files else "unknown Xet hash"
         if error is None and line["type"] != "deleteFile":
@@ -116,8 +116,8 @@ def batch(request: Request) -> Answer:
             bucket.files[path] = (line["xetHash"], now())
         elif error is not None:
             failed.append({"path": path, "error": error})
-    done = {"success": not failed, "processed": len(lines), "succeeded": len(lines) - len(failed), "failed": failed}
-    return Answer(done, 422 if failed and len(failed) == len(lines) else 200)
+    result = {"success": not failed, "processed": len(lines), "succeeded": len(lines) - len(failed), "failed": failed}
+    return Answer(result, 422 if failed and len(failed) == len(lines) else 200)
 
 
 def token(request: Request) -> Answer:

@@ -8,29 +8,29 @@ from .store import Discussion, Repo
 from .wire import REPO, Answer, Request, route
 
 
-def _discussion_json(repo: Repo, found: Discussion, details: bool = False) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "num": found.num,
-        "title": found.title,
-        "author": {"name": found.author},
-        "createdAt": found.created_at,
-        "status": found.status,
-        "isPullRequest": found.is_pull_request,
+def _discussion_json(repo: Repo, actual: Discussion, details: bool = False) -> dict[str, Any]:
+    records: dict[str, Any] = {
+        "num": actual.num,
+        "title": actual.title,
+        "author": {"name": actual.author},
+        "createdAt": actual.created_at,
+        "status": actual.status,
+        "isPullRequest": actual.is_pull_request,
         "repo": {"name": repo.name, "type": repo.kind[:-1]},
     }
     if details:
-        told["events"] = found.events
-        if found.is_pull_request:
-            told["changes"] = {"base": found.base, "mergeCommitId": found.merge_commit}
-            told["filesWithConflicts"] = repo.conflicts(found)
-            told["diff"] = ""
-    return told
+        records["events"] = actual.events
+        if actual.is_pull_request:
+            records["changes"] = {"base": actual.base, "mergeCommitId": actual.merge_commit}
+            records["filesWithConflicts"] = repo.conflicts(actual)
+            records["diff"] = ""
+    return records
 
 
 def discussions(request: Request) -> Answer:
     repo = request.hub.repo(request)
     kind, status, author = request.first("type", "all"), request.first("status", "all"), request.first("author")
-    found = [
+    actual = [
         d
         for d in sorted(repo.discussions.values(), key=lambda d: -d.num)
         if kind in ("all", "pull_request" if d.is_pull_request else "discussion")
@@ -38,17 +38,19 @@ def discussions(request: Request) -> Answer:
         and author in ("", d.author)
     ]
     start = int(request.first("p", "0")) * 10
-    page = [_discussion_json(repo, d) for d in found[start : start + 10]]
-    return Answer({"discussions": page, "count": len(found), "start": start})
+    page = [_discussion_json(repo, d) for d in actual[start : start + 10]]
+    return Answer({"discussions": page, "count": len(actual), "start": start})
 
 
 def discussion_create(request: Request) -> Answer:
-    asked = request.json()
+    payload = request.json()
     repo = request.hub.repo(request, write=True)
     author = request.hub.user(request, required=True)["user"]
-    pull = bool(asked.get("pullRequest"))
-    made = repo.create_discussion(asked["title"], asked.get("description", ""), author, pull, "main")
-    return Answer({"url": f"{request.hub.url(repo)}/discussions/{made.num}", **_discussion_json(repo, made, True)})
+    pull = bool(payload.get("pullRequest"))
+    created = repo.create_discussion(payload["title"], payload.get("description", ""), author, pull, "main")
+    return Answer(
+        {"url": f"{request.hub.url(repo)}/discussions/{created.num}", **_discussion_json(repo, created, True)}
+    )
 
 
 def discussion(request: Request) -> Answer:
@@ -57,22 +59,22 @@ def discussion(request: Request) -> Answer:
 
 
 def discussion_change(request: Request) -> Answer:
-    asked, num = request.json(), int(request.groups["num"])
+    payload, num = request.json(), int(request.groups["num"])
     repo = request.hub.repo(request, write=True)
     author = request.hub.user(request, required=True)["user"]
-    found = repo.discussion(num)
-    what = request.groups["what"]
-    if what == "comment":
-        return Answer({"newMessage": found.comment(author, asked["comment"])})
-    if what == "title":
-        found.title, old = asked["title"], found.title
-        return Answer({"newTitle": found.add_event("title-change", author, {"from": old, "to": found.title})})
-    if what == "status":
-        changed = Answer({"newStatus": repo.set_status(num, asked["status"], author)})
+    actual = repo.discussion(num)
+    label = request.groups["what"]
+    if label == "comment":
+        return Answer({"newMessage": actual.comment(author, payload["comment"])})
+    if label == "title":
+        actual.title, old = payload["title"], actual.title
+        return Answer({"newTitle": actual.add_event("title-change", author, {"from": old, "to": actual.title})})
+    if label == "status":
+        changed = Answer({"newStatus": repo.set_status(num, payload["status"], author)})
     else:
         changed = Answer({"mergeCommitId": repo.merge(num, author).id, "status": "merged"})
-    if asked.get("comment"):
-        found.comment(author, asked["comment"])
+    if payload.get("comment"):
+        actual.comment(author, payload["comment"])
     return changed
 
 
@@ -81,7 +83,7 @@ ROUTES = [
     route("discussion-create", "POST", REPO + r"/discussions", discussion_create),
     route("discussion", "GET", REPO + r"/discussions/(?P<num>\d+)", discussion),
     *(
-        route(what, "POST", REPO + rf"/discussions/(?P<num>\d+)/(?P<what>{what})", discussion_change)
-        for what in ("comment", "title", "status", "merge")
+        route(item, "POST", REPO + rf"/discussions/(?P<num>\d+)/(?P<what>{item})", discussion_change)
+        for item in ("comment", "title", "status", "merge")
     ),
 ]

@@ -79,15 +79,15 @@ class Faults:
 
     def take(self, route: str, path: str) -> Fault | None:
         """The rule that this request falls under; each call counts as one request."""
-        taken = None
+        subset = None
         with self._lock:
             for rule in self._rules:
                 if rule.matches(route, path):
                     rule.seen += 1
-                    if taken is None and rule.due():
+                    if subset is None and rule.due():
                         rule.fired += 1
-                        taken = rule
-        return taken
+                        subset = rule
+        return subset
 
     def __iter__(self) -> Iterator[Fault]:
         return iter(list(self._rules))

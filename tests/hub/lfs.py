@@ -7,23 +7,23 @@ from .wire import FILES, Answer, Request, route
 
 
 def batch(request: Request) -> Answer:
-    hub, asked = request.hub, request.json()
+    hub, payload = request.hub, request.json()
     repo = hub.repo(request, write=True)
     verify = {"href": f"{hub.url(repo)}.git/info/lfs/objects/verify"}
     objects, transfer = [], "basic"
-    for item in asked["objects"]:
+    for item in payload["objects"]:
         oid, size = item["oid"], item["size"]
-        told = {"oid": oid, "size": size}
-        objects.append(told)
-        known = hub.object_size(repo, oid)
-        if known is not None and known != size:
-            told["error"] = {"code": 422, "message": f"Object {oid} has {known} bytes, not {size}"}
-        elif known is None:
+        records = {"oid": oid, "size": size}
+        objects.append(records)
+        known_values = hub.object_size(repo, oid)
+        if known_values is not None and known_values != size:
+            records["error"] = {"code": 422, "message": f"Object {oid} has {known_values} bytes, not {size}"}
+        elif known_values is None:
             upload: dict[str, object] = {"href": hub.sign(f"/upload/{repo.kind}/{repo.name}/{oid}/{size}")}
-            if size > hub.multipart_bytes and "multipart" in asked.get("transfers", []):
+            if size > hub.multipart_bytes and "multipart" in payload.get("transfers", []):
                 upload, transfer = _multipart(request, f"{repo.kind}/{repo.name}", oid, size), "multipart"
-            told["authenticated"] = True
-            told["actions"] = {"upload": upload, "verify": verify}
+            records["authenticated"] = True
+            records["actions"] = {"upload": upload, "verify": verify}
     headers = {"Content-Type": "application/vnd.git-lfs+json"}
     return Answer({"transfer": transfer, "objects": objects}, headers=headers)
 
@@ -70,18 +70,18 @@ def part(request: Request) -> Answer:
 
 
 def complete(request: Request) -> Answer:
-    asked = request.json()
-    etags = {part["partNumber"]: part["etag"].strip('"') for part in asked["parts"]}
-    request.hub.objects.complete(request.groups["upload"], asked["oid"], etags)
-    request.hub.repos.get(request.groups["kind"], request.groups["name"]).objects.add(asked["oid"])
+    payload = request.json()
+    etags = {part["partNumber"]: part["etag"].strip('"') for part in payload["parts"]}
+    request.hub.objects.complete(request.groups["upload"], payload["oid"], etags)
+    request.hub.repos.get(request.groups["kind"], request.groups["name"]).objects.add(payload["oid"])
     return Answer({"success": True})
 
 
 def verify(request: Request) -> Answer:
-    asked = request.json()
+    payload = request.json()
     repo = request.hub.repo(request)
-    if request.hub.object_size(repo, asked["oid"]) != asked["size"]:
-        raise HubError(422, f"Object {asked['oid']} is not here with {asked['size']} bytes")
+    if request.hub.object_size(repo, payload["oid"]) != payload["size"]:
+        raise HubError(422, f"Object {payload['oid']} is not here with {payload['size']} bytes")
     return Answer({})
 
 

@@ -54,13 +54,13 @@ class Intake:
         with self._objects.lock:
             self._objects.counters.concurrent_puts -= 1
 
-    def count(self, received: int) -> None:
+    def count(self, received_bytes: int) -> None:
         with self._objects.lock:
             counters, high = self._objects.counters, self._objects.high_water.get(self._key, 0)
-            counters.bytes_received += received
-            counters.bytes_by_oid[self._key[0]] += received
-            counters.bytes_repeated += max(0, min(received, high - self._at))
-            self._at += received
+            counters.bytes_received += received_bytes
+            counters.bytes_by_oid[self._key[0]] += received_bytes
+            counters.bytes_repeated += max(0, min(received_bytes, high - self._at))
+            self._at += received_bytes
             self._objects.high_water[self._key] = max(high, self._at)
 
 

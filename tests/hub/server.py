@@ -142,10 +142,10 @@ class TestHub:
 
     def collect_garbage(self, repo: str, *, kind: str = "datasets") -> set[str]:
         """Forget what was uploaded and not committed, as the Hub does after about 20 hours."""
-        found = self.repos.get(kind, repo)
-        with found.lock:
-            lost = found.objects - found.committed()
-            found.objects -= lost
+        actual = self.repos.get(kind, repo)
+        with actual.lock:
+            lost = actual.objects - actual.committed()
+            actual.objects -= lost
         for oid in lost:
             self.objects.forget(oid)
         return lost
@@ -228,25 +228,25 @@ class TestHub:
                 raise AssertionError(f"xet object {oid} has another SHA-256 than its shard says")
         self.objects.adopt(oid, target)
 
-    def slice(self, request: Request, what: bytes | str, headers: dict[str, str]) -> Answer:
+    def slice(self, request: Request, label: bytes | str, headers: dict[str, str]) -> Answer:
         """The bytes that a request asks for, of a text or of the object with that SHA-256."""
-        if isinstance(what, str):
-            self._materialize(what)
-            if what not in self.objects.sizes:
+        if isinstance(label, str):
+            self._materialize(label)
+            if label not in self.objects.sizes:
                 raise HubError(404, "No such object")
-        size = len(what) if isinstance(what, bytes) else self.objects.sizes[what]
-        asked = request.range(size)
-        start, length = asked or (0, size)
+        size = len(label) if isinstance(label, bytes) else self.objects.sizes[label]
+        requested = request.range(size)
+        start, length = requested or (0, size)
         headers["Content-Length"] = str(length)
         headers["Accept-Ranges"] = "bytes"
-        if asked:
+        if requested:
             headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{size}"
-        answer = Answer(status=206 if asked else 200, headers=headers)
+        answer = Answer(status=206 if requested else 200, headers=headers)
         if request.method != "HEAD":
-            if isinstance(what, bytes):
-                answer.body = what[start : start + length]
+            if isinstance(label, bytes):
+                answer.body = label[start : start + length]
             else:
-                file, first = self.objects.readable(what, start)
+                file, first = self.objects.readable(label, start)
                 answer.file = (file, start - first, length)
         return answer
 

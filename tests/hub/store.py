@@ -127,10 +127,10 @@ class Repo:
 
     def resolve(self, revision: str) -> Commit:
         """The commit that a branch, a pull request's reference or a commit OID names."""
-        found = self.refs.get(revision.removeprefix("refs/heads/"), revision)
-        if found not in self.commits:
+        actual = self.refs.get(revision.removeprefix("refs/heads/"), revision)
+        if actual not in self.commits:
             raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-        return self.commits[found]
+        return self.commits[actual]
 
     def commit(
         self,
@@ -161,10 +161,10 @@ class Repo:
             return commit
 
     def history(self, revision: str) -> list[Commit]:
-        commits, at = [], self.resolve(revision).id if revision else None
-        while at is not None:
-            commits.append(self.commits[at])
-            at = commits[-1].parent
+        commits, position = [], self.resolve(revision).id if revision else None
+        while position is not None:
+            commits.append(self.commits[position])
+            position = commits[-1].parent
         return commits
 
     def create_branch(self, name: str, start: str | None) -> None:
@@ -187,12 +187,12 @@ class Repo:
         with self.lock:
             head = self.resolve(base)
             status = "draft" if pull_request else "open"
-            made = Discussion(len(self.discussions) + 1, title, author, pull_request, status, base, head.id)
-            made.comment(author, text)
-            self.discussions[made.num] = made
+            created = Discussion(len(self.discussions) + 1, title, author, pull_request, status, base, head.id)
+            created.comment(author, text)
+            self.discussions[created.num] = created
             if pull_request:
-                self.refs[f"refs/pr/{made.num}"] = head.id
-            return made
+                self.refs[f"refs/pr/{created.num}"] = head.id
+            return created
 
     def discussion(self, num: int) -> Discussion:
         if num not in self.discussions:
@@ -215,12 +215,12 @@ class Repo:
     def _pull_request_changes(self, discussion: Discussion) -> tuple[dict[str, Entry | None], list[str]]:
         """What merging would change on the base branch, and the paths that both sides changed."""
         before = self.commits[discussion.base_commit].tree
-        wanted = self.resolve(f"refs/pr/{discussion.num}").tree
+        expected = self.resolve(f"refs/pr/{discussion.num}").tree
         head = self.resolve(discussion.base).tree
         changes: dict[str, Entry | None] = {}
         conflicts = []
-        for path in sorted({*before, *wanted}):
-            ours, theirs, old = wanted.get(path), head.get(path), before.get(path)
+        for path in sorted({*before, *expected}):
+            ours, theirs, old = expected.get(path), head.get(path), before.get(path)
             if _same(ours, old):
                 continue
             changes[path] = ours

@@ -54,11 +54,11 @@ class Answer:
         if self.file is None:
             yield self.body
             return
-        path, start, left = self.file
+        path, start, remaining = self.file
         with open(path, "rb") as file:
             file.seek(start)
-            while left and (block := file.read(min(left, BLOCK_BYTES))):
-                left -= len(block)
+            while remaining and (block := file.read(min(remaining, BLOCK_BYTES))):
+                remaining -= len(block)
                 yield block
 
 
@@ -75,15 +75,15 @@ class Body:
     def readinto(self, view: memoryview) -> int:
         """The next bytes, 0 at the end; a client that went away raises."""
         self._happen()
-        wanted = min(len(view), self.length - self.received)
+        expected = min(len(view), self.length - self.received)
         if self._fault is not None:
-            wanted = min(wanted, self._at - self.received)
-        if not wanted:
+            expected = min(expected, self._at - self.received)
+        if not expected:
             return 0
-        count = self._source.readinto(view[:wanted])
+        count = self._source.readinto(view[:expected])
         self.received += count
         self.on_bytes(count)
-        if count < wanted:
+        if count < expected:
             raise Cut(f"client left after {self.received} of {self.length} bytes")
         self._happen()
         return count
@@ -105,11 +105,11 @@ class Body:
         return b"".join(bytes(block) for block in self.blocks())
 
     def lines(self) -> Iterator[bytes]:
-        rest = b""
+        remainder = b""
         for block in self.blocks():
-            *whole, rest = (rest + block).split(b"\n")
+            *whole, remainder = (remainder + block).split(b"\n")
             yield from whole
-        yield rest
+        yield remainder
 
     def drain(self) -> None:
         for _ in self.blocks():
@@ -137,10 +137,10 @@ class Request:
 
     def range(self, size: int) -> tuple[int, int] | None:
         """First byte and length that the Range header asks for."""
-        found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if found is None or found.groups() == ("", ""):
+        actual = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if actual is None or actual.groups() == ("", ""):
             return None
-        first, last = found.groups()
+        first, last = actual.groups()
         start = int(first) if first else max(0, size - int(last))
         end = min(int(last), size - 1) if first and last else size - 1
         if start > end:
@@ -235,8 +235,8 @@ class Handler(BaseHTTPRequestHandler):
         return answer
 
     def _send(self, answer: Answer, fault: Fault | None) -> None:
-        left = fault.after_bytes if fault is not None and fault.action == "cut" else None
-        if left == 0:
+        remaining = fault.after_bytes if fault is not None and fault.action == "cut" else None
+        if remaining == 0:
             raise Cut("cut by a fault")
         if fault is not None and fault.action == "stall":
             self.server.hub.stopping.wait(fault.seconds)
@@ -251,12 +251,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         for block in answer.blocks():
-            self.wfile.write(block if left is None else block[:left])
+            self.wfile.write(block if remaining is None else block[:remaining])
             with self.server.hub.lock:
                 self.server.hub.counters.bytes_sent += len(block)
-            if left is not None:
-                left -= len(block)
-                if left <= 0:
+            if remaining is not None:
+                remaining -= len(block)
+                if remaining <= 0:
                     raise Cut("cut by a fault")
 
 
@@ -275,9 +275,9 @@ class Listener(ThreadingHTTPServer):
         self._thread.start()
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        for known in self._routes:
-            if method in known.methods and (found := known.pattern.fullmatch(path)):
-                return known, {name: unquote(value or "") for name, value in found.groupdict().items()}
+        for known_values in self._routes:
+            if method in known_values.methods and (match := known_values.pattern.fullmatch(path)):
+                return known_values, {name: unquote(value or "") for name, value in match.groupdict().items()}
         return Route("unknown", (), re.compile(""), _unknown), {}
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -41,36 +41,36 @@ class XetFile:
 
 
 def _hex(raw: bytes) -> str:
-    return "".join(f"{word:016x}" for word in struct.unpack("<4Q", raw))
+    return "".join(f"{text:016x}" for text in struct.unpack("<4Q", raw))
 
 
 def files_of_shard(data: bytes) -> list[XetFile]:
     """The file section of a shard: for each file its hash, its segments and its SHA-256, if it has one."""
-    files, at = [], 48
-    while (raw := data[at : at + 32]) != END:
-        flags, count = struct.unpack_from("<II", data, at + 32)
-        at += 48
+    files, position = [], 48
+    while (raw := data[position : position + 32]) != END:
+        flags, count = struct.unpack_from("<II", data, position + 32)
+        position += 48
         segments = []
         for _ in range(count):
-            _, size, first, end = struct.unpack_from("<IIII", data, at + 32)
-            segments.append(Segment(_hex(data[at : at + 32]), size, first, end))
-            at += 48
-        at += 48 * count if flags & WITH_VERIFICATION else 0
-        known = bool(flags & WITH_SHA256)  # what goes to a bucket has none
-        files.append(XetFile(_hex(raw), _hex(data[at : at + 32]) if known else "", tuple(segments)))
-        at += 48 if known else 0
+            _, size, first, end = struct.unpack_from("<IIII", data, position + 32)
+            segments.append(Segment(_hex(data[position : position + 32]), size, first, end))
+            position += 48
+        position += 48 * count if flags & WITH_VERIFICATION else 0
+        is_known = bool(flags & WITH_SHA256)  # what goes to a bucket has none
+        files.append(XetFile(_hex(raw), _hex(data[position : position + 32]) if is_known else "", tuple(segments)))
+        position += 48 if is_known else 0
     return files
 
 
 def chunks_of_xorb(path: Path) -> list[tuple[int, int]]:
     """For each chunk, where it ends in the file and how many bytes it holds."""
-    chunks, at, size = [], 0, path.stat().st_size
+    chunks, position, size = [], 0, path.stat().st_size
     with open(path, "rb") as file:
-        while at < size and len(head := file.read(8)) == 8 and head[0] == 0:
+        while position < size and len(head := file.read(8)) == 8 and head[0] == 0:
             packed, unpacked = int.from_bytes(head[1:4], "little"), int.from_bytes(head[5:8], "little")
-            at += 8 + packed
-            file.seek(at)
-            chunks.append((at, unpacked))
+            position += 8 + packed
+            file.seek(position)
+            chunks.append((position, unpacked))
     return chunks
 
 
@@ -107,30 +107,30 @@ class XetStore:
         """The terms and byte ranges of xorbs that hold bytes `start` to `end` of a file."""
         terms: list[dict[str, Any]] = []
         fetch: dict[str, list[dict[str, Any]]] = {}
-        at = skipped = 0
+        position = skipped = 0
         for segment in file.segments:
             chunks, first, last = self.chunks[segment.xorb], segment.first, segment.end
-            if at + segment.size > start and at < end:
-                while not terms and at + chunks[first][1] <= start:
-                    at += chunks[first][1]
+            if position + segment.size > start and position < end:
+                while not terms and position + chunks[first][1] <= start:
+                    position += chunks[first][1]
                     first += 1
                 if not terms:
-                    skipped = start - at
+                    skipped = start - position
                 size = sum(n for _, n in chunks[first:last])
-                at += size
-                while last - first > 1 and at - chunks[last - 1][1] >= end:
+                position += size
+                while last - first > 1 and position - chunks[last - 1][1] >= end:
                     last -= 1
-                    at, size = at - chunks[last][1], size - chunks[last][1]
-                chosen = {"start": first, "end": last}
-                terms.append({"hash": segment.xorb, "unpacked_length": size, "range": chosen})
+                    position, size = position - chunks[last][1], size - chunks[last][1]
+                selection = {"start": first, "end": last}
+                terms.append({"hash": segment.xorb, "unpacked_length": size, "range": selection})
                 begin = chunks[first - 1][0] if first else 0
-                where = {"start": begin, "end": chunks[last - 1][0] - 1}
-                item = {"range": chosen, "url": f"{url}/{segment.xorb}", "url_range": where}
+                location = {"start": begin, "end": chunks[last - 1][0] - 1}
+                item = {"range": selection, "url": f"{url}/{segment.xorb}", "url_range": location}
                 ranges = fetch.setdefault(segment.xorb, [])
                 if item not in ranges:
                     ranges.append(item)
             else:
-                at += segment.size
+                position += segment.size
         return {"offset_into_first_range": skipped, "terms": terms, "fetch_info": fetch}
 
 

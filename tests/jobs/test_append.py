@@ -43,9 +43,9 @@ def rows(folder: Path) -> list[str]:
 
 
 def fields(text: str) -> dict[str, object]:
-    found = yaml.safe_load(text.split("---\n")[1])
-    assert isinstance(found, dict)
-    return found
+    actual = yaml.safe_load(text.split("---\n")[1])
+    assert isinstance(actual, dict)
+    return actual
 
 
 def test_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
     assert (out / "README.md").read_text() == (tmp_path / "whole" / "README.md").read_text()
     assert "3 files are inside" in brim("verify", out, new).stdout
     assert "4 files are inside" in brim("verify", out, files(tmp_path / "old", 0, 4)).stdout
-    again = brim("build", new, out, *ROWS, "--append")
-    assert "these rows exist already" in again.stderr
+    repeated = brim("build", new, out, *ROWS, "--append")
+    assert "these rows exist already" in repeated.stderr
     assert sorted(path.name for path in (out / "data").iterdir()) == names
     brim("build", files(tmp_path / "third", 7, 8), out, "--append", "--quiet")
     assert rows(out)[-1] == "f007.bin"
@@ -84,25 +84,25 @@ def test_on_the_hub(hub: TestHub, machine: Machine, sources: tuple[Path, Path, P
     old, new, every = sources
     machine.publish(old, *ROWS)
     put_other = Machine(hub, tmp_path / "other")
-    received, sent, asked = hub.counters.bytes_received, hub.counters.bytes_sent, len(hub.log)
-    done = put_other.publish(new, *ROWS, "--append")
-    assert "4 (2 sent" in done.stdout
+    received_bytes, sent, requested = hub.counters.bytes_received, hub.counters.bytes_sent, len(hub.log)
+    result = put_other.publish(new, *ROWS, "--append")
+    assert "4 (2 sent" in result.stdout
     assert len(hub.history(REPO)) == 3
     whole = Machine(hub, tmp_path / "whole")
     new_bytes = sum(size for name, (size, _) in shards(hub).items() if name > "data/train-00002")
-    assert hub.counters.bytes_received - received <= new_bytes * 1.01
-    assert len([line for line in hub.log[asked:] if "/object/" in line]) <= 1
+    assert hub.counters.bytes_received - received_bytes <= new_bytes * 1.01
+    assert len([line for line in hub.log[requested:] if "/object/" in line]) <= 1
     assert hub.counters.bytes_sent - sent < 40_000
-    found, card = shards(hub), hub.read(REPO, "README.md").decode()
+    actual, card = shards(hub), hub.read(REPO, "README.md").decode()
     whole.publish(every, *ROWS, to="hf://datasets/ada/whole")
-    wanted = {n: told for n, told in hub.files("ada/whole").items() if n.startswith("data/")}
-    assert found == wanted
+    expected = {n: message for n, message in hub.files("ada/whole").items() if n.startswith("data/")}
+    assert actual == expected
     assert fields(card) == fields(hub.read("ada/whole", "README.md").decode())
     assert card.replace(REPO, "ada/whole") == hub.read("ada/whole", "README.md").decode()
     assert "3 files are inside" in put_other.run("verify", DEST, str(new)).stdout
     assert "4 files are inside" in put_other.run("verify", DEST, str(old), "--deep").stdout
-    again = put_other.publish(new, *ROWS, "--append")
-    assert "in 0 commits" in again.stdout
+    repeated = put_other.publish(new, *ROWS, "--append")
+    assert "in 0 commits" in repeated.stdout
 
 
 def test_two_writers(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -110,35 +110,35 @@ def test_two_writers(hub: TestHub, machine: Machine, sources: tuple[Path, Path, 
     old, new, _ = sources
     machine.publish(old, *ROWS)
     third = files(tmp_path / "third", 7, 10)  # as many shards, so that the names alone would tell nothing
-    other = Machine(hub, tmp_path / "other")
-    hub.commit_as_someone_else = lambda groups: other.publish(third, *ROWS, "--append")  # type: ignore[method-assign]
+    second = Machine(hub, tmp_path / "other")
+    hub.commit_as_someone_else = lambda groups: second.publish(third, *ROWS, "--append")  # type: ignore[method-assign]
     hub.faults.add("commit", action="conflict")
-    done = machine.publish(new, *ROWS, "--append")
-    assert "another run has changed the dataset: reading it again" in done.stderr
-    found = machine.python("""
+    result = machine.publish(new, *ROWS, "--append")
+    assert "another run has changed the dataset: reading it again" in result.stderr
+    actual = machine.python("""
         from datasets import load_dataset
         print(*[cell["path"] for cell in load_dataset("ada/data", split="train")["file"]])
     """).stdout.split()
-    assert found == [f"f{i:03d}.bin" for i in (0, 1, 2, 3, 7, 8, 9, 4, 5, 6)]
+    assert actual == [f"f{i:03d}.bin" for i in (0, 1, 2, 3, 7, 8, 9, 4, 5, 6)]
     assert machine.run("verify", DEST).returncode == 0
 
 
 def test_readers_of_the_hub(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
     """Whoever polls during an append of many shards, by a pull request, sees the old rows or the new ones."""
     machine.publish(files(tmp_path / "old", 0, 30), "--rows-per-shard", "1")
-    seen: list[Listing] = []
-    done = threading.Event()
+    observed: list[Listing] = []
+    finished = threading.Event()
 
     def read() -> None:
-        while not done.is_set():
-            seen.append(shards(hub))
+        while not finished.is_set():
+            observed.append(shards(hub))
 
     reader = threading.Thread(target=read)
     reader.start()
     machine.publish(files(tmp_path / "new", 30, 110), "--rows-per-shard", "1", "--append")
-    done.set()
+    finished.set()
     reader.join()
-    assert {len(listing) for listing in seen} <= {30, 110}
+    assert {len(listing) for listing in observed} <= {30, 110}
     assert len(shards(hub)) == 110
     assert machine.run("verify", DEST).returncode == 0
 
@@ -148,16 +148,16 @@ def test_readers_of_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -
     old, new, _ = sources
     out = tmp_path / "out"
     brim("build", old, out, *ROWS, "--quiet")
-    seen = []
+    observed = []
 
     class Watch(Progress):
-        def shard(self, name: str, size: int, sha256: str, how: str) -> None:
+        def shard(self, name: str, size: int, sha256: str, method: str) -> None:
             listed = fields((out / "README.md").read_text())["configs"][0]["data_files"]  # type: ignore[index]
-            seen.append(listed)
+            observed.append(listed)
 
     api.build(new, out, rows_per_shard=2, append=True, progress=Watch())
-    there = ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
-    assert seen == [[{"split": "train", "path": there}]] * 2
+    existing = ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
+    assert observed == [[{"split": "train", "path": existing}]] * 2
     assert fields((out / "README.md").read_text())["configs"] == [
         {"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}
     ]
@@ -206,8 +206,8 @@ def test_lists_of_files(tmp_path: Path) -> None:
     """Columns of lists, texts and numbers, as a recipe makes them, agree with themselves."""
     make_arc(tmp_path / "old", sessions=4)
     make_arc(tmp_path / "new", sessions=3)
-    for source, more in (("old", False), ("new", True)):
-        api.build(api.bids(tmp_path / source, recipe="arc"), tmp_path / "out", rows_per_shard=2, append=more)
+    for source, extra in (("old", False), ("new", True)):
+        api.build(api.bids(tmp_path / source, recipe="arc"), tmp_path / "out", rows_per_shard=2, append=extra)
     assert api.verify(tmp_path / "out").rows == 7
     plain = pa.table({"n": pa.array([1], pa.int32()), "t": pa.array(["a"], pa.large_string())})
     for number, table in enumerate((plain, plain, plain.cast(pa.schema([("n", pa.int64()), ("t", pa.string())])))):
@@ -219,10 +219,10 @@ def test_lists_of_files(tmp_path: Path) -> None:
     assert api.verify(tmp_path / "rows").rows == 2
 
 
-@pytest.mark.parametrize("more", [("--fresh",), ("--update",)])
-def test_words_that_do_not_go_together(sources: tuple[Path, Path, Path], tmp_path: Path, more: tuple[str]) -> None:
+@pytest.mark.parametrize("extra", [("--fresh",), ("--update",)])
+def test_words_that_do_not_go_together(sources: tuple[Path, Path, Path], tmp_path: Path, extra: tuple[str]) -> None:
     _, new, _ = sources
-    assert "cannot be used with --append" in brim("build", new, tmp_path / "out", "--append", *more, check=2).stderr
+    assert "cannot be used with --append" in brim("build", new, tmp_path / "out", "--append", *extra, check=2).stderr
 
 
 def test_nothing_there(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -245,8 +245,8 @@ def test_a_dataset_of_others(hub: TestHub, machine: Machine, tmp_path: Path) -> 
     code = code.replace("{0}", 'ds.push_to_hub("ada/data", num_shards=2)').replace("{{", "{").replace("}}", "}")
     machine.python(code)
     assert sorted(shards(hub)) == [f"data/train-0000{i}-of-00003.parquet" for i in range(3)]
-    done = machine.run("verify", DEST)
-    assert done.returncode == 0, done.stderr
+    result = machine.run("verify", DEST)
+    assert result.returncode == 0, result.stderr
     folder = tmp_path / "folder" / "data"
     folder.mkdir(parents=True)
     for number in range(2):
@@ -302,18 +302,18 @@ def test_configs_with_splits_of_one_name(
 ) -> None:
     """What is appended to one config knows nothing of another whose split is called the same; each part is proved."""
     old, new, _ = sources
-    other = write_files(tmp_path / "other", {f"o{i}.bin": random_bytes(500, 70 + i) for i in range(5)})
-    machine.publish(other, "--config", "first", "--rows-per-shard", "1")
+    other_files = write_files(tmp_path / "other", {f"o{i}.bin": random_bytes(500, 70 + i) for i in range(5)})
+    machine.publish(other_files, "--config", "first", "--rows-per-shard", "1")
     machine.publish(old, "--rows-per-shard", "1")
     machine.publish(new, "--append", "--rows-per-shard", "1")
     job = Ledger.from_bytes(hub.read(REPO, ".brim/default/train.jsonl")).job
     assert job is not None
     assert [part["shards"] for part in job.facts["parts"]] == [{"train": 4}, {"train": 3}]
     assert job.facts["files"] == 7
-    for source in (old, new, other):
-        told = machine.run("verify", DEST, str(source), "--deep", "--json")
-        assert told.returncode == 0, told.stderr
-        assert json.loads(told.stdout.splitlines()[-1])["files_compared"] == len(list(source.iterdir()))
+    for source in (old, new, other_files):
+        result = machine.run("verify", DEST, str(source), "--deep", "--json")
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout.splitlines()[-1])["files_compared"] == len(list(source.iterdir()))
 
 
 def test_plan(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -12,67 +12,69 @@ import pytest
 import brim as api
 from brim.errors import InputError
 from tests.conftest import random_bytes, write_files
+from tests.destinations import BucketDestination, Destination, FolderDestination, HubDestination, run
 from tests.forked import brim
 from tests.guarantees.test_kill_before_receipt import killed
-from tests.places import BucketPlace, FolderPlace, HubPlace, Place, run
 
 ROWS = ("--rows-per-shard", "2", "--quiet")
 
 
 @pytest.fixture(params=["folder", "bucket", "hub"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def destination(request: pytest.FixtureRequest, tmp_path: Path) -> Destination:
     if request.param == "folder":
-        return FolderPlace(tmp_path / "out")
+        return FolderDestination(tmp_path / "out")
     if request.param == "hub":
-        return HubPlace(request.getfixturevalue("hub"), tmp_path / "machine")
+        return HubDestination(request.getfixturevalue("hub"), tmp_path / "machine")
     prefix = request.getfixturevalue("s3_prefix").rstrip("/")
-    return BucketPlace(request.getfixturevalue("s3"), tmp_path / "machine", prefix)
+    return BucketDestination(request.getfixturevalue("s3"), tmp_path / "machine", prefix)
 
 
 def files(folder: Path, start: int, stop: int) -> Path:
     return write_files(folder, {f"d{i % 2}/{i}.bin": random_bytes(3000 + i, i) for i in range(start, stop)})
 
 
-def unpacked(place: Place, back: Path) -> dict[str, bytes]:
+def unpacked(destination: Destination, back: Path) -> dict[str, bytes]:
     shutil.rmtree(back, ignore_errors=True)
-    run(place, "unpack", place.address, back, "--quiet")
+    run(destination, "unpack", destination.address, back, "--quiet")
     return {str(path.relative_to(back)): path.read_bytes() for path in back.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("format", ["parquet", "webdataset"])
-def test_append_of_a_grown_folder_adds_only_the_new_rows(place: Place, tmp_path: Path, format: str) -> None:
+def test_append_of_a_grown_folder_adds_only_the_new_rows(destination: Destination, tmp_path: Path, format: str) -> None:
     source = files(tmp_path / "in", 0, 3)
-    run(place, "build", source, place.address, *ROWS, "--format", format)
+    run(destination, "build", source, destination.address, *ROWS, "--format", format)
     files(source, 3, 4)
-    done = run(place, "build", source, place.address, "--append", "--format", format, "--json")
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert told[-1]["rows"] == 4
-    assert any("3 rows of 4 already in the dataset" in one.get("text", "") for one in told)
-    assert unpacked(place, tmp_path / "back") == {
+    result = run(destination, "build", source, destination.address, "--append", "--format", format, "--json")
+    output = [json.loads(line) for line in result.stdout.splitlines()]
+    assert output[-1]["rows"] == 4
+    assert any("3 rows of 4 already in the dataset" in item.get("text", "") for item in output)
+    assert unpacked(destination, tmp_path / "back") == {
         str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*.bin")
     }
-    again = run(place, "build", source, place.address, "--append", "--format", format, "--json")
-    assert json.loads(again.stdout.splitlines()[-1])["rows"] == 4
-    if isinstance(place, FolderPlace):
-        assert "4 files are inside" in run(place, "verify", place.address, source).stdout
+    repeated = run(destination, "build", source, destination.address, "--append", "--format", format, "--json")
+    assert json.loads(repeated.stdout.splitlines()[-1])["rows"] == 4
+    if isinstance(destination, FolderDestination):
+        assert "4 files are inside" in run(destination, "verify", destination.address, source).stdout
 
 
 @pytest.mark.parametrize("change", ["size", "content"])
-def test_append_refuses_a_path_with_other_content(place: Place, tmp_path: Path, change: str) -> None:
+def test_append_refuses_a_path_with_other_content(destination: Destination, tmp_path: Path, change: str) -> None:
     source = files(tmp_path / "in", 0, 3)
-    run(place, "build", source, place.address, *ROWS)
-    before = place.content()
+    run(destination, "build", source, destination.address, *ROWS)
+    before = destination.content()
     data = (source / "d1" / "1.bin").read_bytes()
     (source / "d1" / "1.bin").write_bytes(data + b"x" if change == "size" else data[:-1] + bytes([data[-1] ^ 1]))
     files(source, 3, 4)
-    done = run(place, "build", source, place.address, "--append", check=2)
-    assert "'d1/1.bin'" in done.stderr
-    assert "--allow-duplicate-paths" in done.stderr
-    assert place.content() == before
-    run(place, "verify", place.address, "--quiet")
-    told = run(place, "build", source, place.address, "--append", "--allow-duplicate-paths", "--json").stdout
-    assert json.loads(told.splitlines()[-1])["rows"] == 5
-    run(place, "verify", place.address, "--quiet")
+    result = run(destination, "build", source, destination.address, "--append", check=2)
+    assert "'d1/1.bin'" in result.stderr
+    assert "--allow-duplicate-paths" in result.stderr
+    assert destination.content() == before
+    run(destination, "verify", destination.address, "--quiet")
+    output = run(
+        destination, "build", source, destination.address, "--append", "--allow-duplicate-paths", "--json"
+    ).stdout
+    assert json.loads(output.splitlines()[-1])["rows"] == 5
+    run(destination, "verify", destination.address, "--quiet")
 
 
 def test_append_compares_files_of_one_split_only(tmp_path: Path) -> None:
@@ -96,16 +98,16 @@ def test_append_of_lists_of_files_skips_rows_that_are_there(tmp_path: Path) -> N
     source, out = files(tmp_path / "in", 0, 4), tmp_path / "out"
     rows = [{"f": ["d0/0.bin", "d1/1.bin"]}, {"f": []}, {"f": ["d0/2.bin"]}]
     api.build(api.table(rows, files="f:file", root=source), out)
-    more = [*rows, {"f": ["d0/0.bin"]}, {"f": ["d1/3.bin", "d0/0.bin"]}]
+    extra = [*rows, {"f": ["d0/0.bin"]}, {"f": ["d1/3.bin", "d0/0.bin"]}]
     # A row without files is nobody's twin.
-    assert api.build(api.table(more, files="f:file", root=source), out, append=True).rows == 6
+    assert api.build(api.table(extra, files="f:file", root=source), out, append=True).rows == 6
 
 
 def test_append_of_a_killed_append_continues_with_the_same_rows(tmp_path: Path) -> None:
     source, out = files(tmp_path / "in", 0, 4), tmp_path / "out"
     api.build(source, out, rows_per_shard=2)
     files(source, 4, 10)
-    killed(FolderPlace(out), 1, "build", source, out, "--append", *ROWS, "--workers", "1")
+    killed(FolderDestination(out), 1, "build", source, out, "--append", *ROWS, "--workers", "1")
     built = api.build(source, out, append=True, rows_per_shard=2)
     assert (built.rows, built.shards, built.written) == (10, 5, 2)
     api.verify(out)
@@ -119,8 +121,8 @@ def test_append_to_webdataset_of_others_is_refused(tmp_path: Path) -> None:
     source = files(tmp_path / "in", 0, 1)
     with tarfile.open(shard, "w") as archive:
         archive.add(source / "d0" / "0.bin", "0.bin")
-    done = brim("build", source, tmp_path / "out", "--append", "--format", "webdataset", check=2)
-    assert "bug" not in done.stderr
+    result = brim("build", source, tmp_path / "out", "--append", "--format", "webdataset", check=2)
+    assert "bug" not in result.stderr
 
 
 def test_allow_duplicate_paths_needs_append(tmp_path: Path) -> None:
@@ -132,9 +134,9 @@ def test_append_maps_labels_onto_the_classes_of_the_dataset(tmp_path: Path) -> N
     """New files show some of the classes only."""
     old = write_files(tmp_path / "old", {f"{name}/{i}.bin": random_bytes(50, i) for i, name in enumerate("abc")})
     new = write_files(tmp_path / "new", {"c/9.bin": b"9", "b/8.bin": b"8"})
-    words = ("--label-from", "parent", "--quiet")
-    brim("build", old, tmp_path / "out", *words)
-    brim("build", new, tmp_path / "out", *words, "--append")
+    arguments = ("--label-from", "parent", "--quiet")
+    brim("build", old, tmp_path / "out", *arguments)
+    brim("build", new, tmp_path / "out", *arguments, "--append")
     tables = [pq.read_table(path, columns=["label"]) for path in sorted((tmp_path / "out" / "data").iterdir())]
     assert [label for table in tables for label in table.column("label").to_pylist()] == [0, 1, 2, 1, 2]
     brim("verify", tmp_path / "out", new)
@@ -144,12 +146,12 @@ def test_append_maps_labels_onto_the_classes_of_the_dataset(tmp_path: Path) -> N
 def test_append_to_webdataset_refuses_other_classes(tmp_path: Path) -> None:
     """Its shards hold numbers, and nothing says which names they stand for."""
     old = write_files(tmp_path / "old", {f"{name}/{i}.bin": b"1" for i, name in enumerate("ab")})
-    words = ("--label-from", "parent", "--format", "webdataset")
-    brim("build", old, tmp_path / "out", *words, "--quiet")
+    arguments = ("--label-from", "parent", "--format", "webdataset")
+    brim("build", old, tmp_path / "out", *arguments, "--quiet")
     new = write_files(tmp_path / "new", {"b/9.bin": b"9"})
-    assert "names of classes" in brim("build", new, tmp_path / "out", *words, "--append", check=2).stderr
+    assert "names of classes" in brim("build", new, tmp_path / "out", *arguments, "--append", check=2).stderr
     write_files(new, {"a/8.bin": b"8"})
-    brim("build", new, tmp_path / "out", *words, "--append", "--quiet")
+    brim("build", new, tmp_path / "out", *arguments, "--append", "--quiet")
     brim("verify", tmp_path / "out", new)
 
 
@@ -157,8 +159,8 @@ def test_append_refuses_a_new_class(tmp_path: Path) -> None:
     old = write_files(tmp_path / "old", {f"{name}/{i}.bin": b"1" for i, name in enumerate("ab")})
     new = write_files(tmp_path / "new", {"a/9.bin": b"9", "z/8.bin": b"8"})
     brim("build", old, tmp_path / "out", "--label-from", "parent", "--quiet")
-    done = brim("build", new, tmp_path / "out", "--label-from", "parent", "--append", check=2)
-    assert "has new classes: z." in done.stderr
-    assert "--update" in done.stderr
-    assert "a, b" in done.stderr
+    result = brim("build", new, tmp_path / "out", "--label-from", "parent", "--append", check=2)
+    assert "has new classes: z." in result.stderr
+    assert "--update" in result.stderr
+    assert "a, b" in result.stderr
     brim("verify", tmp_path / "out", old)

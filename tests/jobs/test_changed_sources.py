@@ -31,44 +31,44 @@ Write = Callable[[Path, str], str]  # of a folder and a word of three letters; g
 ROWS = 20
 
 
-def values(word: str) -> list[str]:
-    return [word] * ROWS
+def values(text: str) -> list[str]:
+    return [text] * ROWS
 
 
-def write_jsonl(folder: Path, word: str) -> str:
-    write_files(folder, {"x.jsonl": "".join(json.dumps({"text": value}) + "\n" for value in values(word)).encode()})
+def write_jsonl(folder: Path, text: str) -> str:
+    write_files(folder, {"x.jsonl": "".join(json.dumps({"text": value}) + "\n" for value in values(text)).encode()})
     return str(folder / "x.jsonl")
 
 
-def write_csv(folder: Path, word: str) -> str:
-    write_files(folder, {"x.csv": ("n,text\n" + "".join(f"{n},{v}\n" for n, v in enumerate(values(word)))).encode()})
+def write_csv(folder: Path, text: str) -> str:
+    write_files(folder, {"x.csv": ("n,text\n" + "".join(f"{n},{v}\n" for n, v in enumerate(values(text)))).encode()})
     return str(folder / "x.csv")
 
 
-def write_parquet(folder: Path, word: str) -> str:
-    pq.write_table(pa.table({"text": values(word)}), folder / "x.parquet", row_group_size=7, compression="none")
+def write_parquet(folder: Path, text: str) -> str:
+    pq.write_table(pa.table({"text": values(text)}), folder / "x.parquet", row_group_size=7, compression="none")
     return str(folder / "x.parquet")
 
 
-def write_glob(folder: Path, word: str) -> str:
-    for name, own in (("a", "one"), ("b", word), ("c", "one")):
+def write_glob(folder: Path, text: str) -> str:
+    for name, own in (("a", "one"), ("b", text), ("c", "one")):
         pq.write_table(pa.table({"text": values(own)}), folder / f"{name}.parquet", compression="none")
     return str(folder / "*.parquet")
 
 
-def write_saved(folder: Path, word: str) -> str:
+def write_saved(folder: Path, text: str) -> str:
     shutil.rmtree(folder / "saved", ignore_errors=True)
-    datasets.Dataset.from_dict({"text": values(word)}).save_to_disk(str(folder / "saved"))
+    datasets.Dataset.from_dict({"text": values(text)}).save_to_disk(str(folder / "saved"))
     return str(folder / "saved")
 
 
-def write_text(folder: Path, word: str) -> str:
-    write_files(folder, {"x.txt": "".join(f"{value}\n" for value in values(word)).encode()})
+def write_text(folder: Path, text: str) -> str:
+    write_files(folder, {"x.txt": "".join(f"{value}\n" for value in values(text)).encode()})
     return str(folder / "x.txt")
 
 
-def write_gzip(folder: Path, word: str) -> str:
-    rows = "".join(json.dumps({"text": value}) + "\n" for value in values(word)).encode()
+def write_gzip(folder: Path, text: str) -> str:
+    rows = "".join(json.dumps({"text": value}) + "\n" for value in values(text)).encode()
     write_files(folder, {"x.jsonl.gz": gzip.compress(rows, mtime=0)})
     return str(folder / "x.jsonl.gz")
 
@@ -103,22 +103,22 @@ def sizes(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_size for path in data}
 
 
-def rewrite(write: Write, folder: Path, word: str) -> None:
+def rewrite(write: Write, folder: Path, text: str) -> None:
     """Other content of the same size, with another date."""
     before = sizes(folder)
-    write(folder, word)
+    write(folder, text)
     assert sizes(folder) == before, "the fault is about files that keep their size"
     touch(folder)
 
 
 def touch(folder: Path) -> None:
     for path in folder.rglob("*"):
-        found = path.stat()
-        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 5_000_000_000))
+        actual = path.stat()
+        os.utime(path, ns=(actual.st_atime_ns, actual.st_mtime_ns + 5_000_000_000))
 
 
-def texts(made: Any) -> list[str]:
-    return list(made["text"])
+def texts(created: Any) -> list[str]:
+    return list(created["text"])
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -144,13 +144,13 @@ def test_map_of_a_touched_source_computes_nothing_again(kind: str, work: Path, t
         return row
 
     first = library.map(source, counted, progress=False)
-    done = calls.stat().st_size
+    result = calls.stat().st_size
     for _ in range(2):
         touch(work)
-        again = library.map(source, counted, progress=False)
-        assert texts(again) == texts(first)
-        assert again._fingerprint == first._fingerprint
-    assert calls.stat().st_size == done
+        repeated = library.map(source, counted, progress=False)
+        assert texts(repeated) == texts(first)
+        assert repeated._fingerprint == first._fingerprint
+    assert calls.stat().st_size == result
 
 
 def test_filter_reads_a_rewritten_source_again(work: Path) -> None:
@@ -171,8 +171,8 @@ def test_map_reads_a_rewritten_folder_of_files_again(work: Path) -> None:
     """Rows that hold whole files, of which a job knows names and sizes."""
 
     def read() -> set[bytes]:
-        made = library.map(library.files(work), lambda row: {"word": row["file"]["bytes"]}, progress=False)
-        return set(made["word"])
+        mapped = library.map(library.files(work), lambda row: {"word": row["file"]["bytes"]}, progress=False)
+        return set(mapped["word"])
 
     write_files(work, {f"{number}.bin": b"one" for number in range(3)})
     assert read() == {b"one"}
@@ -198,8 +198,8 @@ def test_map_with_indices_counts_the_rows_of_a_rewritten_source(work: Path) -> N
 def commands(work: Path) -> dict[str, tuple[str, list[str], Callable[[Path], Any]]]:
     """Target, words, and how a result is read."""
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"one": 0, "two": 1, "[UNK]": 2}, unk_token="[UNK]"))
-    made.save(str(work.parent / "t.json"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"one": 0, "two": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.save(str(work.parent / "t.json"))
     shutil.copy(Path(__file__).parents[1] / "embed_models.py", work.parent)
     (work.parent / "steps.py").write_text("def same(row):\n    return row\n")
 
@@ -216,11 +216,11 @@ def commands(work: Path) -> dict[str, tuple[str, list[str], Callable[[Path], Any
 @pytest.mark.parametrize("command", ["map", "tokenize", "embed"])
 def test_commands_read_a_rewritten_source_again(command: str, work: Path, tmp_path: Path) -> None:
     """A folder of shards, and one file of vectors."""
-    target, words, read = commands(work)[command]
+    target, arguments, read = commands(work)[command]
     source = write_jsonl(work, "one")
 
     def run(out: Path) -> str:
-        return brim(command, source, out, *words, cwd=tmp_path).stdout
+        return brim(command, source, out, *arguments, cwd=tmp_path).stdout
 
     out = tmp_path / target
     run(out)
@@ -250,12 +250,12 @@ def test_a_run_that_was_interrupted_starts_over_with_a_rewritten_source(work: Pa
         "        raise ValueError('not yet')\n"
         "    return row\n"
     )
-    words = ["map", source, tmp_path / "out", "--fn", "steps.py:late", "--unit-size", "10KB", "--workers", "1"]
-    assert "not yet" in brim(*words, check=2, cwd=tmp_path).stderr
+    arguments = ["map", source, tmp_path / "out", "--fn", "steps.py:late", "--unit-size", "10KB", "--workers", "1"]
+    assert "not yet" in brim(*arguments, check=2, cwd=tmp_path).stderr
     (tmp_path / "go").touch()
     source.write_text(source.read_text().replace("one", "two"))
     touch(work)
-    brim(*words, cwd=tmp_path)
+    brim(*arguments, cwd=tmp_path)
     rows = [row for path in sorted(tmp_path.glob("out/data/*")) for row in pq.read_table(path).to_pylist()]
     assert [row["n"] for row in rows] == list(range(1000, 3000))
     assert {row["text"] for row in rows} == {"two"}
@@ -271,11 +271,11 @@ def test_a_run_that_was_interrupted_keeps_units_of_a_touched_source(work: Path, 
         "        raise ValueError('not yet')\n"
         "    return row\n"
     )
-    words = ["map", source, tmp_path / "out", "--fn", "steps.py:late", "--unit-size", "4KB", "--workers", "1"]
-    assert "not yet" in brim(*words, check=2, cwd=tmp_path).stderr
+    arguments = ["map", source, tmp_path / "out", "--fn", "steps.py:late", "--unit-size", "4KB", "--workers", "1"]
+    assert "not yet" in brim(*arguments, check=2, cwd=tmp_path).stderr
     (tmp_path / "go").touch()
     touch(work)
-    assert "kept" in brim(*words, cwd=tmp_path).stdout
+    assert "kept" in brim(*arguments, cwd=tmp_path).stdout
 
 
 def test_parts_of_a_plan_are_computed_again_if_their_source_was_rewritten(work: Path, tmp_path: Path) -> None:
@@ -302,15 +302,15 @@ def test_the_hub_gets_the_rows_of_a_rewritten_source(work: Path, tmp_path: Path)
     source = write_jsonl(work, "one")
     (tmp_path / "steps.py").write_text("def same(row):\n    return row\n")
     with TestHub(tmp_path / "hub") as hub:
-        machine, other = Machine(hub, tmp_path / "machine"), Machine(hub, tmp_path / "other")
-        words = ["map", source, DEST, "--fn", f"{tmp_path}/steps.py:same"]
-        assert machine.run(*words).returncode == 0
+        machine, second = Machine(hub, tmp_path / "machine"), Machine(hub, tmp_path / "other")
+        arguments = ["map", source, DEST, "--fn", f"{tmp_path}/steps.py:same"]
+        assert machine.run(*arguments).returncode == 0
         touch(work)
-        for one in (machine, other):
-            again = one.run(*words)
-            assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stderr
+        for item in (machine, second):
+            repeated = item.run(*arguments)
+            assert (repeated.returncode, "nothing to do" in repeated.stdout) == (0, True), repeated.stderr
         rewrite(write_jsonl, work, "two")
-        assert "nothing to do" not in other.run(*words).stdout
+        assert "nothing to do" not in second.run(*arguments).stdout
         code = f"import datasets; print(set(datasets.load_dataset('{DEST.split('datasets/')[1]}')['train']['text']))"
         assert machine.python(code).stdout.strip() == "{'two'}"
 
@@ -323,8 +323,8 @@ def test_map_reads_an_object_with_another_etag_again(
         monkeypatch.setenv(name, value)
     name = Path(write(work, "one")).name
 
-    def put(word: str) -> None:
-        write(work, word)
+    def put(text: str) -> None:
+        write(work, text)
         s3.write(PRIVATE, f"{s3_prefix}{name}", (work / name).read_bytes())
 
     put("one")
@@ -345,16 +345,16 @@ def test_hash_while_reading_is_the_hash_of_the_files(kind: str, columns: tuple[s
         source = SOURCES[kind](work, "one")
     rows = open_rows(source, options)
     for unit in rows.units(3):
-        found = SourceHash(rows.reading)
-        assert sum(table.num_rows for table in read_unit(rows.reading, unit, block_bytes=16, hashed=found))
+        actual = SourceHash(rows.reading)
+        assert sum(table.num_rows for table in read_unit(rows.reading, unit, block_bytes=16, hashed=actual))
         names = [name_of_span(unit, rows.reading, number) for number in range(len(unit.spans))]
-        assert hash_unit(rows.reading, unit, names.__getitem__, lambda size: None) == found.hexdigest() != ""
+        assert hash_unit(rows.reading, unit, names.__getitem__, lambda size: None) == actual.hexdigest() != ""
 
 
 def test_hash_of_dictionary_columns_has_their_values(work: Path) -> None:
     hashes = []
-    for word in ("one", "two"):
-        table = pa.table({"text": pa.array(values(word)).dictionary_encode()})
+    for text in ("one", "two"):
+        table = pa.table({"text": pa.array(values(text)).dictionary_encode()})
         with pa.ipc.new_stream(str(work / "x.arrow"), table.schema) as writer:
             writer.write_table(table)
         rows = open_rows(str(work / "x.arrow"))

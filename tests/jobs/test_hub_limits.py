@@ -64,15 +64,15 @@ def test_what_the_hub_may_refuse_is_said(tmp_path: Path) -> None:
     assert "hold about 100 GB in all, and this is 273 GB" in hub_limits(761, GB, 273 * GB, public=False)[0]
     assert hub_limits(761, GB, 273 * GB, public=True) == []
     assert "20.0 GB are discouraged" in hub_limits(2, 30 * GB, 60 * GB, public=True)[0]
-    told = hub_limits(9_000, GB, 90 * GB, public=True)
-    assert "9,000 of 10,000 files" in told[0]
-    assert "91 commits" in told[1]
+    report = hub_limits(9_000, GB, 90 * GB, public=True)
+    assert "9,000 of 10,000 files" in report[0]
+    assert "91 commits" in report[1]
     (tmp_path / "scan").write_bytes(b"")
     os.truncate(tmp_path / "scan", 120 * GB)
     files = FileSetBuilder(str(tmp_path))
     files.add("scan", (tmp_path / "scan").stat())
     rows = pa.table({"scan": pa.array(np.zeros(1, np.int64))})
     table = FileTable(rows, {"scan": FileColumn("Image", False)}, files.finish(), None, (Split("train", 0, 1),))
-    for to, said in (("hf://datasets/ada/scans", True), (tmp_path / "out", False)):
+    for to, message in (("hf://datasets/ada/scans", True), (tmp_path / "out", False)):
         build = BuildPlan(table, to, BuildSettings(format="webdataset"))
-        assert ("Hub limits" in dict(build.lines)) == said
+        assert ("Hub limits" in dict(build.lines)) == message

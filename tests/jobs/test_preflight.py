@@ -37,18 +37,20 @@ def source(tmp_path: Path) -> RowSource:
     return open_rows(str(tmp_path / "rows.jsonl"))
 
 
-def paths_of(kind: str, home: Path, how: JobSettings) -> DestinationPaths:
+def paths_of(kind: str, home: Path, settings: JobSettings) -> DestinationPaths:
     if kind in ("folder", "bucket"):
-        location = parse_destination(home / "out" if kind == "folder" else "s3://lab/out", how.access)
-        return dataset_paths(location, None, how.hub)
+        location = parse_destination(home / "out" if kind == "folder" else "s3://lab/out", settings.access)
+        return dataset_paths(location, None, settings.hub)
     if kind == "cache":
         return cache_paths(home / "cache", "a-b", {})
-    return file_paths(home / "out.npy" if kind == "file" else "s3://lab/out.npy", None, how.access)
+    return file_paths(home / "out.npy" if kind == "file" else "s3://lab/out.npy", None, settings.access)
 
 
-def job(verb: str, kind: str, source: RowSource, home: Path, how: JobSettings, output: Output | None = None) -> Job:
-    plan = ComputePlan(verb, source, MapStep(len, MapStepOptions()), output or RowsOutput(), how.on_error)
-    return Job(plan, paths_of(kind, home, how), how)
+def job(
+    verb: str, kind: str, source: RowSource, home: Path, settings: JobSettings, output: Output | None = None
+) -> Job:
+    plan = ComputePlan(verb, source, MapStep(len, MapStepOptions()), output or RowsOutput(), settings.on_error)
+    return Job(plan, paths_of(kind, home, settings), settings)
 
 
 @pytest.mark.parametrize("verb", ["map", "tokenize", "embed"])
@@ -58,9 +60,9 @@ def test_options_that_do_not_apply(tmp_path: Path, source: RowSource, kind: str,
     before = sorted(tmp_path.iterdir())
     wrong = [JobSettings(hub=PublishOptions(**{name: value})) for name, value in HUB.items()]  # type: ignore[arg-type]
     wrong += [JobSettings(update=True), *([JobSettings(keep_done=True)] if verb != "map" else [])]
-    for how in wrong:
+    for method in wrong:
         with pytest.raises(InputError, match="can only be used with"):
-            job(verb, kind, source, tmp_path, how)
+            job(verb, kind, source, tmp_path, method)
     job(verb, kind, source, tmp_path, JobSettings())
     assert sorted(tmp_path.iterdir()) == before
 
@@ -96,9 +98,9 @@ def test_what_cannot_fit(tmp_path: Path, source: RowSource, kind: str) -> None:
 def test_files_that_are_none(tmp_path: Path) -> None:
     """A vector file has one of the known endings, and is no folder and no repository."""
     (tmp_path / "out.npy").mkdir()
-    for place, says in ((tmp_path / "out.txt", "ending"), (tmp_path / "out.npy", "is a folder")):
+    for destination, says in ((tmp_path / "out.txt", "ending"), (tmp_path / "out.npy", "is a folder")):
         with pytest.raises(BrimError, match=says):
-            file_paths(place, None, JobSettings().access)
+            file_paths(destination, None, JobSettings().access)
     with pytest.raises(DestinationError, match="repository"):
         file_paths("hf://datasets/ada/v.npy", None, JobSettings().access)
 
@@ -106,6 +108,6 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_the_same_facts(tmp_path: Path, source: RowSource) -> None:
     """Where a job goes and how it runs decides nothing of what it is; what it does with bad rows does."""
     jobs = [job("map", kind, source, tmp_path, JobSettings(workers=n + 1)) for n, kind in enumerate(LAYOUTS)]
-    assert len({one.plan.fingerprint for one in jobs}) == 1
-    other = job("map", "folder", source, tmp_path, JobSettings(on_error="skip"))
-    assert other.plan.fingerprint != jobs[0].plan.fingerprint
+    assert len({item.plan.fingerprint for item in jobs}) == 1
+    second = job("map", "folder", source, tmp_path, JobSettings(on_error="skip"))
+    assert second.plan.fingerprint != jobs[0].plan.fingerprint

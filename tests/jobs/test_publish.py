@@ -23,19 +23,19 @@ from tests.publishing import DEST, REPO, Listing, Machine, add_files, built, car
 
 ROWS = ("--rows-per-shard", "2")
 EACH = ("--rows-per-shard", "1")
-MANY = 150  # shards: more than one commit takes
+FILE_COUNT = 150  # shards: more than one commit takes
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """More files than one commit takes shards."""
-    contents = {f"f{i:03d}.bin": random_bytes(500 + i, i) for i in range(MANY)}
+    contents = {f"f{i:03d}.bin": random_bytes(500 + i, i) for i in range(FILE_COUNT)}
     return write_files(tmp_path_factory.mktemp("publish") / "many", contents)
 
 
 @pytest.fixture(scope="module")
-def all_of_them(many: Path) -> Listing:
-    return built(many, many.parent / "out", *EACH)
+def all_of_them(large_source: Path) -> Listing:
+    return built(large_source, large_source.parent / "out", *EACH)
 
 
 def interrupt(hub: TestHub, machine: Machine, source: Path, nth: int, *options: str) -> None:
@@ -51,10 +51,10 @@ def interrupt(hub: TestHub, machine: Machine, source: Path, nth: int, *options: 
 
 def test_first_publish_makes_a_private_repository(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
     """A repository that does not exist is made, private, and the output says so and what the Hub then holds."""
-    done = machine.publish(source, *ROWS)
-    assert "created the private repository ada/data" in done.stderr
-    assert "hf://datasets/ada/data (private)" in done.stdout
-    assert "the Hub lists all 3 shards with the right size and SHA-256" in done.stdout
+    result = machine.publish(source, *ROWS)
+    assert "created the private repository ada/data" in result.stderr
+    assert "hf://datasets/ada/data (private)" in result.stdout
+    assert "the Hub lists all 3 shards with the right size and SHA-256" in result.stdout
     assert hub.repos.get("datasets", REPO).private
     assert shards(hub) == built(source, tmp_path / "out", *ROWS)
     assert hub.history(REPO) == ["Publish with brim", "initial commit"]
@@ -62,13 +62,13 @@ def test_first_publish_makes_a_private_repository(hub: TestHub, machine: Machine
 
 def test_public(hub: TestHub, machine: Machine, source: Path) -> None:
     """--public makes a new repository public, and leaves one that exists as it is, with a note."""
-    done = machine.publish(source, "--public")
-    assert "created the public repository" in done.stderr
-    assert "(public)" in done.stdout
+    result = machine.publish(source, "--public")
+    assert "created the public repository" in result.stderr
+    assert "(public)" in result.stdout
     assert not hub.repos.get("datasets", REPO).private
     hub.create("ada/old", private=True)
-    done = machine.publish(source, "--public", to="hf://datasets/ada/old")
-    assert "ada/old exists and stays private" in done.stderr
+    result = machine.publish(source, "--public", to="hf://datasets/ada/old")
+    assert "ada/old exists and stays private" in result.stderr
     assert hub.repos.get("datasets", "ada/old").private
 
 
@@ -76,8 +76,8 @@ def test_branch(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) ->
     """@BRANCH is made from main if it does not exist, and main stays as it is."""
     hub.create(REPO)
     before = hub.files(REPO)
-    done = machine.publish(source, to=f"{DEST}@try/one")
-    assert "revision='try/one'" in done.stdout
+    result = machine.publish(source, to=f"{DEST}@try/one")
+    assert "revision='try/one'" in result.stdout
     assert shards(hub, "try/one") == built(source, tmp_path / "out")
     assert hub.files(REPO) == before
 
@@ -87,16 +87,16 @@ def test_a_commit_is_no_branch(hub: TestHub, machine: Machine, source: Path) -> 
     machine.publish(source)
     add_files(source, 5, 6)
     puts = hub.counters.puts
-    done = machine.publish(source, "--update", to=f"{DEST}@{hub.head(REPO)}", check=2)
-    assert "is a commit or a tag of ada/data, and only a branch can be published to" in done.stderr
+    result = machine.publish(source, "--update", to=f"{DEST}@{hub.head(REPO)}", check=2)
+    assert "is a commit or a tag of ada/data, and only a branch can be published to" in result.stderr
     assert hub.counters.puts == puts
 
 
-def test_many_shards_on_a_branch(hub: TestHub, machine: Machine, many: Path, all_of_them: Listing) -> None:
+def test_many_shards_on_a_branch(hub: TestHub, machine: Machine, large_source: Path, all_of_them: Listing) -> None:
     """A pull request can only be merged into main, so a branch gets its many shards in one commit at the end."""
     hub.create(REPO)
     before = hub.files(REPO)
-    machine.publish(many, *EACH, to=f"{DEST}@side")
+    machine.publish(large_source, *EACH, to=f"{DEST}@side")
     assert shards(hub, "side") == all_of_them
     assert hub.history(REPO, "side") == ["Publish with brim", "initial commit"]
     assert hub.files(REPO) == before
@@ -123,26 +123,26 @@ def test_addresses_that_are_refused(hub: TestHub, machine: Machine, source: Path
     assert not (machine.folder / "ada").exists()
 
 
-def test_commit_message(hub: TestHub, machine: Machine, source: Path, many: Path) -> None:
+def test_commit_message(hub: TestHub, machine: Machine, source: Path, large_source: Path) -> None:
     """--commit-message is what the history of main shows, also where a pull request is merged."""
     machine.publish(source, "--commit-message", "The first five")
     assert hub.history(REPO)[0] == "The first five"
-    machine.publish(many, *EACH, "--fresh", "--commit-message", "All of them")
+    machine.publish(large_source, *EACH, "--fresh", "--commit-message", "All of them")
     assert hub.history(REPO)[0].startswith("All of them")
 
 
 def test_who_may_not(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
     """A token that only reads, no token and a wrong token are each said before the first byte."""
     hub.create(REPO, private=True)
-    for token, words in (
+    for token, arguments in (
         ("hf_read", "no right to write to ada/data"),
         (None, "token for the Hub is missing"),
         ("hf_no", "not accept"),
     ):
-        done = Machine(hub, tmp_path / "other", token).publish(source, check=2)
-        assert words in done.stderr
-    done = Machine(hub, tmp_path / "other", "hf_read").publish(source, to="hf://datasets/ada/new", check=2)
-    assert "no right to write to ada/new" in done.stderr
+        result = Machine(hub, tmp_path / "other", token).publish(source, check=2)
+        assert arguments in result.stderr
+    result = Machine(hub, tmp_path / "other", "hf_read").publish(source, to="hf://datasets/ada/new", check=2)
+    assert "no right to write to ada/new" in result.stderr
     assert hub.counters.puts == hub.counters.commits == 0
 
 
@@ -152,11 +152,11 @@ def test_who_may_not(hub: TestHub, machine: Machine, source: Path, tmp_path: Pat
 def test_second_run_does_nothing(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
     """The same command again, here or on another machine, sends nothing and commits nothing."""
     machine.publish(source, *ROWS)
-    head, received = hub.head(REPO), hub.counters.bytes_received
+    head, received_bytes = hub.head(REPO), hub.counters.bytes_received
     for each in (machine, Machine(hub, tmp_path / "other")):
-        done = each.publish(source, *ROWS)
-        assert "3 (0 sent, 0 B, 3 kept) in 0 commits" in done.stdout
-    assert (hub.head(REPO), hub.counters.bytes_received) == (head, received)
+        result = each.publish(source, *ROWS)
+        assert "3 (0 sent, 0 B, 3 kept) in 0 commits" in result.stdout
+    assert (hub.head(REPO), hub.counters.bytes_received) == (head, received_bytes)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -172,15 +172,15 @@ def test_update(hub: TestHub, machine: Machine, source: Path, tmp_path: Path, el
     assert "it had 5 rows and would have 6" in refused.stderr
     assert "--update" in refused.stderr
     assert "--fresh" in refused.stderr
-    done = second.publish(source, *ROWS, "--update")
-    assert "3 (1 sent" in done.stdout
+    result = second.publish(source, *ROWS, "--update")
+    assert "3 (1 sent" in result.stdout
     new = shards(hub)
     assert {name for name in old if old[name] != new[name]} == {"data/train-00002-of-00003.parquet"}
     sent = hub.counters.bytes_received
     for name in ("f004.bin", "f005.bin"):
         (source / name).unlink()
-    done = second.publish(source, *ROWS, "--update")
-    assert "2 (0 sent, 0 B, 2 kept) in 1 commit" in done.stdout
+    result = second.publish(source, *ROWS, "--update")
+    assert "2 (0 sent, 0 B, 2 kept) in 1 commit" in result.stdout
     assert hub.counters.bytes_received == sent
     assert shards(hub) == built(source, tmp_path / "out", *ROWS)
     assert list(shards(hub).values()) == list(old.values())[:2]
@@ -197,10 +197,10 @@ def test_update(hub: TestHub, machine: Machine, source: Path, tmp_path: Path, el
 def test_fresh(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
     """--fresh replaces another dataset in one commit, and what is there by its content is not sent again."""
     machine.publish(source, *EACH)
-    received = hub.counters.bytes_received
-    done = machine.publish(source, *EACH, "--fresh")
-    assert "in 0 commits" in done.stdout
-    assert hub.counters.bytes_received == received
+    received_bytes = hub.counters.bytes_received
+    result = machine.publish(source, *EACH, "--fresh")
+    assert "in 0 commits" in result.stdout
+    assert hub.counters.bytes_received == received_bytes
     machine.publish(source, *ROWS, check=2)
     machine.publish(source, *ROWS, "--fresh")
     assert shards(hub) == built(source, tmp_path / "out", *ROWS)
@@ -225,19 +225,19 @@ def test_strangers(hub: TestHub, machine: Machine, source: Path, tmp_path: Path)
 
 def test_configs_and_splits(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
     """A config or a split that is published, again too, leaves the others, and all of them load."""
-    other = write_files(tmp_path / "other", {f"g{i}.bin": random_bytes(700, 50 + i) for i in range(3)})
+    other_files = write_files(tmp_path / "other", {f"g{i}.bin": random_bytes(700, 50 + i) for i in range(3)})
     machine.publish(source, *ROWS, "--split", "train")
-    machine.publish(other, "--split", "test")
-    machine.publish(other, "--config", "extra")
+    machine.publish(other_files, "--split", "test")
+    machine.publish(other_files, "--config", "extra")
     before = hub.files(REPO)
-    write_files(other, {"g3.bin": random_bytes(700, 53)})
-    machine.publish(other, "--split", "test", "--update")
+    write_files(other_files, {"g3.bin": random_bytes(700, 53)})
+    machine.publish(other_files, "--split", "test", "--update")
     after = hub.files(REPO)
     changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
     assert changed == {"data/test-00000-of-00001.parquet", ".brim/default/test.jsonl", "README.md"}
     infos = {info["config_name"]: info for info in card(hub)["dataset_info"]}  # type: ignore[attr-defined]
-    told = {name: [(s["name"], s["num_examples"]) for s in info["splits"]] for name, info in infos.items()}
-    assert told == {"default": [("train", 5), ("test", 4)], "extra": [("train", 3)]}
+    records = {name: [(s["name"], s["num_examples"]) for s in info["splits"]] for name, info in infos.items()}
+    assert records == {"default": [("train", 5), ("test", 4)], "extra": [("train", 3)]}
     text = hub.read(REPO, "README.md").decode()
     assert re.search(r"\| train \| 5 \|", text)
     assert re.search(r"\| test \| 4 \|", text)
@@ -253,16 +253,16 @@ def test_parts_are_proved_by_their_own_sources(
     hub: TestHub, machine: Machine, source: Path, many_files: Callable[..., Path]
 ) -> None:
     """Where splits and configs were published from several sources, each source proves its own part."""
-    other = many_files(3, 2000, name="other")
+    other_files = many_files(3, 2000, name="other")
     machine.publish(source, "--split", "train")
-    machine.publish(other, "--split", "test")
-    machine.publish(other, "--config", "second")
+    machine.publish(other_files, "--split", "test")
+    machine.publish(other_files, "--config", "second")
     for deep in ((), ("--deep",)):
         assert "5 files are inside" in machine.run("verify", DEST, str(source), *deep).stdout
-        assert "6 files are inside" in machine.run("verify", DEST, str(other), *deep).stdout
-    (other / "f000.bin").write_bytes(b"another")
-    told = machine.run("verify", DEST, str(other))
-    assert (told.returncode, "not what any of the 3 parts here" in told.stderr) == (3, True)
+        assert "6 files are inside" in machine.run("verify", DEST, str(other_files), *deep).stdout
+    (other_files / "f000.bin").write_bytes(b"another")
+    result = machine.run("verify", DEST, str(other_files))
+    assert (result.returncode, "not what any of the 3 parts here" in result.stderr) == (3, True)
 
 
 def test_split_with_other_columns(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
@@ -270,9 +270,9 @@ def test_split_with_other_columns(hub: TestHub, machine: Machine, source: Path, 
     machine.publish(source, "--split", "train")
     (source / "t.csv").write_text("scan,n\nf000.bin,1\nf001.bin,2\n")
     puts = hub.counters.puts
-    done = machine.publish(source / "t.csv", "--split", "test", "--files", "scan:file", check=2)
-    assert "different columns or types" in done.stderr
-    assert "--config" in done.stderr
+    result = machine.publish(source / "t.csv", "--split", "test", "--files", "scan:file", check=2)
+    assert "different columns or types" in result.stderr
+    assert "--config" in result.stderr
     assert hub.counters.puts == puts
     assert len(hub.history(REPO)) == 2
 
@@ -280,28 +280,28 @@ def test_split_with_other_columns(hub: TestHub, machine: Machine, source: Path, 
 # Many shards: the pull request
 
 
-def test_pull_request(hub: TestHub, machine: Machine, many: Path, source: Path, all_of_them: Listing) -> None:
+def test_pull_request(hub: TestHub, machine: Machine, large_source: Path, source: Path, all_of_them: Listing) -> None:
     """More than 100 shards fill a draft in groups, which is opened and merged; readers see old or new, and no part."""
     machine.publish(source, *EACH)
     old = hub.files(REPO)
-    seen, done = [old], threading.Event()
+    observed, finished = [old], threading.Event()
 
     def read() -> None:
-        while not done.is_set():
-            seen.append(hub.files(REPO))
+        while not finished.is_set():
+            observed.append(hub.files(REPO))
             time.sleep(0.002)
 
     reader = threading.Thread(target=read)
     reader.start()
-    told = machine.publish(many, *EACH, "--fresh")
-    done.set()
+    result = machine.publish(large_source, *EACH, "--fresh")
+    finished.set()
     reader.join()
     new = hub.files(REPO)
-    assert [files for files in seen if files not in (old, new)] == []
-    assert len(seen) > 20
+    assert [files for files in observed if files not in (old, new)] == []
+    assert len(observed) > 20
     assert shards(hub) == all_of_them
-    assert "filling pull request 1" in told.stderr
-    assert "by pull request 1" in told.stdout
+    assert "filling pull request 1" in result.stderr
+    assert "by pull request 1" in result.stdout
     (pull,) = hub.repos.get("datasets", REPO).discussions.values()
     assert re.fullmatch(r"150 rows in 150 shards \[brim [0-9a-f]{16}\]", pull.title)
     events = [(event["type"], event["data"].get("status")) for event in pull.events]
@@ -315,10 +315,10 @@ def test_pull_request(hub: TestHub, machine: Machine, many: Path, source: Path, 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_pull_request_is_found_again(
-    hub: TestHub, machine: Machine, many: Path, all_of_them: Listing, tmp_path: Path, elsewhere: bool
+    hub: TestHub, machine: Machine, large_source: Path, all_of_them: Listing, tmp_path: Path, elsewhere: bool
 ) -> None:
     """An interrupted run finds its pull request by the ledger, and on another machine by the mark in its title."""
-    interrupt(hub, machine, many, 130, *EACH)
+    interrupt(hub, machine, large_source, 130, *EACH)
     (number, pull), *none = hub.repos.get("datasets", REPO).discussions.items()
     (folder,) = machine.ledgers
     mark = re.search(r"\[(.*)\]", pull.title)
@@ -327,7 +327,7 @@ def test_pull_request_is_found_again(
     assert (pull.status, len(shards(hub, "refs/pr/1")), len(shards(hub)), none) == ("draft", 100, 0, [])
     listed = hub.counters.requests["discussions"]
     second = Machine(hub, tmp_path / "other") if elsewhere else machine
-    second.publish(many, *EACH)
+    second.publish(large_source, *EACH)
     assert hub.counters.requests["discussions"] - listed == elsewhere
     assert len(hub.repos.get("datasets", REPO).discussions) == 1
     assert pull.status == "merged"
@@ -342,33 +342,33 @@ def test_pull_request_of_another_publication(hub: TestHub, machine: Machine, sou
         for options in ({"create_pr": True}, {"create_pr": True}, {"revision": "dev"}, {}):
             print(brim.push_to_hub(datasets.Dataset.from_dict({"a": [1]}), "ada/data", **options).pull_request)
     """
-    done = machine.python(push)
-    assert done.stdout.split() == ["1", "1", "0", "0"]
-    assert "filling pull request 1, which is left open" in done.stderr
+    result = machine.python(push)
+    assert result.stdout.split() == ["1", "1", "0", "0"]
+    assert "filling pull request 1, which is left open" in result.stderr
     (pull,) = hub.repos.get("datasets", REPO).discussions.values()
     assert pull.status == "open"
     assert len(shards(hub)) == len(shards(hub, "dev")) == len(shards(hub, "refs/pr/1")) == 1
 
 
 def test_card_edited_while_the_pull_request_is_open(
-    hub: TestHub, machine: Machine, many: Path, source: Path, all_of_them: Listing
+    hub: TestHub, machine: Machine, large_source: Path, source: Path, all_of_them: Listing
 ) -> None:
     """Where the pull request conflicts with an edit on main, one commit publishes instead, and the edit stays."""
     machine.publish(source, *EACH)
-    interrupt(hub, machine, many, 130, *EACH, "--fresh")
+    interrupt(hub, machine, large_source, 130, *EACH, "--fresh")
     edited = hub.read(REPO, "README.md").replace(b"---\n<!--", b"---\nNew prose.\n<!--")
     put_by_hand(hub, {"README.md": edited})
-    told = machine.publish(many, *EACH)
-    assert "cannot be merged as it is: publishing in one commit instead" in told.stderr
+    result = machine.publish(large_source, *EACH)
+    assert "cannot be merged as it is: publishing in one commit instead" in result.stderr
     assert shards(hub) == all_of_them
     assert b"\nNew prose.\n" in hub.read(REPO, "README.md")
     assert hub.history(REPO)[:2] == ["Publish with brim", "by hand"]
     assert [pull.status for pull in hub.repos.get("datasets", REPO).discussions.values()] == ["closed"]
 
 
-def test_direct(hub: TestHub, machine: Machine, many: Path, all_of_them: Listing) -> None:
+def test_direct(hub: TestHub, machine: Machine, large_source: Path, all_of_them: Listing) -> None:
     """--direct commits groups to the branch, the card last; meanwhile loading is an error, not a smaller dataset."""
-    interrupt(hub, machine, many, 130, *EACH, "--direct")
+    interrupt(hub, machine, large_source, 130, *EACH, "--direct")
     assert len(shards(hub)) == 100
     load = """
         from datasets import load_dataset
@@ -378,7 +378,7 @@ def test_direct(hub: TestHub, machine: Machine, many: Path, all_of_them: Listing
     halfway = machine.python(load, check=False)
     assert halfway.returncode != 0
     assert "unfinished-run-brim-build-again" in halfway.stderr
-    machine.publish(many, *EACH, "--direct")
+    machine.publish(large_source, *EACH, "--direct")
     assert shards(hub) == all_of_them
     assert hub.history(REPO)[:4] == ["Publish with brim", "Add shards", "Add shards", "Begin to publish"]
     assert not hub.repos.get("datasets", REPO).discussions
@@ -422,13 +422,13 @@ def test_resume_sends_nothing_again(
 
 @pytest.mark.parametrize(("nth", "elsewhere"), [(60, False), (130, False), (130, True)])
 def test_objects_collected_between_runs(
-    hub: TestHub, machine: Machine, many: Path, all_of_them: Listing, tmp_path: Path, nth: int, elsewhere: bool
+    hub: TestHub, machine: Machine, large_source: Path, all_of_them: Listing, tmp_path: Path, nth: int, elsewhere: bool
 ) -> None:
     """Objects that the Hub removed before they were committed are sent again, whatever the ledger says."""
-    interrupt(hub, machine, many, nth, *EACH)
+    interrupt(hub, machine, large_source, nth, *EACH)
     assert hub.collect_garbage(REPO)
-    told = (Machine(hub, tmp_path / "other") if elsewhere else machine).publish(many, *EACH)
-    assert ("the destination no longer has" in told.stderr) == (not elsewhere)
+    result = (Machine(hub, tmp_path / "other") if elsewhere else machine).publish(large_source, *EACH)
+    assert ("the destination no longer has" in result.stderr) == (not elsewhere)
     assert shards(hub) == all_of_them
 
 
@@ -439,8 +439,8 @@ def test_few_objects_collected_between_runs(
     """The same where one commit takes all shards."""
     interrupt(hub, machine, source, 4, *EACH, "--workers", "1")
     assert len(hub.collect_garbage(REPO)) == 3
-    told = (Machine(hub, tmp_path / "other") if elsewhere else machine).publish(source, *EACH)
-    assert ("the destination no longer has 3 shard(s): sending them again" in told.stderr) == (not elsewhere)
+    result = (Machine(hub, tmp_path / "other") if elsewhere else machine).publish(source, *EACH)
+    assert ("the destination no longer has 3 shard(s): sending them again" in result.stderr) == (not elsewhere)
     assert len(shards(hub)) == 5
     assert hub.counters.puts == 3 + 5
 
@@ -459,8 +459,8 @@ def test_old_receipts_are_not_trusted(hub: TestHub, machine: Machine, many_files
     lost = next(iter(ledger.receipts.values())).sha256
     repo.objects.discard(lost)
     batches, puts = hub.counters.requests["batch"], hub.counters.puts
-    done = machine.publish(source, *EACH)
-    assert "no longer has" not in done.stderr
+    result = machine.publish(source, *EACH)
+    assert "no longer has" not in result.stderr
     assert hub.counters.requests["batch"] - batches == 4 + 6
     assert hub.counters.puts - puts == 1 + 6
     assert len(shards(hub)) == 20
@@ -477,9 +477,9 @@ def test_xet(tmp_path: Path, source: Path) -> None:
         assert shards(hub) == built(source, tmp_path / "out", *ROWS)
         assert hub.counters.requests["put"] == 0
         assert hub.counters.requests["xorb"] > 0
-        received = hub.counters.bytes_received
+        received_bytes = hub.counters.bytes_received
         machine.publish(source, *ROWS, "--via", "xet", "--fresh")
-        assert hub.counters.bytes_received == received
+        assert hub.counters.bytes_received == received_bytes
         machine.python(f"""
             from datasets import load_dataset
             rows = list(load_dataset("ada/data", split="train"))
@@ -502,19 +502,19 @@ def test_an_update_goes_by_xet(tmp_path: Path, options: tuple[str, ...], by_xet:
         assert (hub.counters.requests["put"], hub.counters.requests["xorb"]) == (1, 0)
         for number in range(2):
             (source / "f3.bin").write_bytes(random_bytes(900_000, 9 + number))
-            received = hub.counters.bytes_received
+            received_bytes = hub.counters.bytes_received
             machine.publish(source, "--update", *options)
         assert (hub.counters.requests["put"], hub.counters.requests["xorb"] > 0) == (1 if by_xet else 3, by_xet)
         if by_xet:  # this machine knows the chunks of the second version, and the third differs by one file
-            assert hub.counters.bytes_received - received < 1_100_000
+            assert hub.counters.bytes_received - received_bytes < 1_100_000
         assert shards(hub) == built(source, tmp_path / "out")
         assert machine.run("verify", DEST, "--deep").returncode == 0
 
 
 def test_no_xet_on_the_server(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
     """Where the server has no Xet, --via xet says so and sends by LFS."""
-    done = machine.publish(source, *ROWS, "--via", "xet")
-    assert "the server has no Xet storage: sending by LFS instead" in done.stderr
+    result = machine.publish(source, *ROWS, "--via", "xet")
+    assert "the server has no Xet storage: sending by LFS instead" in result.stderr
     assert shards(hub) == built(source, tmp_path / "out", *ROWS)
     assert hub.counters.requests["put"] == 3
 
@@ -524,11 +524,11 @@ def test_no_xet_on_the_server(hub: TestHub, machine: Machine, source: Path, tmp_
 
 def written(machine: Machine, *but: str) -> list[str]:
     """The names of all files on a machine, except under some folders."""
-    kept = [path for path in machine.folder.rglob("*") if path.is_file()]
-    return sorted(p.name for p in kept if not str(p.relative_to(machine.folder)).startswith(but or ("\0",)))
+    remaining = [path for path in machine.folder.rglob("*") if path.is_file()]
+    return sorted(p.name for p in remaining if not str(p.relative_to(machine.folder)).startswith(but or ("\0",)))
 
 
-@pytest.mark.parametrize("count", [5, MANY])
+@pytest.mark.parametrize("count", [5, FILE_COUNT])
 def test_nothing_is_written_but_the_ledger(
     hub: TestHub, machine: Machine, many_files: Callable[..., Path], count: int
 ) -> None:
@@ -548,32 +548,32 @@ def test_nothing_is_written_meanwhile(hub: TestHub, machine: Machine, many_files
     source = many_files(6, 3_000_000)
     hub.faults.add("put", nth=3, times=None, action="stall", after_bytes=1_000_000, seconds=0.4)
     process = machine.start(source, *EACH)
-    seen, opened = set(), set()
+    observed, reader = set(), set()
     while process.poll() is None:
-        seen |= set(written(machine))
-        opened |= files_open_for_writing(process.pid)
+        observed |= set(written(machine))
+        reader |= files_open_for_writing(process.pid)
         time.sleep(0.02)
     assert process.returncode == 0
-    notes = {name for name in seen if re.fullmatch(r"[0-9a-f]{32}\.json", name)}
+    notes = {name for name in observed if re.fullmatch(r"[0-9a-f]{32}\.json", name)}
     assert len(notes) <= 1
-    assert seen - notes <= {"ledger.jsonl", "lock", ".ledger.jsonl.tmp"}
-    assert {Path(name).name for name in opened} <= {"ledger.jsonl", "lock", ".ledger.jsonl.tmp", "null"}
+    assert observed - notes <= {"ledger.jsonl", "lock", ".ledger.jsonl.tmp"}
+    assert {Path(name).name for name in reader} <= {"ledger.jsonl", "lock", ".ledger.jsonl.tmp", "null"}
 
 
 def files_open_for_writing(pid: int) -> set[str]:
-    found = set()
+    actual = set()
     try:
         for number in os.listdir(f"/proc/{pid}/fd"):
             target = os.readlink(f"/proc/{pid}/fd/{number}")
             flags = Path(f"/proc/{pid}/fdinfo/{number}").read_text().split("flags:\t")[1].split("\n")[0]
             if target.startswith("/") and int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
-                found.add(target)
+                actual.add(target)
     except (FileNotFoundError, ProcessLookupError):
         pass
-    return found
+    return actual
 
 
-def test_tokens_stay_secret(tmp_path: Path, many: Path) -> None:
+def test_tokens_stay_secret(tmp_path: Path, large_source: Path) -> None:
     """No token and no signature of a URL is printed or written, whatever goes wrong and however much is asked for."""
     token = "hf_" + "VerySecret0123456789"
     with TestHub(tmp_path / "hub", tokens={token: {"user": "ada", "can_write": True}}) as hub:
@@ -583,16 +583,16 @@ def test_tokens_stay_secret(tmp_path: Path, many: Path) -> None:
         hub.faults.add("batch", nth=30, status=429, retry_after=0)
         hub.faults.add("commit", status=500)
         hub.faults.add("put", nth=130, times=None, status=403)
-        said = machine.publish(many, *EACH, "--json", check=2)
+        message = machine.publish(large_source, *EACH, "--json", check=2)
         hub.faults.clear()
         hub.faults.add("batch", times=None, status=401)
-        outputs = [said.stdout, said.stderr]
+        outputs = [message.stdout, message.stderr]
         for options in (("--json",), ("--debug",), ()):
-            done = machine.run("build", str(many), DEST, *EACH, *options)
-            assert done.returncode != 0
-            outputs += [done.stdout, done.stderr]
+            result = machine.run("build", str(large_source), DEST, *EACH, *options)
+            assert result.returncode != 0
+            outputs += [result.stdout, result.stderr]
         hub.faults.clear()
-        outputs += [machine.publish(many, *EACH).stdout]
+        outputs += [machine.publish(large_source, *EACH).stdout]
         outputs += [path.read_text() for path in machine.folder.rglob("*") if path.is_file()]
         outputs += [hub.read(REPO, name).decode() for name in hub.files(REPO) if not name.endswith(".parquet")]
         assert "Traceback" in "".join(outputs)
@@ -606,10 +606,10 @@ def test_json(hub: TestHub, machine: Machine, source: Path) -> None:
     """--json ends with what was sent, in how many commits, and what the repository is."""
     events = [json.loads(line) for line in machine.publish(source, *ROWS, "--json").stdout.splitlines()]
     assert [event["how"] for event in events if event["event"] == "shard"] == ["sent"] * 3
-    done = events[-1]
-    assert (done["event"], done["shards"], done["written"], done["commits"]) == ("done", 3, 3, 1)
-    assert (done["visibility"], done["pull_request"], done["kept"]) == ("private", 0, 0)
-    assert done["sent_bytes"] == done["bytes"] == hub.counters.bytes_received
+    result = events[-1]
+    assert (result["event"], result["shards"], result["written"], result["commits"]) == ("done", 3, 3, 1)
+    assert (result["visibility"], result["pull_request"], result["kept"]) == ("private", 0, 0)
+    assert result["sent_bytes"] == result["bytes"] == hub.counters.bytes_received
 
 
 def test_two_runs_at_once(hub: TestHub, machine: Machine, source: Path) -> None:
@@ -662,10 +662,10 @@ def test_reading_without_permission(hub: TestHub, machine: Machine, source: Path
     """Whoever may not read a gated repository is told so, and not that a token cannot write."""
     machine.publish(source)
     hub.repos.get("datasets", REPO).private, hub.repos.get("datasets", REPO).gated = False, "manual"
-    for token, who in (("hf_read", "this token"), (None, "anyone without a token")):
+    for token, actor in (("hf_read", "this token"), (None, "anyone without a token")):
         for command in (("verify", DEST), ("unpack", DEST, str(tmp_path / "back"))):
-            told = Machine(hub, tmp_path / "other", token).run(*command)
-            assert (told.returncode, f"does not let {who} read" in told.stderr) == (2, True), told.stderr
+            result = Machine(hub, tmp_path / "other", token).run(*command)
+            assert (result.returncode, f"does not let {actor} read" in result.stderr) == (2, True), result.stderr
 
 
 @pytest.mark.parametrize(
@@ -682,8 +682,8 @@ def test_settings_that_cannot_be(
 ) -> None:
     """A token, address or time limit that cannot be one is an error at once, and in words."""
     odd = replace(machine, more={name: value})
-    for told in (odd.publish(source, check=2), odd.run("verify", DEST)):
-        assert (told.returncode, says in told.stderr) == (2, True), told.stderr
+    for message in (odd.publish(source, check=2), odd.run("verify", DEST)):
+        assert (message.returncode, says in message.stderr) == (2, True), message.stderr
 
 
 def test_what_others_published(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
@@ -701,11 +701,11 @@ def test_what_others_published(hub: TestHub, machine: Machine, tmp_path: Path) -
         brim.push_to_hub(content, "ada/data")
     """
     machine.python(push)
-    told = machine.run("verify", "hf://datasets/ada/loose")
-    assert (told.returncode, "README.md: is missing" in told.stderr) == (3, True)
-    for place in ("hf://datasets/ada/loose", DEST):
-        told = machine.run("unpack", place, str(tmp_path / "back"))
-        assert (told.returncode, "content without a file name" in told.stderr) == (2, True), told.stderr
+    result = machine.run("verify", "hf://datasets/ada/loose")
+    assert (result.returncode, "README.md: is missing" in result.stderr) == (3, True)
+    for destination in ("hf://datasets/ada/loose", DEST):
+        result = machine.run("unpack", destination, str(tmp_path / "back"))
+        assert (result.returncode, "content without a file name" in result.stderr) == (2, True), result.stderr
 
 
 def test_threads_publish_at_once(hub: TestHub, machine: Machine) -> None:
@@ -720,6 +720,6 @@ def test_threads_publish_at_once(hub: TestHub, machine: Machine) -> None:
         [thread.start() for thread in threads], [thread.join() for thread in threads]
         assert state() == before
     """
-    done = machine.python(push)
-    assert all(line.startswith("brim: created") for line in done.stderr.splitlines()), done.stderr
+    result = machine.python(push)
+    assert all(line.startswith("brim: created") for line in result.stderr.splitlines()), result.stderr
     assert [len(hub.files(f"ada/d{n}")) for n in range(4)] == [8] * 4

@@ -80,7 +80,7 @@ class Shards(ShardSet):
 
     @property
     def shards(self) -> Sequence[Shard]:
-        return [Shard(name, "train", at, at + 1, 10) for at, name in enumerate(self.contents)]
+        return [Shard(name, "train", index, index + 1, 10) for index, name in enumerate(self.contents)]
 
     def changes_from(self, facts: dict[str, Any]) -> list[str]:
         return ["the rows changed"]
@@ -383,8 +383,8 @@ def test_a_file_without_a_receipt_is_ours_while_the_job_that_planned_it_is_unfin
     world.destination.files[B] = sha("two")
     world.reopen()
     assert world.missing(world.begin(Shards(OLD))) == [A, B, C]
-    other = Shards({f"data/a-0000{n}-of-00002.parquet": str(n) for n in range(2)})
-    world.begin(other, updates=True)
+    second = Shards({f"data/a-0000{n}-of-00002.parquet": str(n) for n in range(2)})
+    world.begin(second, updates=True)
     assert B in world.ledger.names
 
 
@@ -491,8 +491,8 @@ def test_rows_that_were_computed_again_with_other_values_are_missing(world: Worl
     first = Shards(OLD, known={name: sha(text) for name, text in OLD.items()})
     world.deliver(first)
     world.reopen()
-    again = Shards(OLD, known={**first.known, B: sha("other")})
-    assert world.missing(world.begin(again)) == [B]
+    reopened = Shards(OLD, known={**first.known, B: sha("other")})
+    assert world.missing(world.begin(reopened)) == [B]
 
 
 def test_doubtful_shards_are_hashed(world: World) -> None:
@@ -616,5 +616,5 @@ def test_a_job_that_crashes_anywhere_reaches_the_same_result(
         world.left = float("inf")
         world.reopen()
         world.left = moments.randrange(4)
-    left, right = ((w.folder / "ledger.jsonl").read_bytes() for w in (world, whole))
-    assert left == right, "the ledger depends on what was built, not on interruptions"
+    remaining, right = ((w.folder / "ledger.jsonl").read_bytes() for w in (world, whole))
+    assert remaining == right, "the ledger depends on what was built, not on interruptions"

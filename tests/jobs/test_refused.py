@@ -31,13 +31,13 @@ def everything(folder: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def brim_command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "brim", *words]
+def brim_command(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "brim", *arguments]
     return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("arguments", "code"),
     [
         ("build files ./new/DEST --stop-file files", 2),
         ("build files ./new/DEST --state rows.jsonl", 2),
@@ -49,43 +49,44 @@ def brim_command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ("unpack files ./new/DEST", 2),
     ],
 )
-def test_what_is_refused_leaves_nothing(home: Path, words: str, code: int) -> None:
+def test_what_is_refused_leaves_nothing(home: Path, arguments: str, code: int) -> None:
     """Neither DEST, nor the folders above it, nor a ledger beside it was there before, and none is there after."""
     before = everything(home)
-    done = brim_command(home, *words.split())
-    assert done.returncode == code, done.stderr
+    result = brim_command(home, *arguments.split())
+    assert result.returncode == code, result.stderr
     before_names = {name for name in before if "__pycache__" not in name}
     assert {name for name in everything(home) if "__pycache__" not in name} == before_names
 
 
-@pytest.mark.parametrize("words", ["build files DEST", "map rows.jsonl DEST --fn same.py:same"])
-def test_a_stranger_with_the_name_of_a_shard_stays(home: Path, words: str) -> None:
+@pytest.mark.parametrize("arguments", ["build files DEST", "map rows.jsonl DEST --fn same.py:same"])
+def test_a_stranger_with_the_name_of_a_shard_stays(home: Path, arguments: str) -> None:
     """A file that brim did not write is not replaced, also where it is called as the first shard will be."""
     theirs = home / "DEST" / "data" / "train-00000-of-00001.parquet"
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(b"not brim's")
-    done = brim_command(home, *words.split())
-    assert done.returncode == 2, done.stderr
-    assert "did not write" in done.stderr
+    result = brim_command(home, *arguments.split())
+    assert result.returncode == 2, result.stderr
+    assert "did not write" in result.stderr
     assert theirs.read_bytes() == b"not brim's"
 
 
 @pytest.mark.parametrize(
-    "words", ["build files DEST", "map rows.jsonl DEST --fn same.py:same", "build files files", "map rows.jsonl files"]
+    "arguments",
+    ["build files DEST", "map rows.jsonl DEST --fn same.py:same", "build files files", "map rows.jsonl files"],
 )
-def test_a_folder_with_something_else_stays_as_it_is(home: Path, words: str) -> None:
+def test_a_folder_with_something_else_stays_as_it_is(home: Path, arguments: str) -> None:
     """Strangers among the shards, or the source itself, are refused, and nothing is put beside them."""
     (home / "DEST" / "data").mkdir(parents=True)
     (home / "DEST" / "data" / "other.parquet").write_bytes(b"a stranger's")
-    command = [*words.split(), *(["--fn", "same.py:same"] if words.endswith("jsonl files") else [])]
-    before = {where: everything(home / where) for where in ("DEST", "files")}
-    if words.endswith("jsonl files"):
+    command = [*arguments.split(), *(["--fn", "same.py:same"] if arguments.endswith("jsonl files") else [])]
+    before = {location: everything(home / location) for location in ("DEST", "files")}
+    if arguments.endswith("jsonl files"):
         shutil.copy(home / "rows.jsonl", home / "files" / "rows.jsonl")
         (home / "files" / "a.bin").unlink()
         command[1], before["files"] = "files", everything(home / "files")
-    done = brim_command(home, *command)
-    assert done.returncode == 2, done.stderr
-    assert {where: everything(home / where) for where in ("DEST", "files")} == before
+    result = brim_command(home, *command)
+    assert result.returncode == 2, result.stderr
+    assert {address: everything(home / address) for address in ("DEST", "files")} == before
 
 
 def test_another_dataset_stays_as_it_is(home: Path) -> None:
@@ -95,23 +96,25 @@ def test_another_dataset_stays_as_it_is(home: Path) -> None:
     (home / "files" / "b.bin").write_bytes(b"b")
     with pytest.raises(DestinationError):
         brim.build(home / "files", home / "DEST")
-    done = brim_command(home, "map", "rows.jsonl", "DEST", "--fn", "same.py:same")
-    assert done.returncode == 2, done.stderr
+    result = brim_command(home, "map", "rows.jsonl", "DEST", "--fn", "same.py:same")
+    assert result.returncode == 2, result.stderr
     assert everything(home / "DEST") == before
 
 
-@pytest.mark.parametrize("words", ["build files DEST", "embed rows.jsonl DEST --column text --model model.py:make2"])
-def test_what_another_verb_made_is_named_in_a_line(home: Path, words: str) -> None:
+@pytest.mark.parametrize(
+    "arguments", ["build files DEST", "embed rows.jsonl DEST --column text --model model.py:make2"]
+)
+def test_what_another_verb_made_is_named_in_a_line(home: Path, arguments: str) -> None:
     """Its facts have other words, of which none tells anything."""
     (home / "model.py").write_text("def make2(**options):\n    return lambda texts: [[1.0] for _ in texts]\n")
     brim.map(home / "rows.jsonl", None, destination=home / "DEST", state=home / "books")
-    done = brim_command(home, *words.split(), "--state", "books")
-    assert done.returncode == 2, done.stderr
-    assert "another dataset: it was made by another command.\n" in done.stderr
+    result = brim_command(home, *arguments.split(), "--state", "books")
+    assert result.returncode == 2, result.stderr
+    assert "another dataset: it was made by another command.\n" in result.stderr
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         "map rows.jsonl DEST --fn same.py:same --report rows.html",  # whose log would be rows.jsonl
         "build files DEST --report same.py",
@@ -124,15 +127,15 @@ def test_what_another_verb_made_is_named_in_a_line(home: Path, words: str) -> No
         "plan bids DEST --save-recipe bids/participants.tsv",
     ],
 )
-def test_reports_logs_and_plans_replace_nothing_else(home: Path, words: str) -> None:
+def test_reports_logs_and_plans_replace_nothing_else(home: Path, arguments: str) -> None:
     """Neither a source nor anything that brim did not write, also where only the log beside a page has its name."""
     (home / "bids" / "sub-1" / "anat").mkdir(parents=True)
     (home / "bids" / "sub-1" / "anat" / "sub-1_T1w.nii").write_bytes(b"a")
     (home / "bids" / "dataset_description.json").write_text('{"Name": "n", "BIDSVersion": "1.8.0"}')
     (home / "bids" / "participants.tsv").write_text("participant_id\nsub-1\n")
     before = everything(home)
-    done = brim_command(home, *words.split())
-    assert done.returncode == 2, done.stderr
+    result = brim_command(home, *arguments.split())
+    assert result.returncode == 2, result.stderr
     assert {name: data for name, data in everything(home).items() if name in before} == before
 
 
@@ -186,10 +189,10 @@ def test_rows_that_fail_to_come_are_blamed_themselves(home: Path) -> None:
 def test_a_model_that_cannot_be_read_is_not_the_destination(home: Path) -> None:
     """The system's error in a worker about something else than its output does not blame the output."""
     (home / "model.py").write_text("def make(**options):\n    open('/nowhere/at/all')\n")
-    done = brim_command(home, "embed", "rows.jsonl", "DEST", "--column", "text", "--model", "model.py:make")
-    assert done.returncode == 2, done.stderr
-    assert "/nowhere/at/all" in done.stderr
-    assert "destination" not in done.stderr
+    result = brim_command(home, "embed", "rows.jsonl", "DEST", "--column", "text", "--model", "model.py:make")
+    assert result.returncode == 2, result.stderr
+    assert "/nowhere/at/all" in result.stderr
+    assert "destination" not in result.stderr
 
 
 def test_check_takes_a_path(home: Path) -> None:
@@ -209,7 +212,11 @@ def test_a_waiting_stop_file_is_refused_before_a_source_is_read(
     """Every verb that obeys one says so at once: the sources here do not even exist. A plan alone is not stopped."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    asked, own, beside = tmp_path / "asked", tmp_path / "out" / ".brim" / "stop", tmp_path / ".v.npy.brim" / "stop"
+    requested, own, concurrent = (
+        tmp_path / "asked",
+        tmp_path / "out" / ".brim" / "stop",
+        tmp_path / ".v.npy.brim" / "stop",
+    )
     calls = [
         lambda to, **o: brim.build("none", to, **o),
         lambda to, **o: brim.select("none", to, **o),
@@ -217,34 +224,36 @@ def test_a_waiting_stop_file_is_refused_before_a_source_is_read(
         lambda to, **o: brim.tokenize("none.jsonl", "none.json", destination=to, **o),
         lambda to, **o: brim.embed("none.jsonl", "none:f", destination=to, column="text", **o),
     ]
-    for file in (asked, own, beside):
+    for file in (requested, own, concurrent):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     for call in calls:
         with pytest.raises(InputError, match=r"The stop file .*asked.* already exists"):
-            call("new", stop_file=asked)
+            call("new", stop_file=requested)
         with pytest.raises(InputError, match=r"The stop file .*out.*stop.* already exists"):
             call("out")
     with pytest.raises(InputError, match=r"The stop file .*v\.npy\.brim.* already exists"):
         calls[-1]("v.npy")
     with pytest.raises(InputError, match="asked"):
-        brim.open_plan("none.plan", stop_file=asked)
+        brim.open_plan("none.plan", stop_file=requested)
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.bin").write_bytes(b"a")
     assert len(brim.plan("files", "out").plan.shards) == 1
-    assert [path.exists() for path in (asked, own, beside)] == [True] * 3
+    assert [path.exists() for path in (requested, own, concurrent)] == [True] * 3
 
 
 def test_the_state_of_another_unfinished_job(home: Path) -> None:
     """A folder of books that a job for another place has not finished with is refused by its name; with --fresh, or
     when that job is done, it may be used."""
-    words = "map rows.jsonl DEST --fn late.py:late --unit-size 4KB --batch-size 50 --workers 1 --state books --quiet"
+    arguments = (
+        "map rows.jsonl DEST --fn late.py:late --unit-size 4KB --batch-size 50 --workers 1 --state books --quiet"
+    )
     (home / "late.py").write_text(
         "import os\ndef late(row):\n    assert row['text'] != 'row 999' or os.path.exists('go')\n    return row\n"
     )
 
     def run(destination: str, *more: str) -> subprocess.CompletedProcess[str]:
-        return brim_command(home, *words.replace("DEST", destination).split(), *more)
+        return brim_command(home, *arguments.replace("DEST", destination).split(), *more)
 
     assert run("first").returncode == 2
     refused = run("second")

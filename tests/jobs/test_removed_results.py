@@ -16,24 +16,24 @@ MAP = ("map", "rows.jsonl", "out", "--fn", "step.py:step", "--workers", "1")
 
 
 @pytest.mark.parametrize(
-    ("command", "other"),
+    ("command", "second"),
     [(EMBED, ("--dtype", "float32")), (MAP, ("--rows-per-shard", "7"))],
     ids=["file", "folder"],
 )
 def test_a_removed_result_is_not_another_dataset(
-    command: tuple[str, ...], other: tuple[str, ...], tmp_path: Path
+    command: tuple[str, ...], second: tuple[str, ...], tmp_path: Path
 ) -> None:
     rows = [{"text": f"row {n}", "n": n} for n in range(30)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "step.py").write_text("def step(row):\n    return {'k': row['n'] + 1}\n")
     shutil.copy(Path(__file__).parents[1] / "embed_models.py", tmp_path)
     brim(*command, cwd=tmp_path)
-    assert "another dataset" in brim(*command, *other, cwd=tmp_path, check=2).stderr
+    assert "another dataset" in brim(*command, *second, cwd=tmp_path, check=2).stderr
     for path in [*tmp_path.glob("v.npy"), *tmp_path.glob("out/data/*"), *tmp_path.glob("out/README.md")]:
         path.unlink()
-    brim(*command, *other, cwd=tmp_path)
+    brim(*command, *second, cwd=tmp_path)
     assert (tmp_path / command[2]).exists()
-    assert "nothing to do" in brim(*command, *other, cwd=tmp_path).stdout
+    assert "nothing to do" in brim(*command, *second, cwd=tmp_path).stdout
 
 
 def test_a_removed_build_is_not_another_dataset(many_files: Callable[..., Path], tmp_path: Path) -> None:

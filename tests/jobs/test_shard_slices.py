@@ -42,12 +42,12 @@ def test_bytes(many_files: Callable[..., Path], tmp_path: Path, monkeypatch: pyt
     """A slice that was pickled makes the same bytes, in a process that works in another folder too."""
     plan = plan_of(many_files(12), format=format)
     for shard in plan.shards:
-        with splice_of(plan, shard) as here:
-            expected = here.sha256()
+        with splice_of(plan, shard) as local:
+            expected = local.sha256()
         travelled = pickle.dumps(slice_of(plan, shard))
         monkeypatch.chdir("/")
-        with pickle.loads(travelled).splice() as there:
-            assert there.sha256() == expected
+        with pickle.loads(travelled).splice() as existing:
+            assert existing.sha256() == expected
         monkeypatch.chdir(tmp_path)
         assert len(pickle.loads(travelled).files) == 4
 

@@ -39,7 +39,7 @@ def computed(work: Path) -> int:
     return len(list((work / "marks").iterdir()))
 
 
-def as_version_0_1_left_it(work: Path, boot: str, *, done: bool = True) -> Path:
+def as_version_0_1_left_it(work: Path, boot: str, *, result: bool = True) -> Path:
     """Rewrite the ledger of the cache with receipts that count in one boot."""
     (path,) = (work / "cache").glob(f"*/units/{LEDGER}")
     lines = []
@@ -48,25 +48,25 @@ def as_version_0_1_left_it(work: Path, boot: str, *, done: bool = True) -> Path:
             record["boot"] = boot
         if record["type"] == "done":
             record = {"type": "done for now", "boot": boot}
-            if not done:
+            if not result:
                 continue
         lines.append(record_line(record))
     path.write_bytes(b"".join(lines))
     return path
 
 
-@pytest.mark.parametrize("done", [True, False])
-def test_complete_files_are_kept(work: Path, done: bool) -> None:
+@pytest.mark.parametrize("result", [True, False])
+def test_complete_files_are_kept(work: Path, result: bool) -> None:
     assert computed(work) > 3
     (path,) = (work / "cache").glob(f"*/units/{LEDGER}")
     count = len(Ledger(path.parent).receipts)
-    ledger = as_version_0_1_left_it(work, "another boot", done=done)
+    ledger = as_version_0_1_left_it(work, "another boot", result=result)
     assert not Ledger(ledger.parent).receipts
     assert computed(work) == 0
-    kept = Ledger(ledger.parent)
-    assert kept.is_finished
-    assert len(kept.receipts) == count
-    assert not kept.unsynced
+    remaining = Ledger(ledger.parent)
+    assert remaining.is_finished
+    assert len(remaining.receipts) == count
+    assert not remaining.unsynced
     assert b"boot" not in ledger.read_bytes()
 
 

@@ -38,27 +38,27 @@ def rise(part: dict[str, Any], kind: str, step: int = -1) -> int:
 
 def test_a_leak_and_what_only_looks_like_one() -> None:
     """RSS rises alike; anonymous memory only with the list; the mapped file gives its pages back."""
-    seen = lab("leak", "--size", "60MB", "--pieces", "2")
-    grown, mapped = seen["parts"]
+    observed = lab("leak", "--size", "60MB", "--pieces", "2")
+    grown, mapped = observed["parts"]
     assert rise(grown, "rss_bytes", -2) == pytest.approx(60 * MB, rel=0.1)
     assert rise(mapped, "rss_bytes", -2) == pytest.approx(60 * MB, rel=0.1)
     assert rise(grown, "anon_bytes", -2) > 55 * MB
     assert rise(mapped, "anon_bytes", -2) < 5 * MB
     assert rise(grown, "rss_bytes") > 55 * MB
     assert rise(mapped, "rss_bytes") < 10 * MB
-    assert seen["verdicts"] == {"a list that grows": "leak", "a mapped file": "mapping"}
+    assert observed["verdicts"] == {"a list that grows": "leak", "a mapped file": "mapping"}
 
 
 def test_joining_holds_everything_twice() -> None:
     """As forecast; writing batch by batch holds a batch, and the files are the same."""
-    seen = lab("embed-list", "--rows", "10000", "--dims", "1024", "--batch-size", "500")
-    joined, streamed = seen["parts"]
+    observed = lab("embed-list", "--rows", "10000", "--dims", "1024", "--batch-size", "500")
+    combined, streamed = observed["parts"]
     data = 10000 * 1024 * 4
-    assert seen["forecast_bytes"] == 2 * data
-    assert joined["peak_bytes"] - joined["base_bytes"] == pytest.approx(2 * data, rel=0.15)
+    assert observed["forecast_bytes"] == 2 * data
+    assert combined["peak_bytes"] - combined["base_bytes"] == pytest.approx(2 * data, rel=0.15)
     assert streamed["peak_bytes"] - streamed["base_bytes"] < data / 2
-    assert seen["same_bytes"] is True
-    assert "twice the vectors" in seen["seen"][0]
+    assert observed["same_bytes"] is True
+    assert "twice the vectors" in observed["seen"][0]
 
 
 def test_peak_between_two_samples_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,13 +74,13 @@ def test_peak_between_two_samples_is_measured(tmp_path: Path, monkeypatch: pytes
 
 def test_embedding_against_splices() -> None:
     """Embedding lies in its forecast and holds the files several times; brim does not hold them."""
-    seen = lab("push", "--files", "20", "--file-size", "4MB")
-    embedded, spliced = seen["parts"]
-    assert seen["file_bytes"] == 80 * MB
-    assert embedded["peak_bytes"] - embedded["base_bytes"] > 2 * seen["file_bytes"]
-    assert seen["forecast_low_bytes"] * 0.8 < embedded["peak_bytes"] < seen["forecast_high_bytes"] * 1.2
+    observed = lab("push", "--files", "20", "--file-size", "4MB")
+    embedded, spliced = observed["parts"]
+    assert observed["file_bytes"] == 80 * MB
+    assert embedded["peak_bytes"] - embedded["base_bytes"] > 2 * observed["file_bytes"]
+    assert observed["forecast_low_bytes"] * 0.8 < embedded["peak_bytes"] < observed["forecast_high_bytes"] * 1.2
     assert spliced["peak_bytes"] < embedded["peak_bytes"] / 2
-    assert set(seen["versions"]) == {"Python", "brim", "datasets", "pyarrow"}
+    assert set(observed["versions"]) == {"Python", "brim", "datasets", "pyarrow"}
 
 
 SMALL = ("--num-files", "4", "--rows", "20", "--text-size", "50KB", "--batch-size", "10")
@@ -88,24 +88,24 @@ SMALL = ("--num-files", "4", "--rows", "20", "--text-size", "50KB", "--batch-siz
 
 def test_a_map_that_is_interrupted_shows_cached_and_fresh_shards() -> None:
     """Killed after two shards and run again: two come from the cache, two are computed."""
-    seen = lab("map", *SMALL, "--interrupt-after", "2")
-    first, again = seen["parts"]
+    observed = lab("map", *SMALL, "--interrupt-after", "2")
+    first, repeated = observed["parts"]
     assert first["interrupted"]
-    assert [step["step"] for step in again["steps"]][1:] == [
+    assert [step["step"] for step in repeated["steps"]][1:] == [
         "shard 1 of 4, cached",
         "shard 2 of 4, cached",
         "shard 3 of 4, fresh",
         "shard 4 of 4, fresh",
     ]
-    assert seen["rows_computed"] == {"interrupted after 2": 40, "run again": 40}
+    assert observed["rows_computed"] == {"interrupted after 2": 40, "run again": 40}
 
 
 def test_a_map_in_one_call_keeps_nothing_when_it_is_interrupted() -> None:
     """Without workers there is one cache file, and it is written at the end."""
-    seen = lab("map", *SMALL, "--mode", "basic", "--interrupt-after", "1")
-    assert seen["parts"][1]["steps"][-1]["step"] == "all files, fresh"
-    assert seen["rows_computed"]["run again"] == 80
-    assert "nothing of it was kept" in seen["seen"][0]
+    observed = lab("map", *SMALL, "--mode", "basic", "--interrupt-after", "1")
+    assert observed["parts"][1]["steps"][-1]["step"] == "all files, fresh"
+    assert observed["rows_computed"]["run again"] == 80
+    assert "nothing of it was kept" in observed["seen"][0]
 
 
 def test_what_is_printed() -> None:
@@ -149,7 +149,7 @@ def test_data_is_removed_or_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "args"),
     [
         (("map", "--mode", "other"), "basic or shard"),
         (("map", "--num-files", "2", "--interrupt-after", "2"), "after the last of 2"),
@@ -157,9 +157,9 @@ def test_data_is_removed_or_kept(tmp_path: Path) -> None:
         (("nothing",), "nothing"),
     ],
 )
-def test_wrong_input_exits_2(arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_input_exits_2(arguments: tuple[str, ...], args: str) -> None:
     """An experiment that cannot be run says why."""
-    assert words in brim("lab", *arguments, check=2).stderr
+    assert args in brim("lab", *arguments, check=2).stderr
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
@@ -186,10 +186,10 @@ def test_a_child_that_fails_is_told(tmp_path: Path) -> None:
     def ignore(part: str, step: ExperimentStep) -> None:
         pass
 
-    others = set(psutil.Process().children())  # of this process: servers of other tests
+    other_items = set(psutil.Process().children())  # of this process: servers of other tests
 
     def kill(part: str, step: ExperimentStep) -> None:
-        for child in set(psutil.Process().children()) - others:
+        for child in set(psutil.Process().children()) - other_items:
             child.kill()
 
     with pytest.raises(BrimError, match="nowhere"):

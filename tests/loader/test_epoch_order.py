@@ -29,42 +29,42 @@ def rows_in_order(order: EpochOrder, ranges: list[tuple[int, int]]) -> list[tupl
     read = [
         (stretch.block, row) for stretch in stretches_of(order, ranges) for row in range(stretch.start, stretch.stop)
     ]
-    found, position = [], 0
+    actual, position = [], 0
     for start, stop in ranges:
-        at = start
-        while at < stop:
-            first, last = order.window(at)
+        offset = start
+        while offset < stop:
+            first, last = order.window(offset)
             window, position = read[position : position + last - first], position + last - first
-            numbers = order.shuffled(first, last)[at - first : min(stop, last) - first]
-            found += [window[number] for number in numbers.tolist()]
-            at += len(numbers)
+            numbers = order.shuffled(first, last)[offset - first : min(stop, last) - first]
+            actual += [window[number] for number in numbers.tolist()]
+            offset += len(numbers)
     assert position == len(read)
-    return found
+    return actual
 
 
 @given(rows=ROWS, window=st.integers(1, 50), lanes=st.integers(1, 9), epoch=st.integers(0, 3))
 def test_epoch_order_has_every_row_once(rows: list[int], window: int, lanes: int, epoch: int) -> None:
     order = order_of(rows, window=window, lanes=lanes, epoch=epoch)
     expected = [(block, row) for block, count in enumerate(rows) for row in range(count)]
-    found = rows_in_order(order, [(0, order.rows)] if order.rows else [])
-    assert sorted(found) == expected
+    actual = rows_in_order(order, [(0, order.rows)] if order.rows else [])
+    assert sorted(actual) == expected
 
 
 @given(rows=ROWS, cut=st.floats(0, 1), window=st.integers(1, 50))
 def test_epoch_order_is_the_same_when_read_in_parts(rows: list[int], cut: float, window: int) -> None:
     order = order_of(rows, window=window)
-    at = int(cut * order.rows)
-    parts = [part for part in [(0, at), (at, order.rows)] if part[0] < part[1]]
+    position = int(cut * order.rows)
+    parts = [part for part in [(0, position), (position, order.rows)] if part[0] < part[1]]
     assert rows_in_order(order, parts) == rows_in_order(order, [(0, order.rows)] if order.rows else [])
 
 
 def test_epoch_order_changes_with_seed_and_epoch() -> None:
-    found = {
+    actual = {
         tuple(rows_in_order(order_of([30] * 20, seed=seed, epoch=epoch), [(0, 600)]))
         for seed in (0, 1)
         for epoch in (0, 1)
     }
-    assert len(found) == 4
+    assert len(actual) == 4
 
 
 def test_epoch_order_never_changes_between_versions() -> None:
@@ -88,7 +88,7 @@ def test_windows_do_not_cross_lanes() -> None:
 def test_shares_are_disjoint_and_complete(layout: Layout, ranges: list[int], rounds: int) -> None:
     edges = list(itertools.accumulate(ranges, initial=0))
     all_ranges = [(a * 2, a * 2 + b - a) for a, b in itertools.pairwise(edges)]
-    everything = {row for start, stop in all_ranges for row in range(start, stop)}
+    all_values = {row for start, stop in all_ranges for row in range(start, stop)}
     shares = Shares(all_ranges, layout)
 
     def rows_of(parts: list[tuple[int, int]]) -> list[int]:
@@ -97,17 +97,17 @@ def test_shares_are_disjoint_and_complete(layout: Layout, ranges: list[int], rou
     every_reader = list(itertools.product(range(layout.ranks), range(layout.workers)))
     read = [row for rank, worker in every_reader for row in rows_of(shares.ranges(rank, worker))]
     assert len(read) == len(set(read))
-    assert set(read) <= everything
+    assert set(read) <= all_values
     if layout.last != "drop":
-        assert set(read) == everything
+        assert set(read) == all_values
         assert len({shares.batches(rank) for rank in range(layout.ranks)}) == 1 or layout.last == "keep"
     else:
         assert len(read) == shares.batches(0) * layout.ranks * layout.batch_size
-    later = [row for rank, worker in every_reader for row in rows_of(shares.ranges(rank, worker, rounds))]
-    left = rows_of(shares.left(rounds))
-    assert left == sorted(set(left))
-    assert set(later) <= set(left)
-    assert everything - set(left) == set(read) - set(later)
+    later_value = [row for rank, worker in every_reader for row in rows_of(shares.ranges(rank, worker, rounds))]
+    remaining = rows_of(shares.left(rounds))
+    assert remaining == sorted(set(remaining))
+    assert set(later_value) <= set(remaining)
+    assert all_values - set(remaining) == set(read) - set(later_value)
 
 
 @settings(max_examples=500)
@@ -129,17 +129,17 @@ def test_epoch_is_exact_over_checkpoints_and_changes_of_ranks(
         is_last = number == len(layouts) - 1
         if is_last:
             layout = Layout(layout.ranks, layout.workers, layout.batch_size, "keep")
-        shares, done = current_shares(order.rows, legs, layout)
-        most = max(shares.batches(rank) for rank in range(layout.ranks))
-        stop = most if is_last else rng.randint(done, max(most, done))
-        if layout.last != "keep" and stop == most:
-            stop = max(most - 1, done)  # padding would repeat rows; the rest of a dropped epoch is not read
+        shares, result = current_shares(order.rows, legs, layout)
+        maximum = max(shares.batches(rank) for rank in range(layout.ranks))
+        stop = maximum if is_last else rng.randint(result, max(maximum, result))
+        if layout.last != "keep" and stop == maximum:
+            stop = max(maximum - 1, result)  # padding would repeat rows; the rest of a dropped epoch is not read
         for rank in range(layout.ranks):
             for worker in range(layout.workers):
-                before, after = shares.ranges(rank, worker, done), shares.ranges(rank, worker, stop)
-                taken = sum(b - a for a, b in before) - sum(b - a for a, b in after)
-                consumed += rows_in_order(order, before)[:taken]
-        legs = (*(legs[:-1] if done or (legs and legs[-1].layout == layout) else legs), Leg(layout, stop))
+                before, after = shares.ranges(rank, worker, result), shares.ranges(rank, worker, stop)
+                subset = sum(b - a for a, b in before) - sum(b - a for a, b in after)
+                consumed += rows_in_order(order, before)[:subset]
+        legs = (*(legs[:-1] if result or (legs and legs[-1].layout == layout) else legs), Leg(layout, stop))
     assert ranges_left(order.rows, legs) == []
     assert sorted(consumed) == [(block, row) for block, count in enumerate(rows) for row in range(count)]
 

@@ -24,7 +24,7 @@ from tests.conftest import brim as run_brim
 from tests.generators.tokenizers import made_tokenizers
 
 
-def write_rows(folder: Path, counts: list[int], group: int = 10, **more: Any) -> Path:
+def write_rows(folder: Path, counts: list[int], group: int = 10, **extra: Any) -> Path:
     """Files of rows with these numbers; `id` counts over all of them."""
     folder.mkdir(parents=True, exist_ok=True)
     start = 0
@@ -32,7 +32,7 @@ def write_rows(folder: Path, counts: list[int], group: int = 10, **more: Any) ->
         ids = np.arange(start, start + count)
         tokens = pa.array([[int(row), int(row) + 1, 7] for row in ids], pa.list_(pa.int32()))
         table = pa.table({"id": ids, "tokens": tokens, "text": [f"row {row}" for row in ids]})
-        pq.write_table(table, folder / f"part-{number:03d}.parquet", row_group_size=group, **more)
+        pq.write_table(table, folder / f"part-{number:03d}.parquet", row_group_size=group, **extra)
         start += count
     return folder
 
@@ -80,25 +80,25 @@ def test_ranks_share_an_epoch(rows: Path, ranks: int, last: Any) -> None:
         for rank in range(ranks)
     ]
     expected = [len(loader) for loader in loaders]
-    found = [list(loader) for loader in loaders]
-    assert [len(batches) for batches in found] == expected
+    actual = [list(loader) for loader in loaders]
+    assert [len(batches) for batches in actual] == expected
     assert last == "keep" or len(set(expected)) == 1
-    ids = [row for batches in found for row in ids_of(batches)]
+    ids = [row for batches in actual for row in ids_of(batches)]
     if last == "drop":
         assert len(ids) == len(set(ids)) == 200 // (ranks * 7) * ranks * 7 or len(set(ids)) == len(ids)
     else:
         assert set(ids) == set(range(200))
         assert last == "pad" or len(ids) == 200
     if last != "keep":
-        assert {len(batch["id"]) for batches in found for batch in batches} == {7}
+        assert {len(batch["id"]) for batches in actual for batch in batches} == {7}
 
 
 def test_pad_with_fewer_rows_than_ranks(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "few", [2])
-    found = [list(brim.Loader(source, batch_size=4, rank=rank, world_size=5, last="pad")) for rank in range(5)]
-    assert [len(batches) for batches in found] == [1] * 5
-    assert {len(batch["id"]) for batches in found for batch in batches} == {4}
-    assert {row for batches in found for row in ids_of(batches)} == {0, 1}
+    actual = [list(brim.Loader(source, batch_size=4, rank=rank, world_size=5, last="pad")) for rank in range(5)]
+    assert [len(batches) for batches in actual] == [1] * 5
+    assert {len(batch["id"]) for batches in actual for batch in batches} == {4}
+    assert {row for batches in actual for row in ids_of(batches)} == {0, 1}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -136,10 +136,10 @@ def test_resumed_run_equals_one_without_interruption(rows: Path) -> None:
 
     whole, stopped, resumed = loader(), loader(), loader()
     expected = ids_of(whole) + ids_of(whole)
-    found = ids_of(itertools.islice(stopped, 13))
+    actual = ids_of(itertools.islice(stopped, 13))
     resumed.load_state_dict(stopped.state_dict())
-    found += ids_of(resumed) + ids_of(resumed)
-    assert found == expected
+    actual += ids_of(resumed) + ids_of(resumed)
+    assert actual == expected
 
 
 def test_steps_run_over_the_end_of_an_epoch(rows: Path) -> None:
@@ -147,9 +147,9 @@ def test_steps_run_over_the_end_of_an_epoch(rows: Path) -> None:
     assert loader.state_dict(steps=20)["epoch"] == 1
     state = loader.state_dict(steps=47)
     assert (state["epoch"], state["samples_seen"]) == (2, 70)
-    other = brim.Loader(rows, batch_size=10, shuffle=True)
-    other.load_state_dict(state)
-    assert len(other) == 13
+    second = brim.Loader(rows, batch_size=10, shuffle=True)
+    second.load_state_dict(state)
+    assert len(second) == 13
 
 
 def test_changed_dataset_is_refused(rows: Path) -> None:
@@ -168,7 +168,7 @@ def test_changed_dataset_is_refused(rows: Path) -> None:
 
 def test_appended_rows_join_at_the_next_epoch_if_allowed(rows: Path) -> None:
     loader = brim.Loader(rows, batch_size=10, shuffle=True, shuffle_window=20, last="keep")
-    found = ids_of(itertools.islice(loader, 5))
+    actual = ids_of(itertools.islice(loader, 5))
     state = loader.state_dict()
     table = pa.table({"id": np.arange(200, 230), "tokens": [[1, 2, 3]] * 30, "text": ["new"] * 30})
     table = table.set_column(1, "tokens", table.column("tokens").cast(pa.list_(pa.int32())))
@@ -177,17 +177,17 @@ def test_appended_rows_join_at_the_next_epoch_if_allowed(rows: Path) -> None:
     with pytest.raises(brim.PlanMismatchError, match="allow_appended=True"):
         grown.load_state_dict(state)
     grown.load_state_dict(state, allow_appended=True)
-    assert sorted(found + ids_of(grown)) == list(range(200))
+    assert sorted(actual + ids_of(grown)) == list(range(200))
     assert sorted(ids_of(grown)) == list(range(230))
 
 
 def test_sources_globs_splits_selections_and_concatenated_selections(tmp_path: Path, rows: Path) -> None:
     assert ids_of(brim.Loader(str(rows / "part-00[02].parquet"), batch_size=1)) == [*range(37), *range(37, 92)]
     assert len(brim.Loader(rows / "part-002.parquet", batch_size=1)) == 55
-    chosen = brim.dataset(rows).where('id > 30 and text != "row 77"')
-    wanted = [row for row in range(200) if row > 30 and row != 77]
-    assert ids_of(brim.Loader(chosen, batch_size=1)) == wanted
-    assert sorted(ids_of(brim.Loader(chosen, batch_size=3, shuffle=True, last="keep"))) == wanted
+    selection = brim.dataset(rows).where('id > 30 and text != "row 77"')
+    expected = [row for row in range(200) if row > 30 and row != 77]
+    assert ids_of(brim.Loader(selection, batch_size=1)) == expected
+    assert sorted(ids_of(brim.Loader(selection, batch_size=3, shuffle=True, last="keep"))) == expected
     mixed = brim.dataset(rows).shuffle(1)
     with pytest.raises(brim.InputError, match="order of its own"):
         brim.Loader(mixed, batch_size=1)
@@ -238,8 +238,8 @@ def test_large_row_groups_are_read_a_few_pages_at_a_time(tmp_path: Path) -> None
     table = pa.table({"id": np.arange(300), "image": values})
     pq.write_table(table, tmp_path / "one.parquet", row_group_size=300)
     loader = brim.Loader(tmp_path / "one.parquet", batch_size=7, shuffle=True, shuffle_window=40, last="keep")
-    found = {int(row): value for batch in loader for row, value in zip(batch["id"], batch["image"], strict=True)}
-    assert [found[number] for number in range(300)] == values
+    actual = {int(row): value for batch in loader for row, value in zip(batch["id"], batch["image"], strict=True)}
+    assert [actual[number] for number in range(300)] == values
 
 
 @pytest.mark.parametrize(

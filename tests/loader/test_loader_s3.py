@@ -69,7 +69,7 @@ def test_all_ranks_and_workers_read_each_byte_about_once(
         for worker in range(max(workers, 1)):
             ids += ids_of(loader.read(loader._start, worker, max(workers, 1)))
     assert sorted(ids) == list(range(FILES * GROUPS * ROWS))
-    assert bucket <= sum(one.received_bytes for one in proxy.requests) <= 1.2 * bucket
+    assert bucket <= sum(request.received_bytes for request in proxy.requests) <= 1.2 * bucket
 
 
 def test_transient_failures_are_retried(bucket: int, proxy: FaultProxy) -> None:
@@ -100,8 +100,8 @@ os.wait()
 
 def test_forked_process_reads_a_bucket(bucket: int, proxy: FaultProxy) -> None:
     command = [sys.executable, "-c", FORKED, "s3://private/loader"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
-    assert done.stdout == f"{FILES * GROUPS * ROWS}\n", done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
+    assert result.stdout == f"{FILES * GROUPS * ROWS}\n", result.stderr
 
 
 MEASURED = """

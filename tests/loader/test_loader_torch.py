@@ -53,12 +53,12 @@ def test_workers_see_epochs_and_states(rows: Path, method: str) -> None:
     loader.set_epoch(0)
     assert ids_of(batches) == ids_of(first)
     state = make(rows).state_dict()
-    taken = ids_of(first[:9])
+    subset = ids_of(first[:9])
     loader.load_state_dict(state)
     middle = loader.state_dict(steps=9)
     assert middle["samples_seen"] == 63
     loader.load_state_dict(middle)
-    assert taken + ids_of(batches) == ids_of(first)
+    assert subset + ids_of(batches) == ids_of(first)
     with pytest.raises(brim.InputError, match=r"steps=n"):
         loader.state_dict()
 
@@ -71,9 +71,9 @@ def test_state_of_steps_continues_with_other_workers(rows: Path, workers: int) -
     state = loader.state_dict(steps=11)
     assert state["samples_seen"] == 77
     del batches
-    other = make(rows)
-    other.load_state_dict(json.loads(json.dumps(state)))
-    assert sorted(consumed + ids_of(DataLoader(other.torch(), batch_size=None, num_workers=2))) == list(range(200))
+    second = make(rows)
+    second.load_state_dict(json.loads(json.dumps(state)))
+    assert sorted(consumed + ids_of(DataLoader(second.torch(), batch_size=None, num_workers=2))) == list(range(200))
 
 
 def test_batches_cannot_be_batched_again(rows: Path) -> None:
@@ -88,11 +88,11 @@ def test_stateful_dataloader_continues(rows: Path, workers: int) -> None:
 
     whole = ids_of(batches())
     stopped = batches()
-    found = ids_of(itertools.islice(stopped, 9))
+    actual = ids_of(itertools.islice(stopped, 9))
     state = stopped.state_dict()
     resumed = batches()
     resumed.load_state_dict(state)
-    assert found + ids_of(resumed) == whole
+    assert actual + ids_of(resumed) == whole
 
 
 def test_state_of_a_worker_fits_the_same_ranks_alone(rows: Path) -> None:

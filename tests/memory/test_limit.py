@@ -81,8 +81,8 @@ def test_anonymous_memory_is_seen_and_files_are_not(tmp_path: Path) -> None:
     block = mmap.mmap(-1, 50_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # not from a heap with room in it
     for start in range(0, 50_000_000, 1_000_000):
         block[start : start + 1_000_000] = b"x" * 1_000_000
-    held = tree_bytes() - before
-    assert 45_000_000 < held < 60_000_000
+    retained = tree_bytes() - before
+    assert 45_000_000 < retained < 60_000_000
     (tmp_path / "mapped").write_bytes(block[:])
     block.close()
     with open(tmp_path / "mapped", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
@@ -143,9 +143,9 @@ def test_the_error_names_the_limit_that_struck(monkeypatch: pytest.MonkeyPatch) 
     """A worker that the kernel ended did not reach brim's limit: the error says whose it was, and what to do."""
     from brim.execution.failures import does_not_start
 
-    monkeypatch.setattr("brim.execution.failures.gives_less", lambda asked: "Slurm gives this job 400 MB")
+    monkeypatch.setattr("brim.execution.failures.gives_less", lambda requested: "Slurm gives this job 400 MB")
     struck = does_not_start(-9, "", 2 * GB)
     assert struck.exit_code == 4
     assert "not brim at its limit of 2.00 GB: Slurm gives this job 400 MB" in struck.message
-    monkeypatch.setattr("brim.execution.failures.gives_less", lambda asked: "")
+    monkeypatch.setattr("brim.execution.failures.gives_less", lambda requests: "")
     assert does_not_start(-9, "", 2 * GB).exit_code == 2

@@ -41,7 +41,7 @@ def test_near_the_line_twenty_milliseconds() -> None:
 def test_at_rest_sampling_costs_half_a_percent() -> None:
     """When nothing has moved for five seconds, a sample that takes 1 ms is taken five times a second."""
     pace = Pace()
-    pauses = [pace.pause_s(at, 290_000_000, 300_000_000, 0.001) for at in range(10)]
+    pauses = [pace.pause_s(index, 290_000_000, 300_000_000, 0.001) for index in range(10)]
     assert pauses[-1] == pytest.approx(0.2)
 
 
@@ -89,6 +89,6 @@ def test_gpu_memory_through_a_library_of_the_same_shape(tmp_path: Path) -> None:
     (tmp_path / "nvml.c").write_text(NVML)
     library = tmp_path / "libnvidia-ml.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
-    found = Gpus(str(library)).read()
-    assert [(gpu.index, gpu.used_bytes, gpu.total_bytes) for gpu in found] == [(0, 30, 80), (1, 60, 80)]
+    actual = Gpus(str(library)).read()
+    assert [(gpu.index, gpu.used_bytes, gpu.total_bytes) for gpu in actual] == [(0, 30, 80), (1, 60, 80)]
     assert Gpus("no-such-library.so").read() == []

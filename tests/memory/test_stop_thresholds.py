@@ -19,23 +19,23 @@ MB = 1_000_000
 
 
 def guard(**levels: str) -> Guard:
-    chosen = {"alert": "80%", "stop": "90%", "kill": "97%", **levels}
-    return Guard(LIMIT, standard_thresholds(*(parse_level(chosen[kind]) for kind in ("alert", "stop", "kill"))))
+    selection = {"alert": "80%", "stop": "90%", "kill": "97%", **levels}
+    return Guard(LIMIT, standard_thresholds(*(parse_level(selection[kind]) for kind in ("alert", "stop", "kill"))))
 
 
 def feed(watched: Guard, *steps: tuple[float, float], every: float = 0.5) -> list[tuple[float, str]]:
     """Hold each (share of the limit, seconds) in turn; (when, what was said)."""
-    said, now = [], 0.0
-    for share, seconds in steps:
+    message, now = [], 0.0
+    for fraction, seconds in steps:
         end = now + seconds
         while now < end:
-            said += [(now, alarm.kind) for alarm in watched.observe(now, int(share * LIMIT))]
+            message += [(now, alarm.kind) for alarm in watched.observe(now, int(fraction * LIMIT))]
             now += every
-    return said
+    return message
 
 
-def kinds(said: list[tuple[float, str]]) -> list[str]:
-    return [kind for _, kind in said]
+def kinds(messages: list[tuple[float, str]]) -> list[str]:
+    return [kind for _, kind in messages]
 
 
 def test_below_the_lines_nothing_is_said() -> None:
@@ -63,9 +63,9 @@ def test_a_stop_takes_three_seconds_and_a_kill_none() -> None:
 
 def test_a_warning_is_repeated_every_five_minutes() -> None:
     """While it lasts, and not more often."""
-    said = feed(guard(), (0.85, 700))
-    assert kinds(said) == ["alert"] * 3
-    assert [round(when) for when, _ in said] == [10, 310, 610]
+    message = feed(guard(), (0.85, 700))
+    assert kinds(message) == ["alert"] * 3
+    assert [round(when) for when, _ in message] == [10, 310, 610]
 
 
 def test_wavering_around_a_line_is_one_warning() -> None:
@@ -123,7 +123,7 @@ def test_a_sawtooth_is_judged_by_its_floors() -> None:
     """A garbage collector's teeth are no growth; the same teeth on a rising floor are."""
     teeth = [(t / 2, 300 * MB + (t % 40) * 5 * MB) for t in range(0, 600)]
     assert exhaustion(teeth) == []
-    rising = [(at, used + at * MB) for at, used in teeth]
+    rising = [(position, used + position * MB) for position, used in teeth]
     assert exhaustion(rising)
 
 
@@ -147,8 +147,8 @@ def test_slow_growth_is_noise() -> None:
 def test_no_reading_is_too_strange(shares: list[float], every: float) -> None:
     """Whatever the readings: a kill is said if and only if one was over its line, and nothing raises."""
     watched = guard()
-    said = [a.kind for i, share in enumerate(shares) for a in watched.observe(i * every, int(share * LIMIT))]
-    assert ("kill" in said) == any(int(share * LIMIT) >= 0.97 * LIMIT for share in shares)
+    messages = [a.kind for i, fraction in enumerate(shares) for a in watched.observe(i * every, int(fraction * LIMIT))]
+    assert ("kill" in messages) == any(int(part * LIMIT) >= 0.97 * LIMIT for part in shares)
 
 
 def test_a_gap_in_time_does_not_count_as_time_above() -> None:
@@ -187,26 +187,26 @@ def test_a_steady_climb_is_stopped_a_lead_before_the_kill_line(lead_s: float) ->
     """Whatever the lead, and not much earlier than that."""
     rate = 0.37 / (4 * lead_s)
     kill_s = (0.97 - 0.2) / rate
-    found = stop_at(lambda t: 0.2 + rate * t, 2 * kill_s, lead_s)
-    assert found is not None
-    assert lead_s <= kill_s - found[0] <= 1.3 * lead_s
-    assert found[1].kind == "stop"
+    actual = stop_at(lambda t: 0.2 + rate * t, 2 * kill_s, lead_s)
+    assert actual is not None
+    assert lead_s <= kill_s - actual[0] <= 1.3 * lead_s
+    assert actual[1].kind == "stop"
 
 
 def test_teeth_over_a_leak_are_stopped_in_time() -> None:
     """Teeth of 20 % of the limit over a leak of 0.1 % a second: every dip is below the lines, the peaks decide."""
-    found = stop_at(lambda t: 0.3 + 0.001 * t + 0.2 * ((t % 7) / 7), 1000)
+    actual = stop_at(lambda t: 0.3 + 0.001 * t + 0.2 * ((t % 7) / 7), 1000)
     kill_s = (0.97 - 0.5) / 0.001
-    assert found is not None
-    assert 30 <= kill_s - found[0] <= 120
+    assert actual is not None
+    assert 30 <= kill_s - actual[0] <= 120
 
 
 def test_a_rush_is_stopped_before_it_is_killed() -> None:
     """7.5 % of the limit a second leaves no time to wait: it is told to stop above a second before the kill line."""
-    found = stop_at(lambda t: 0.1 + 0.075 * t, 30)
-    assert found is not None
-    assert found[1].kind == "stop"
-    assert (0.97 - 0.1) / 0.075 - found[0] > 1.0
+    actual = stop_at(lambda t: 0.1 + 0.075 * t, 30)
+    assert actual is not None
+    assert actual[1].kind == "stop"
+    assert (0.97 - 0.1) / 0.075 - actual[0] > 1.0
 
 
 @pytest.mark.parametrize("step_s", [0.5, 0.7, 1.0, 2.0])
@@ -214,38 +214,38 @@ def test_a_rush_is_stopped_before_it_is_killed() -> None:
 def test_leak_in_steps_is_stopped_a_second_before_the_kill(step_s: float, climb_s: float) -> None:
     """60 % to the kill line in `climb_s`, in jumps with level ground between them, as a training loop leaks."""
     rate = 0.37 / climb_s
-    found = stop_at(lambda t: 0.2 + rate * step_s * (t // step_s), 4 * climb_s)
+    actual = stop_at(lambda t: 0.2 + rate * step_s * (t // step_s), 4 * climb_s)
     kill_s = next(n * step_s for n in range(10_000) if 0.2 + rate * step_s * n >= 0.97)
-    assert found is not None
-    assert found[1].kind == "stop"
-    assert kill_s - found[0] >= 1.0
+    assert actual is not None
+    assert actual[1].kind == "stop"
+    assert kill_s - actual[0] >= 1.0
 
 
 def test_leak_that_doubles_is_stopped_a_second_before_the_kill() -> None:
     """12 % more every second, in steps."""
-    found = stop_at(lambda t: 0.05 * 1.12 ** (t // 1), 60)
-    assert found is not None
-    assert found[1].kind == "stop"
-    assert next(n for n in range(100) if 0.05 * 1.12**n >= 0.97) - found[0] >= 1.0
+    actual = stop_at(lambda t: 0.05 * 1.12 ** (t // 1), 60)
+    assert actual is not None
+    assert actual[1].kind == "stop"
+    assert next(n for n in range(100) if 0.05 * 1.12**n >= 0.97) - actual[0] >= 1.0
 
 
 @pytest.mark.parametrize("growth", [1.08, 1.15, 1.2])
 def test_steps_that_grow_are_stopped_a_second_before_the_kill(growth: float) -> None:
-    found = stop_at(lambda t: 0.05 * growth ** (t // 1), 60)
-    assert found is not None
-    assert found[1].kind == "stop"
-    assert next(n for n in range(100) if 0.05 * growth**n >= 0.97) - found[0] >= 1.0
+    actual = stop_at(lambda t: 0.05 * growth ** (t // 1), 60)
+    assert actual is not None
+    assert actual[1].kind == "stop"
+    assert next(n for n in range(100) if 0.05 * growth**n >= 0.97) - actual[0] >= 1.0
 
 
 @pytest.mark.parametrize("step_s", [0.5, 1.0])
 def test_steps_of_a_fast_leak_are_stopped_a_second_before_the_kill(step_s: float) -> None:
     """60 % to the kill in 5 s: five small steps above 80 % are enough, with a base of 45 %."""
     rate = 0.37 / 5
-    found = stop_at(lambda t: 0.45 + rate * step_s * (t // step_s), 30)
+    actual = stop_at(lambda t: 0.45 + rate * step_s * (t // step_s), 30)
     kill_s = next(n * step_s for n in range(1000) if 0.45 + rate * step_s * n >= 0.97)
-    assert found is not None
-    assert found[1].kind == "stop"
-    assert kill_s - found[0] >= 1.0
+    assert actual is not None
+    assert actual[1].kind == "stop"
+    assert kill_s - actual[0] >= 1.0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -255,8 +255,8 @@ def test_flat_noise_is_neither_stopped_nor_said_to_run_out(seed: int) -> None:
     while len(values) < 6000:
         values += [random.uniform(0.65, 0.8)] * random.randint(1, 100)
     watched = Guard(LIMIT, standard_thresholds(Level(0.8), Level(0.9), Level(0.97)))
-    said = [alarm.kind for n in range(6000) for alarm in watched.observe(n / 10, int(values[n] * LIMIT))]
-    assert said == []
+    messages = [alarm.kind for n in range(6000) for alarm in watched.observe(n / 10, int(values[n] * LIMIT))]
+    assert messages == []
 
 
 @pytest.mark.parametrize("count", range(2, 9))
@@ -279,9 +279,9 @@ def test_loading_that_ends_is_not_stopped(climb_s: float) -> None:
 
 def test_without_a_lead_only_the_line_stops() -> None:
     """A lead of 0 predicts nothing."""
-    found = stop_at(lambda t: 0.2 + 0.001 * t, 1000, lead_s=0.0)
-    assert found is not None
-    assert found[1].used_bytes >= 0.9 * LIMIT
+    actual = stop_at(lambda t: 0.2 + 0.001 * t, 1000, lead_s=0.0)
+    assert actual is not None
+    assert actual[1].used_bytes >= 0.9 * LIMIT
 
 
 def test_a_forecast_in_words() -> None:

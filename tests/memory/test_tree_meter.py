@@ -181,12 +181,12 @@ threading.Thread(target=write).start()
 """
     growth = TmpfsFiles()
     with child(code, str(folder_in_memory)) as pid:
-        there: list[str] = []
-        while len(there) < 60:
-            there = sorted(map(str, folder_in_memory.iterdir()))
+        existing: list[str] = []
+        while len(existing) < 60:
+            existing = sorted(map(str, folder_in_memory.iterdir()))
             growth._next_listing = 0.0
             growth.bytes_of([pid])
-            assert {path for path, _ in growth.left_behind()} >= {*there[:-1]}  # the last one may be under way
+            assert {path for path, _ in growth.left_behind()} >= {*existing[:-1]}  # the last one may be under way
 
 
 def test_what_a_bystander_wrote_and_closed_does_not_count(folder_in_memory: Path) -> None:

@@ -67,15 +67,15 @@ def test_a_process_that_runs() -> None:
     try:
         assert process.stdout is not None
         process.stdout.readline()
-        found = json.loads(
+        actual = json.loads(
             brim("forecast", "pid", str(process.pid), "--adds", "20MB", "--memory", "100MB", "--json").stdout
         )
         text = brim("forecast", "pid", str(process.pid), "--adds", "1GB").stdout
     finally:
         process.communicate("\n", timeout=30)
-    assert 60_000_000 < found["anon_bytes"] < 80_000_000
-    assert found["high_bytes"] == found["anon_bytes"] + found["shared_bytes"] + found["swap_bytes"] + 20_000_000
-    assert found["verdict"] in ("MODERATE", "HIGH")
+    assert 60_000_000 < actual["anon_bytes"] < 80_000_000
+    assert actual["high_bytes"] == actual["anon_bytes"] + actual["shared_bytes"] + actual["swap_bytes"] + 20_000_000
+    assert actual["verdict"] in ("MODERATE", "HIGH")
     assert re.search(r"sum +[\d.]+ \+ 1(\.0|000\.0)? = [\d.]+ of [\d.]+ [GM]B", text)
     assert "others" in text
 
@@ -97,11 +97,11 @@ def test_forked_processes_are_counted_once() -> None:
     try:
         assert process.stdout is not None
         process.stdout.readline()
-        found = json.loads(brim("forecast", "pid", str(process.pid), "--memory", "1GB", "--json").stdout)
+        actual = json.loads(brim("forecast", "pid", str(process.pid), "--memory", "1GB", "--json").stdout)
     finally:
         process.communicate("\n", timeout=30)
-    assert found["processes"] == 4
-    assert 80_000_000 < found["high_bytes"] < 160_000_000
+    assert actual["processes"] == 4
+    assert 80_000_000 < actual["high_bytes"] < 160_000_000
 
 
 def test_samples_from_logs_and_points(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_samples_from_logs_and_points(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "args"),
     [
         (("sampled", "--point", "1/8=1GB"), "two different fractions"),
         (("sampled", "nowhere.jsonl"), "'nowhere.jsonl' does not exist"),
@@ -129,6 +129,6 @@ def test_samples_from_logs_and_points(tmp_path: Path) -> None:
         (("nothing",), "nothing"),
     ],
 )
-def test_wrong_input_exits_2(arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_input_exits_2(arguments: tuple[str, ...], args: str) -> None:
     """A forecast that cannot be made says why, and exits 2."""
-    assert words in brim("forecast", *arguments, check=2).stderr
+    assert args in brim("forecast", *arguments, check=2).stderr

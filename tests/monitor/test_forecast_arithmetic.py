@@ -37,19 +37,21 @@ GB = 10**9
 MB = 10**6
 
 
-def line(made: Forecast, label: str) -> str:
-    return dict(made.lines)[label]
+def line(estimate: Forecast, label: str) -> str:
+    return dict(estimate.lines)[label]
 
 
 def test_the_case_of_two_point_eight_million_rows() -> None:
     """2,857,545 × (768 + 1024) × 4 bytes are 20.5 GB (19.1 GiB), and 41.0 GB (38.2 GiB) at the concatenation."""
-    made = forecast("concat", rows=2_857_545, dims=[768, 1024], memory="64GB")
-    assert made.details["data_bytes"] == 2_857_545 * 1792 * 4 == 20_482_882_560
-    assert made.low_bytes == made.high_bytes == 40_965_765_120
-    assert line(made, "pieces in lists").startswith("20.5 GB (19.1 GiB)")
-    assert "2,857,545 rows × (768 + 1024) numbers × 4 bytes" in line(made, "pieces in lists")
-    assert line(made, "at the concatenation").startswith("41.0 GB (38.2 GiB)")
-    assert line(made, "verdict").startswith("fits: needs 41.0 GB of 64.0 GB (64 %, risk LOW), for a base of nothing")
+    estimate = forecast("concat", rows=2_857_545, dims=[768, 1024], memory="64GB")
+    assert estimate.details["data_bytes"] == 2_857_545 * 1792 * 4 == 20_482_882_560
+    assert estimate.low_bytes == estimate.high_bytes == 40_965_765_120
+    assert line(estimate, "pieces in lists").startswith("20.5 GB (19.1 GiB)")
+    assert "2,857,545 rows × (768 + 1024) numbers × 4 bytes" in line(estimate, "pieces in lists")
+    assert line(estimate, "at the concatenation").startswith("41.0 GB (38.2 GiB)")
+    assert line(estimate, "verdict").startswith(
+        "fits: needs 41.0 GB of 64.0 GB (64 %, risk LOW), for a base of nothing"
+    )
     assert forecast("concat", rows=2_857_545, dims=[768, 1024], memory="40GB").verdict is Verdict.HIGH
 
 
@@ -57,31 +59,31 @@ def test_concat_counts_what_it_is_told() -> None:
     """The type of the numbers, a third copy and what the process holds besides are all in the sum."""
     plain = forecast("concat", rows=1000, dims=100, dtype="float16", memory="1GB")
     assert plain.high_bytes == 2 * 1000 * 100 * 2
-    more = forecast("concat", rows=1000, dims=100, dtype="float16", copies=3, base="1MB", memory="1GB")
-    assert more.high_bytes == 3 * 1000 * 100 * 2 + MB
+    extra = forecast("concat", rows=1000, dims=100, dtype="float16", copies=3, base="1MB", memory="1GB")
+    assert extra.high_bytes == 3 * 1000 * 100 * 2 + MB
 
 
 @pytest.mark.parametrize(
-    ("share", "verdict"),
+    ("fraction", "verdict"),
     [(0.0, "LOW"), (0.6999, "LOW"), (0.70, "MODERATE"), (0.90, "MODERATE"), (0.9001, "HIGH"), (5.0, "HIGH")],
 )
-def test_verdicts_change_at_70_and_90_percent(share: float, verdict: str) -> None:
+def test_verdicts_change_at_70_and_90_percent(fraction: float, verdict: str) -> None:
     """LOW is below 70 %, MODERATE up to and with 90 %, HIGH above."""
-    assert verdict_of(share * 1000, 1000) == verdict
+    assert verdict_of(fraction * 1000, 1000) == verdict
 
 
 def test_a_range_across_a_border_is_said() -> None:
     """The high end decides, and both verdicts are named when they differ."""
-    made = Forecast("x", (Component("a", 50, 95, "why"),), Limit(100, "r"))
-    assert (made.verdict_low, made.verdict) == (Verdict.LOW, Verdict.HIGH)
+    estimate = Forecast("x", (Component("a", 50, 95, "why"),), Limit(100, "r"))
+    assert (estimate.verdict_low, estimate.verdict) == (Verdict.LOW, Verdict.HIGH)
     assert (
-        line(made, "verdict") == "hardly fits: needs 95 B of 100 B (95 %, risk HIGH), if the high end comes true; "
+        line(estimate, "verdict") == "hardly fits: needs 95 B of 100 B (95 %, risk HIGH), if the high end comes true; "
         "fits: needs 50 B of 100 B (50 %, risk LOW), if the low end does"
     )
     same = Forecast("x", (Component("a", 10, 20, "why"),), Limit(100, "r"))
     assert line(same, "verdict") == "fits: needs 20 B of 100 B (20 %, risk LOW)"
-    near = Forecast("x", (Component.exactly("a", 899, "why"),), Limit(1000, "r"))
-    assert line(near, "verdict") == "fits closely: needs 899 B of 1.00 KB (89.9 %, risk MODERATE)"
+    close = Forecast("x", (Component.exactly("a", 899, "why"),), Limit(1000, "r"))
+    assert line(close, "verdict") == "fits closely: needs 899 B of 1.00 KB (89.9 %, risk MODERATE)"
 
 
 def test_sizes_in_both_units() -> None:
@@ -93,9 +95,11 @@ def test_sizes_in_both_units() -> None:
 
 def test_embed_files_adds_its_parts() -> None:
     """2 to 3 times the shard, 1 to 2 times the row group and 3 to 6 times the largest file, for each worker."""
-    made = forecast("embed-files", shard_bytes="1GB", row_group="100MB", largest_file="10MB", base="1MB", memory="32GB")
-    assert made.low_bytes == MB + 2 * GB + 100 * MB + 30 * MB
-    assert made.high_bytes == MB + 3 * GB + 200 * MB + 60 * MB
+    estimate = forecast(
+        "embed-files", shard_bytes="1GB", row_group="100MB", largest_file="10MB", base="1MB", memory="32GB"
+    )
+    assert estimate.low_bytes == MB + 2 * GB + 100 * MB + 30 * MB
+    assert estimate.high_bytes == MB + 3 * GB + 200 * MB + 60 * MB
     four = forecast("embed-files", shard_bytes="1GB", largest_file="10MB", workers=4, base="1MB", memory="32GB")
     workers = next(part for part in four.components if part.name == "workers")
     assert four.high_bytes - workers.high_bytes == MB + 4 * (3 * GB + 2 * GB + 60 * MB)
@@ -122,10 +126,10 @@ def test_embed_files_agrees_with_what_was_measured(
     files: int, file_mb: int, row_group: str | None, measured_mb: int
 ) -> None:
     """Every measurement lies in its range."""
-    made = forecast(
+    estimate = forecast(
         "embed-files", shard_bytes=files * file_mb * MB, largest_file=file_mb * MB, row_group=row_group, memory="64GB"
     )
-    assert made.low_bytes <= measured_mb * MB <= made.high_bytes
+    assert estimate.low_bytes <= measured_mb * MB <= estimate.high_bytes
 
 
 def test_the_advice_is_right() -> None:
@@ -138,18 +142,18 @@ def test_the_advice_is_right() -> None:
     wide = forecast("map", row_bytes="5MB", workers=3, memory="10GB")
     batch = int(wide.reasons.better[0].split()[1])
     less = forecast("map", row_bytes="5MB", workers=3, batch_size=batch, writer_batch_size=batch, memory="10GB")
-    more = {"batch_size": 2 * batch, "writer_batch_size": 2 * batch}
+    extra = {"batch_size": 2 * batch, "writer_batch_size": 2 * batch}
     assert (wide.verdict, less.verdict) == (Verdict.HIGH, Verdict.LOW)
-    assert forecast("map", row_bytes="5MB", workers=3, memory="10GB", **more).verdict is not Verdict.LOW
+    assert forecast("map", row_bytes="5MB", workers=3, memory="10GB", **extra).verdict is not Verdict.LOW
 
 
 def test_map_multiplies() -> None:
     """Workers × (batch × input + written rows × output), with the factor that was measured."""
-    made = forecast(
+    estimate = forecast(
         "map", row_bytes=1000, output_bytes=500, batch_size=10, writer_batch_size=40, factor=2, base=1, memory="1GB"
     )
-    assert made.low_bytes == 1 + 2 * (10 * 1000 + 10 * 500)
-    assert made.high_bytes == 1 + 2 * (10 * 1000 + 40 * 500)
+    assert estimate.low_bytes == 1 + 2 * (10 * 1000 + 10 * 500)
+    assert estimate.high_bytes == 1 + 2 * (10 * 1000 + 40 * 500)
     model = forecast("map", row_bytes=1000, workers=3, per_worker="1MB", base=1, memory="1GB")
     assert Component.exactly("in each worker", 3 * MB, "3 × 1.00 MB for the function") in model.components
 
@@ -161,12 +165,12 @@ numbers = st.integers(1, 10**6)
 def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: int) -> None:
     """Whatever grows in the input, no end of the forecast shrinks."""
 
-    def ends(made: Forecast) -> tuple[int, int]:
-        return made.low_bytes, made.high_bytes
+    def ends(estimate: Forecast) -> tuple[int, int]:
+        return estimate.low_bytes, estimate.high_bytes
 
-    def grows(shape: Any, name: str, **rest: Any) -> None:
-        before = ends(forecast(shape, **{name: rows}, memory="1GB", **rest))
-        after = ends(forecast(shape, **{name: rows + more}, memory="1GB", **rest))
+    def grows(shape: Any, name: str, **remainder: Any) -> None:
+        before = ends(forecast(shape, **{name: rows}, memory="1GB", **remainder))
+        after = ends(forecast(shape, **{name: rows + more}, memory="1GB", **remainder))
         assert before[0] <= after[0]
         assert before[1] <= after[1]
         assert before[0] <= before[1]
@@ -180,7 +184,7 @@ def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: in
 
 
 @pytest.mark.parametrize(
-    ("shape", "given_numbers", "words"),
+    ("shape", "given_numbers", "arguments"),
     [
         ("nothing", {}, "embed-files, map, concat"),
         ("concat", {"row": 1}, "It takes: rows, dims, dtype, copies, base, memory"),
@@ -201,11 +205,11 @@ def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: in
         ("sampled", {"points": ["0=1GB", "1=1GB"]}, "not a fraction"),
     ],
 )
-def test_wrong_numbers_are_refused(shape: Any, given_numbers: dict[str, Any], words: str) -> None:
+def test_wrong_numbers_are_refused(shape: Any, given_numbers: dict[str, Any], arguments: str) -> None:
     """What cannot be computed is an input error that says what to give."""
     with pytest.raises(InputError) as caught:
         forecast(shape, **given_numbers)
-    assert words in str(caught.value)
+    assert arguments in str(caught.value)
 
 
 def test_datasets_cuts_by_rows() -> None:
@@ -222,28 +226,28 @@ HELD = TreeUsage(4242, "python3", 1, Usage(150 * GB, 2 * GB, 0, 7 * GB), 152 * G
 def test_a_running_process_among_others() -> None:
     """162 in use and 19 more are 181 of 188: what others hold counts, file pages do not."""
     around = Surroundings(162 * GB, Limit(188 * GB, "all of this machine's memory"))
-    made = forecast_step(HELD, Component.exactly("next step", 19 * GB, "--adds"), around, Machine())
-    assert line(made, "sum").startswith("162 + 19 = 181 of 188 GB")
-    assert [part.high_bytes for part in made.components] == [152 * GB, 10 * GB, 19 * GB]
-    assert made.verdict is Verdict.HIGH
-    assert "anonymous 150 GB, shared 2.00 GB; 7.00 GB of file pages do not count" in line(made, "process 4242")
+    estimate = forecast_step(HELD, Component.exactly("next step", 19 * GB, "--adds"), around, Machine())
+    assert line(estimate, "sum").startswith("162 + 19 = 181 of 188 GB")
+    assert [part.high_bytes for part in estimate.components] == [152 * GB, 10 * GB, 19 * GB]
+    assert estimate.verdict is Verdict.HIGH
+    assert "anonymous 150 GB, shared 2.00 GB; 7.00 GB of file pages do not count" in line(estimate, "process 4242")
 
 
 def test_a_running_process_against_its_own_limit() -> None:
     """With a limit of its own, what others hold does not matter."""
     step, around = Component.exactly("next step", 8 * GB, "--adds"), Surroundings(0, Limit(200 * GB, "--memory"))
-    made = forecast_step(HELD, step, around, Machine(), is_own_limit=True)
-    assert made.high_bytes == 160 * GB
-    assert made.verdict is Verdict.MODERATE
+    estimate = forecast_step(HELD, step, around, Machine(), is_own_limit=True)
+    assert estimate.high_bytes == 160 * GB
+    assert estimate.verdict is Verdict.MODERATE
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(10**6, 10**12))
 def test_the_addition_adds_up(now: int, added: int, limit: int) -> None:
     """As it is printed, the sum is the sum of its parts."""
-    words = addition(now, added, limit).split()
-    assert float(words[0]) + float(words[2]) == pytest.approx(float(words[4]))
-    unit = {"GB:": GB, "MB:": MB}[words[7]]
-    assert float(words[4]) * unit == pytest.approx(now + added, abs=unit)
+    tokens = addition(now, added, limit).split()
+    assert float(tokens[0]) + float(tokens[2]) == pytest.approx(float(tokens[4]))
+    unit = {"GB:": GB, "MB:": MB}[tokens[7]]
+    assert float(tokens[4]) * unit == pytest.approx(now + added, abs=unit)
 
 
 def test_the_cgroup_of_a_process_counts(tmp_path: Path) -> None:
@@ -256,9 +260,9 @@ def test_the_cgroup_of_a_process_counts(tmp_path: Path) -> None:
     (folder / "memory.usage_in_bytes").write_text(f"{3 * GB}")
     (folder / "memory.stat").write_text(f"total_inactive_file {GB}\ntotal_active_file 0\n")
     machine = Machine(total_bytes=100 * GB, available_bytes=90 * GB)
-    found = surroundings(7, machine, tmp_path)
-    assert [(one.used_bytes, one.limit.bytes) for one in found] == [(10 * GB, 100 * GB), (2 * GB, 4 * GB)]
-    assert "/job" in found[1].limit.reason
+    actual = surroundings(7, machine, tmp_path)
+    assert [(item.used_bytes, item.limit.bytes) for item in actual] == [(10 * GB, 100 * GB), (2 * GB, 4 * GB)]
+    assert "/job" in actual[1].limit.reason
 
 
 def test_what_this_process_holds_is_seen() -> None:
@@ -276,25 +280,25 @@ def test_a_line_is_found_through_noise() -> None:
     fit = theil_sen([*runs, MeasuredPoint(1 / 16, 9 * GB)])
     assert fit.fixed_bytes == pytest.approx(500 * MB, rel=0.2)
     assert fit.slope == pytest.approx(16 * GB, rel=0.05)
-    made = forecast("sampled", points=[(run.fraction, run.peak_bytes) for run in runs], memory="64GB")
-    assert 15 * GB < made.low_bytes < 16.5 * GB < made.high_bytes < 18 * GB
-    assert not made.details["curves_upwards"]
+    estimate = forecast("sampled", points=[(run.fraction, run.peak_bytes) for run in runs], memory="64GB")
+    assert 15 * GB < estimate.low_bytes < 16.5 * GB < estimate.high_bytes < 18 * GB
+    assert not estimate.details["curves_upwards"]
 
 
 def test_two_points_are_not_trusted_too_far() -> None:
     """Two runs lie on a line whatever they are: a quarter of the slope is added and taken."""
-    made = forecast("sampled", points=["1/4=1GB", "1/2=2GB"], memory="10GB")
-    assert (made.low_bytes, made.high_bytes) == (3_500_000_000, 4_500_000_000)
-    assert any("± 25%" in text for text in made.reasons.for_crash)
+    estimate = forecast("sampled", points=["1/4=1GB", "1/2=2GB"], memory="10GB")
+    assert (estimate.low_bytes, estimate.high_bytes) == (3_500_000_000, 4_500_000_000)
+    assert any("± 25%" in text for text in estimate.reasons.for_crash)
 
 
 def test_a_bend_upwards_is_noticed() -> None:
     """Memory that grows with the square of the data is forecast by its bend, not by a line."""
     runs = [(f, round(GB + f * f * 64 * GB)) for f in (1 / 16, 1 / 8, 1 / 4)]
-    made = forecast("sampled", points=runs, memory="64GB")
-    assert made.details["curves_upwards"]
-    assert 65 * GB < made.high_bytes < 75 * GB  # 2 % of error in a peak weigh that much, so far beyond it
-    assert any("bend upwards" in text for text in made.reasons.for_crash)
+    estimate = forecast("sampled", points=runs, memory="64GB")
+    assert estimate.details["curves_upwards"]
+    assert 65 * GB < estimate.high_bytes < 75 * GB  # 2 % of error in a peak weigh that much, so far beyond it
+    assert any("bend upwards" in text for text in estimate.reasons.for_crash)
 
 
 def test_levelling_off_is_no_bend() -> None:
@@ -313,8 +317,8 @@ def test_any_points_give_a_range(points: list[tuple[float, int]]) -> None:
         with pytest.raises(InputError):
             forecast("sampled", points=points, memory="1GB")
         return
-    made = forecast("sampled", points=points, memory="1GB")
-    assert made.components[0].low_bytes <= made.low_bytes <= made.high_bytes
+    estimate = forecast("sampled", points=points, memory="1GB")
+    assert estimate.components[0].low_bytes <= estimate.low_bytes <= estimate.high_bytes
 
 
 @pytest.mark.parametrize(("text", "value"), [("1/32", 1 / 32), ("3%", 0.03), (" 0.5 ", 0.5), (2, 2.0), ("1e-1", 0.1)])
@@ -347,26 +351,26 @@ def test_a_log_gives_a_point(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "words"),
+    ("entries", "arguments"),
     [
         ([], "not a log"),
         ([{"type": "head", "fraction": None}, {"type": "end", "peak_bytes": 1}], "point='1/32=1.2GB'"),
         ([{"type": "head", "fraction": 0.5}], "cut off"),
     ],
 )
-def test_a_log_that_does_not_say_is_refused(tmp_path: Path, entries: list[dict[str, Any]], words: str) -> None:
+def test_a_log_that_does_not_say_is_refused(tmp_path: Path, entries: list[dict[str, Any]], arguments: str) -> None:
     """No run, no fraction or no end: an error that names the file and what to do."""
     with pytest.raises(InputError, match=r"log\.jsonl") as caught:
         read_point(log(tmp_path / "log.jsonl", *entries))
-    assert words in str(caught.value)
+    assert arguments in str(caught.value)
 
 
 def test_the_next_step_from_rows_and_dims() -> None:
     """What joining adds is computed: one copy more; with --adds as well it is refused. The machine is broken down."""
-    made = forecast("pid", pid=os.getpid(), rows=1_000_000, dims=[768, 1024])
-    step = made.components[-1]
+    estimate = forecast("pid", pid=os.getpid(), rows=1_000_000, dims=[768, 1024])
+    step = estimate.components[-1]
     assert step.high_bytes == 1_000_000 * (768 + 1024) * 4
-    text = str(made)
+    text = str(estimate)
     assert "after the kernel has taken page cache back" in text
     assert "need not be contiguous" in text
     with pytest.raises(InputError):
@@ -383,16 +387,16 @@ def test_low_is_never_said_without_its_base() -> None:
 
 def test_falling_points_do_not_hide_the_highest_peak() -> None:
     """A run on an eighth needed 3.4 GB: a run on all the data is not promised to need less."""
-    made = forecast("sampled", points=["1/8=3.4GB", "1/4=1.2GB"], memory="2GB")
-    assert made.high_bytes >= 3_400_000_000
-    assert made.verdict is Verdict.HIGH
-    assert any("needed 3.40 GB" in text for text in made.reasons.for_crash)
+    estimate = forecast("sampled", points=["1/8=3.4GB", "1/4=1.2GB"], memory="2GB")
+    assert estimate.high_bytes >= 3_400_000_000
+    assert estimate.verdict is Verdict.HIGH
+    assert any("needed 3.40 GB" in text for text in estimate.reasons.for_crash)
 
 
 def test_a_shard_is_at_least_as_large_as_its_largest_file() -> None:
-    made = forecast("embed-files", shard_bytes="1MB", largest_file="300MB", memory="1GB")
-    assert made.details["shard_bytes"] == made.details["largest_file_bytes"] == 300_000_000
-    assert made.verdict is Verdict.HIGH
+    estimate = forecast("embed-files", shard_bytes="1MB", largest_file="300MB", memory="1GB")
+    assert estimate.details["shard_bytes"] == estimate.details["largest_file_bytes"] == 300_000_000
+    assert estimate.verdict is Verdict.HIGH
 
 
 def test_counts_may_be_written_as_people_do() -> None:

@@ -41,7 +41,7 @@ def test_which_limit_was_hit(usages: dict[str, tuple[int, int]], bound: Bound) -
 
 
 @pytest.mark.parametrize(
-    ("stats", "held"),
+    ("stats", "retained"),
     [
         ({}, GroupMemory()),
         ({"anon": 5, "file": 9, "shmem": 4}, GroupMemory(5, 4, 5)),
@@ -51,15 +51,15 @@ def test_which_limit_was_hit(usages: dict[str, tuple[int, int]], bound: Bound) -
         ({"anon": 1, "total_rss": 2}, GroupMemory(1, None, None)),
     ],
 )
-def test_what_a_group_held(stats: dict[str, int], held: GroupMemory) -> None:
+def test_what_a_group_held(stats: dict[str, int], retained: GroupMemory) -> None:
     """In the words of either version of cgroups; shared memory is not counted as files too."""
     for name in ("/limit", "/other"):
         with_stats = record()
         with_stats.stats[name] = stats
-        assert module._contents(with_stats, "/limit") == held
+        assert module._contents(with_stats, "/limit") == retained
     several = record()
     several.stats |= {"/other": {"anon": 99}, "/limit": stats or {"x": 1}}
-    assert module._contents(several, "/limit") == held
+    assert module._contents(several, "/limit") == retained
 
 
 def test_the_largest_processes_are_listed() -> None:
@@ -73,12 +73,12 @@ def test_the_largest_processes_are_listed() -> None:
     assert kill.tasks[0].sizes.swap_bytes == 30 * 4096
     assert (kill.name, kill.uid) == ("name7", 1000)
     assert kill.sizes == table.sizes(7, 4096)
-    known = replace(VICTIM, name="mine", uid=5, sizes=Sizes(anon_bytes=1, total_vm_bytes=100 * 65536))
-    kill = assemble(known, None, None, replace(record(), table=table, ram_pages=3, shmem_pages=2))
-    assert (kill.name, kill.uid, kill.sizes) == ("mine", 5, replace(known.sizes, swap_bytes=5 * 65536))
+    known_values = replace(VICTIM, name="mine", uid=5, sizes=Sizes(anon_bytes=1, total_vm_bytes=100 * 65536))
+    kill = assemble(known_values, None, None, replace(record(), table=table, ram_pages=3, shmem_pages=2))
+    assert (kill.name, kill.uid, kill.sizes) == ("mine", 5, replace(known_values.sizes, swap_bytes=5 * 65536))
     assert (kill.room.ram_bytes, kill.room.shmem_bytes) == (3 * 65536, 2 * 65536)
-    other = assemble(replace(VICTIM, pid=99), None, None, replace(record(), table=table))
-    assert (other.name, other.uid, len(other.tasks)) == (None, None, 5)
+    second = assemble(replace(VICTIM, pid=99), None, None, replace(record(), table=table))
+    assert (second.name, second.uid, len(second.tasks)) == (None, None, 5)
 
 
 def test_names_and_groups_of_what_was_announced() -> None:
@@ -104,71 +104,78 @@ def test_names_and_groups_of_what_was_announced() -> None:
     ],
 )
 def test_the_scope_is_that_of_the_last_who_knows(own: str, choice: str | None, spoken: str | None, scope: str) -> None:
-    made = [None if each is None else replace(SPOKEN, scope=each) for each in (spoken, choice)]  # type: ignore[arg-type]
-    assert assemble(replace(VICTIM, scope=own), *made, None).scope == scope  # type: ignore[arg-type]
+    created = [None if each is None else replace(SPOKEN, scope=each) for each in (spoken, choice)]  # type: ignore[arg-type]
+    assert assemble(replace(VICTIM, scope=own), *created, None).scope == scope  # type: ignore[arg-type]
 
 
 def test_a_tangled_record_tells_nothing_but_the_kill() -> None:
-    told = replace(record(), usages={"memory": (1024, 1)}, invoked_by="x", limit_group="/a")
-    assert assemble(VICTIM, None, None, told).bound == Bound(1024, 1024, "memory", "/a")
-    assert assemble(VICTIM, None, None, told).invoked_by == "x"
-    kill = assemble(VICTIM, SPOKEN, None, replace(told, tangled=True))
+    result = replace(record(), usages={"memory": (1024, 1)}, invoked_by="x", limit_group="/a")
+    assert assemble(VICTIM, None, None, result).bound == Bound(1024, 1024, "memory", "/a")
+    assert assemble(VICTIM, None, None, result).invoked_by == "x"
+    kill = assemble(VICTIM, SPOKEN, None, replace(result, tangled=True))
     assert (kill.bound, kill.invoked_by) == (Bound(group="/limit", task_group="/task"), None)
 
 
 def test_the_group_of_a_record_without_its_line() -> None:
     """That of the only one that was counted; of several none can be told."""
-    one, two = record(), record()
-    one.stats["/a"] = {"anon": 1}
+    first, two = record(), record()
+    first.stats["/a"] = {"anon": 1}
     two.stats |= {"/a": {"anon": 1}, "/b": {"anon": 2}}
-    assert assemble(VICTIM, None, None, one).bound.group == "/a"
+    assert assemble(VICTIM, None, None, first).bound.group == "/a"
     assert assemble(VICTIM, None, None, two).bound.group is None
-    named = replace(one, limit_group="/named", task_group="/t")
-    assert assemble(VICTIM, None, None, named).bound == Bound(group="/named", task_group="/t")
-    assert assemble(VICTIM, SPOKEN, None, named).bound == Bound(group="/limit", task_group="/task")
+    names = replace(first, limit_group="/named", task_group="/t")
+    assert assemble(VICTIM, None, None, names).bound == Bound(group="/named", task_group="/t")
+    assert assemble(VICTIM, SPOKEN, None, names).bound == Bound(group="/limit", task_group="/task")
     several = replace(two, limit_group="/b")
     assert assemble(VICTIM, None, None, several).contents == GroupMemory(2), "of the group that the limit is of"
     assert assemble(VICTIM, None, None, two).contents == GroupMemory(1)
 
 
 def test_a_kill_of_the_whole_machine_has_no_limit() -> None:
-    told = replace(record(), usages={"memory": (1024, 1)}, task_group="/t")
-    kill = assemble(replace(VICTIM, scope="machine"), None, None, told)
+    result = replace(record(), usages={"memory": (1024, 1)}, task_group="/t")
+    kill = assemble(replace(VICTIM, scope="machine"), None, None, result)
     assert kill.bound == Bound(task_group="/t")
-    asked = assemble(replace(VICTIM, scope="machine"), replace(SPOKEN, note="n"), None, replace(told, asked_for=True))
-    assert asked.scope in ("unknown", "group")
-    assert len(asked.notes) == 2
+    requested = assemble(
+        replace(VICTIM, scope="machine"), replace(SPOKEN, note="n"), None, replace(result, asked_for=True)
+    )
+    assert requested.scope in ("unknown", "group")
+    assert len(requested.notes) == 2
 
 
 def test_what_lines_add_to_a_record() -> None:
     """And whether they are worth quoting."""
-    made = record()
-    assert take(made, "memory: usage 2048kB, limit 2048kB, failcnt 9") == "quote"
-    assert made.usages == {"memory": (2048 * 1024, 2048)}
-    assert take(made, "swap: usage 1kB, limit 2kB, failcnt 0") == "usage"
-    assert not made.tangled
-    assert take(made, "memory: usage 1kB, limit 2048kB, failcnt 9") == "usage"
-    assert made.tangled, "another number for the same"
-    assert take(made, "nothing of interest") == ""
-    room = record()
-    assert take(room, "262144 pages RAM") == take(room, "Total swap = 8kB") == take(room, "Free swap  = 4kB") == "room"
-    assert (room.ram_pages, room.machine) == (262144, MachineRoom(swap_bytes=8192, swap_free_bytes=4096))
+    created = record()
+    assert take(created, "memory: usage 2048kB, limit 2048kB, failcnt 9") == "quote"
+    assert created.usages == {"memory": (2048 * 1024, 2048)}
+    assert take(created, "swap: usage 1kB, limit 2kB, failcnt 0") == "usage"
+    assert not created.tangled
+    assert take(created, "memory: usage 1kB, limit 2048kB, failcnt 9") == "usage"
+    assert created.tangled, "another number for the same"
+    assert take(created, "nothing of interest") == ""
+    budget = record()
+    assert (
+        take(budget, "262144 pages RAM")
+        == take(budget, "Total swap = 8kB")
+        == take(budget, "Free swap  = 4kB")
+        == "room"
+    )
+    assert (budget.ram_pages, budget.machine) == (262144, MachineRoom(swap_bytes=8192, swap_free_bytes=4096))
 
 
 def test_lines_of_groups_and_processes() -> None:
     """Which group reached its limit, in which one the victim was, what they held, and who was there."""
-    made = record()
-    assert take(made, "Task in /a/b killed as a result of limit of /a") == "quote"
-    assert (made.limit_group, made.task_group, made.tangled) == ("/a", "/a/b", False)
-    assert take(made, "Memory cgroup stats for /a: cache:4KB rss:8KB") == "stats"
-    assert take(made, "anon 5") == "stat"
-    assert take(made, "Memory cgroup stats: shmem:2KB") == "stats"
-    assert made.stats == {"/a": {"cache": 4096, "rss": 8192, "anon": 5}, "": {"shmem": 2048}}
-    assert take(made, "[ pid ]   uid  tgid total_vm      rss cpu oom_adj oom_score_adj name") == "table"
-    assert take(made, "[    7]  1000     7      100       10   0       0             0 python") == "row"
-    assert made.table is not None
-    assert list(made.table.rows) == [7]
-    assert take(made, "anon 6") == "", "what follows a table is not of the group"
+    created = record()
+    assert take(created, "Task in /a/b killed as a result of limit of /a") == "quote"
+    assert (created.limit_group, created.task_group, created.tangled) == ("/a", "/a/b", False)
+    assert take(created, "Memory cgroup stats for /a: cache:4KB rss:8KB") == "stats"
+    assert take(created, "anon 5") == "stat"
+    assert take(created, "Memory cgroup stats: shmem:2KB") == "stats"
+    assert created.stats == {"/a": {"cache": 4096, "rss": 8192, "anon": 5}, "": {"shmem": 2048}}
+    assert take(created, "[ pid ]   uid  tgid total_vm      rss cpu oom_adj oom_score_adj name") == "table"
+    assert take(created, "[    7]  1000     7      100       10   0       0             0 python") == "row"
+    assert created.table is not None
+    assert list(created.table.rows) == [7]
+    assert take(created, "anon 6") == "", "what follows a table is not of the group"
     reached = record()
     assert take(reached, "Memory limit reached of cgroup /c") == "quote"
     assert (reached.limit_group, reached.task_group) == ("/c", None)

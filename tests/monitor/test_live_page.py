@@ -58,8 +58,8 @@ def running(tmp_path: Path, *options: str, script: Path | None = None, size: int
     with open(errors, "w") as stderr:
         process = subprocess.Popen(command, stderr=stderr, env={**os.environ, "HF_TOKEN": "hf_sesame"})
     try:
-        found = eventually(lambda: ADDRESS.search(errors.read_text()), 30)
-        yield process, int(found[1]), found[2], stop, log
+        actual = eventually(lambda: ADDRESS.search(errors.read_text()), 30)
+        yield process, int(actual[1]), actual[2], stop, log
     finally:
         stop.touch()
         try:
@@ -71,17 +71,17 @@ def running(tmp_path: Path, *options: str, script: Path | None = None, size: int
 
 def eventually(true: Callable[[], Any], seconds: float = 20.0) -> Any:
     deadline = time.monotonic() + seconds
-    while not (found := true()):
+    while not (match := true()):
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.05)
-    return found
+    return match
 
 
 def ask(port: int, path: str = "/stream", method: str = "GET", **headers: str) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.putrequest(method, path, skip_host="Host" in given)
-    for name, value in given.items():
+    inputs = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.putrequest(method, path, skip_host="Host" in inputs)
+    for name, value in inputs.items():
         connection.putheader(name, value)
     connection.endheaders()
     return connection.getresponse()
@@ -171,9 +171,9 @@ def test_follow_and_side_by_side(tmp_path: Path) -> None:
             [PYTHON, "-m", "brim", "report", str(log), "--follow"], stderr=subprocess.PIPE, text=True
         )
         assert follower.stderr is not None
-        found = ADDRESS.search(follower.stderr.readline())
-        assert found is not None
-        assert "figures" in json.loads(ask(int(found[1]), X_Brim_Key=found[2]).readline())
+        actual = ADDRESS.search(follower.stderr.readline())
+        assert actual is not None
+        assert "figures" in json.loads(ask(int(actual[1]), X_Brim_Key=actual[2]).readline())
         follower.send_signal(signal.SIGINT)
         assert follower.wait(20) == 0
 
@@ -182,8 +182,8 @@ def test_follow_and_side_by_side(tmp_path: Path) -> None:
 def test_stacks_at_the_alarm(tmp_path: Path) -> None:
     """At the first alarm the stacks of the largest process stand in the log, without values, and on the page."""
     with running(tmp_path, "--alert", "15%", "--alert-after", "0.5") as (_, _, _, _, log):
-        found = eventually(lambda: log.exists() and [e for e in read_log(log) if e.get("kind") == "stacks"])
-    assert any("train (" in line for line in found[0]["lines"])
+        actual = eventually(lambda: log.exists() and [e for e in read_log(log) if e.get("kind") == "stacks"])
+    assert any("train (" in line for line in actual[0]["lines"])
     brim("report", log, tmp_path / "page.html")
     assert "Stacks of its Python processes" in (tmp_path / "page.html").read_text()
 
@@ -196,7 +196,7 @@ def test_every_long_verb_is_shown_live(tmp_path: Path) -> None:
         (source / f"{number}.txt").write_text("hello")
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "same.py").write_text("def same(row):\n    return row\n")
-    for words in (
+    for arguments in (
         ("build", source, out, "--rows-per-shard", "1"),
         ("select", out, tmp_path / "chosen", "--limit", "2"),
         ("verify", out),
@@ -204,8 +204,8 @@ def test_every_long_verb_is_shown_live(tmp_path: Path) -> None:
         ("check", source),
         ("map", tmp_path / "rows.jsonl", tmp_path / "mapped", "--fn", f"{tmp_path}/same.py:same"),
     ):
-        done = forked(*words, "--live")
-        assert ADDRESS.search(done.stderr), words[0]
+        result = forked(*arguments, "--live")
+        assert ADDRESS.search(result.stderr), arguments[0]
     logs = {path.name.split("-brim-")[1]: path for path in (tmp_path / "state" / "brim" / "runs").glob("*.jsonl")}
     for verb, shards in (("build", 3), ("verify", 3), ("unpack", 3), ("map", 1)):
         work = [entry["work"] for entry in read_log(logs[f"{verb}.jsonl"]) if entry.get("work")]
@@ -308,8 +308,8 @@ def test_a_browser_without_the_key(tmp_path: Path) -> None:
     """Says what is missing, and shows nothing."""
     with browser(900) as driver, running(tmp_path) as (_, port, _, _, _):
         driver.get(f"http://127.0.0.1:{port}/#key={'0' * 32}")
-        told = "return document.getElementById('connection').textContent"
-        eventually(lambda: "missing or wrong" in driver.execute_script(told), 30)
+        report = "return document.getElementById('connection').textContent"
+        eventually(lambda: "missing or wrong" in driver.execute_script(report), 30)
         assert driver.execute_script("return document.querySelector('main').textContent.trim()") == ""
 
 

@@ -61,18 +61,18 @@ def test_night_after_night(tmp_path: Path) -> None:
     command += ["--", sys.executable, script, checkpoint, stop, inner]
     reached = []
     for night in range(3):
-        done = brim(*command, check=None)
+        result = brim(*command, check=None)
         entries = list(read_log(log))
         end = next(entry for entry in entries if entry["type"] == "end")
         assert not [entry for entry in entries if entry.get("kind") in ("kill", "term")], f"night {night}"
         assert not stop.exists()
-        assert done.stdout.startswith(f"from step {reached[-1] if reached else 0}\n")
+        assert result.stdout.startswith(f"from step {reached[-1] if reached else 0}\n")
         reached.append(json.loads(checkpoint.read_text())["step"])
-        if "done" in done.stdout:
+        if "done" in result.stdout:
             assert end["stopped"] is None
-            assert done.returncode == 0
+            assert result.returncode == 0
             break
-        assert done.returncode == (4 if end["stopped"] else 0)
+        assert result.returncode == (4 if end["stopped"] else 0)
         assert end["peak_bytes"] < 0.97 * 300e6
     assert len(reached) >= 2
     assert reached == sorted(set(reached))

@@ -38,9 +38,9 @@ def browse(tmp_path: Path) -> Browse:
         flags += ("--disable-dev-shm-usage",)  # of which a container has little
         profile = f"--user-data-dir={tmp_path / 'profile'}"
         command = [CHROMIUM, *flags, profile, "--virtual-time-budget=2000", *options, f"{path.as_uri()}{query}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        assert "CONSOLE" not in done.stderr, done.stderr
-        return done.stdout
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        assert "CONSOLE" not in result.stderr, result.stderr
+        return result.stdout
 
     return open_page
 
@@ -83,9 +83,9 @@ frame.addEventListener("load", () => setTimeout(() => {{
 
 
 def outcome(dom: str) -> dict[str, str | int | bool]:
-    found = re.search(r'<pre id="out">(.+?)</pre>', dom)
-    assert found is not None, dom[-2000:]
-    return json.loads(html.unescape(found[1]))  # type: ignore[no-any-return]
+    actual = re.search(r'<pre id="out">(.+?)</pre>', dom)
+    assert actual is not None, dom[-2000:]
+    return json.loads(html.unescape(actual[1]))  # type: ignore[no-any-return]
 
 
 @needs_chromium
@@ -157,14 +157,14 @@ def test_values_at_the_pointer_and_by_keys(tmp_path: Path, browse: Browse) -> No
   out.earlier = plot.getAttribute("aria-valuetext");
   page.querySelector("tr.warn button").click();
   out.event = readout.textContent;"""
-    seen = outcome(browse(in_frame(tmp_path, script), "", "--dump-dom", "--allow-file-access-from-files"))
-    assert (seen["before"], seen["left"]) == (True, True)
+    observed = outcome(browse(in_frame(tmp_path, script), "", "--dump-dom", "--allow-file-access-from-files"))
+    assert (observed["before"], observed["left"]) == (True, True)
     assert re.search(
-        r"4:\d\d min in, 2026-11-14 .*memory.* GB, \d+ % of the limit.*anonymous.*file pages", str(seen["hovered"])
+        r"4:\d\d min in, 2026-11-14 .*memory.* GB, \d+ % of the limit.*anonymous.*file pages", str(observed["hovered"])
     )
-    assert str(seen["last"]).startswith("8:19 min in: memory 3.87 GB")
-    assert str(seen["earlier"]).startswith("8:18 min in")
-    assert "exhaustion: memory runs out" in str(seen["event"])
+    assert str(observed["last"]).startswith("8:19 min in: memory 3.87 GB")
+    assert str(observed["earlier"]).startswith("8:18 min in")
+    assert "exhaustion: memory runs out" in str(observed["event"])
 
 
 @needs_chromium
@@ -177,8 +177,8 @@ def test_the_scale_can_be_chosen(tmp_path: Path, browse: Browse) -> None:
   out.first = highest();
   page.querySelectorAll(".controls button")[2].click();
   out.files = highest();"""
-    seen = outcome(browse(in_frame(tmp_path, script), "", "--dump-dom", "--allow-file-access-from-files"))
-    assert seen == {"first": "400 MB", "files": "10 GB"}
+    observed = outcome(browse(in_frame(tmp_path, script), "", "--dump-dom", "--allow-file-access-from-files"))
+    assert observed == {"first": "400 MB", "files": "10 GB"}
 
 
 @needs_chromium
@@ -198,8 +198,8 @@ def test_small_and_large_screens(
     if (!apart(a, b)) out.overlaps.push(`${one} / ${other}`);
   }));"""
     holder = in_frame(tmp_path, script, width)
-    seen = outcome(browse(holder, "", "--dump-dom", "--allow-file-access-from-files"))
-    assert seen == {"width": width, "overlaps": []}
+    observed = outcome(browse(holder, "", "--dump-dom", "--allow-file-access-from-files"))
+    assert observed == {"width": width, "overlaps": []}
 
 
 @needs_chromium

@@ -86,7 +86,7 @@ def test_a_log_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "grade", "said"),
+    ("entries", "grade", "message"),
     [
         (memory_log.fine(), "fine", "57 % of its limit"),
         (memory_log.leaking(), "killed", "Killed by brim"),
@@ -103,12 +103,12 @@ def test_a_log_is_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_verdicts(tmp_path: Path, entries: list[dict[str, Any]], grade: str, said: str) -> None:
+def test_verdicts(tmp_path: Path, entries: list[dict[str, Any]], grade: str, message: str) -> None:
     """The first sentence says how it went."""
     run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
     verdict = run_summary.verdict_of(run, NOW)
     assert verdict.grade == grade
-    assert said in verdict.sentence
+    assert message in verdict.sentence
     assert bool(run_summary.postmortem_of(run, NOW)) == (grade in ("killed", "stopped", "cut"))
 
 
@@ -130,23 +130,23 @@ def test_the_postmortem_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
+    ("low", "high", "message"),
     [(1.0, 2.0, "25 % more"), (2.0, 3.0, "within that"), (5.0, 6.0, "50 % less"), (2.5, 2.5, "100 % of that")],
 )
-def test_forecast_against_fact(tmp_path: Path, low: float, high: float, said: str) -> None:
+def test_forecast_against_fact(tmp_path: Path, low: float, high: float, message: str) -> None:
     """The page says how far off the forecast was."""
     forecast = {"low_bytes": int(low * GB), "high_bytes": int(high * GB), "verdict": "LOW"}
     entries = [memory_log.head(forecast=forecast), memory_log.sample(1, 2.5 * GB), memory_log.end(2)]
-    assert said in page_of(tmp_path, entries)
+    assert message in page_of(tmp_path, entries)
 
 
 def test_a_long_command_is_shown_in_part_and_whole(tmp_path: Path) -> None:
     """A script given on the command line does not fill the page, and is not lost."""
     script = "\n".join(f"step_{n}()" for n in range(200))
     text = page_of(tmp_path, [memory_log.head(command=["python", "-c", script]), memory_log.sample(0, GB)])
-    heading, _, rest = text.partition("</h1>")
+    heading, _, remainder = text.partition("</h1>")
     assert "step_199" not in heading
-    assert f"python\n-c\n{script}" in rest
+    assert f"python\n-c\n{script}" in remainder
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 20, 150, 20_000])
@@ -194,12 +194,12 @@ def test_the_last_of_several_runs_is_shown(tmp_path: Path) -> None:
 def test_clocks_that_jump(tmp_path: Path) -> None:
     """A clock set back or leaping years ahead does not bend the curve; a night asleep is a gap."""
     seconds = [*range(100), *range(-7200, -7100), *range(10**9, 10**9 + 100), *range(10**9 + 30_000, 10**9 + 30_050)]
-    run = read_run(memory_log.write(tmp_path / "run.jsonl", [memory_log.sample(at, GB) for at in seconds]))
+    run = read_run(memory_log.write(tmp_path / "run.jsonl", [memory_log.sample(when, GB) for when in seconds]))
     assert [round(step) for _, step in run.clock_jumps] == [-7299, 10**9 + 7101]
     assert run.seconds == pytest.approx(99 + 99 + 60 + 99 + 29_901 + 49)
     xs = [sample.x for sample in run.samples]
     assert xs == sorted(xs)
-    assert [round(end - begin) for begin, end in run.gaps] == [29_901]
+    assert [round(end - start) for start, end in run.gaps] == [29_901]
     text = render(run, NOW)
     assert "went back by" in text
     assert "No samples for 8 h" in text
@@ -217,11 +217,11 @@ samples = st.lists(
 
 
 def timeline(steps: list[tuple[float, tuple[int, ...]]]) -> list[SeriesPoint]:
-    made, x = [], 0.0
+    created, x = [], 0.0
     for step, (anon, shmem, swap, file) in steps:
         x += step
-        made.append(SeriesPoint(x, x, anon, shmem, swap, file, anon + shmem + swap))
-    return made
+        created.append(SeriesPoint(x, x, anon, shmem, swap, file, anon + shmem + swap))
+    return created
 
 
 @given(samples, st.integers(20, 200))
@@ -230,8 +230,8 @@ def test_thinning_keeps_the_peaks(steps: list[tuple[float, tuple[int, ...]]], mo
     before = timeline(steps)
     after = thin(before, most)
     assert len(after) <= most
-    kept = {id(sample) for sample in after}  # samples may be equal
-    assert [sample for sample in before if id(sample) in kept] == after
+    remaining = {id(sample) for sample in after}  # samples may be equal
+    assert [sample for sample in before if id(sample) in remaining] == after
     assert (after[0], after[-1]) == (before[0], before[-1])
     for name in SERIES:
         assert max(getattr(sample, name) for sample in after) == max(getattr(sample, name) for sample in before)
@@ -245,8 +245,8 @@ def test_a_long_log_keeps_every_peak_that_can_be_seen(tmp_path: Path) -> None:
     run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
     assert run.sample_count == 40_000
     assert len(run.samples) <= MOST_SAMPLES
-    kept = {sample.total_bytes for sample in run.samples}
-    assert {2 * GB + n for n in spikes} <= kept
+    remaining = {sample.total_bytes for sample in run.samples}
+    assert {2 * GB + n for n in spikes} <= remaining
     assert "every peak is among them" in render(run, NOW)
 
 
@@ -256,10 +256,10 @@ def test_many_events_stay_few_and_even(tmp_path: Path) -> None:
     kill = memory_log.event(5000, "kill", "killed it")
     run = read_run(memory_log.write(tmp_path / "run.jsonl", [*shards[:5000], kill, *shards[5000:]]))
     assert run.event_counts == {"shard": 10_000, "kill": 1}
-    kept = [event.x for event in run.events if event.kind == "shard"]
-    assert len(kept) <= 401
-    assert (kept[0], kept[-1]) == (0, 9999)
-    assert max(later - earlier for earlier, later in pairwise(kept)) <= 64
+    remaining = [event.x for event in run.events if event.kind == "shard"]
+    assert len(remaining) <= 401
+    assert (remaining[0], remaining[-1]) == (0, 9999)
+    assert max(later_value - earlier for earlier, later_value in pairwise(remaining)) <= 64
     assert "killed it" in render(run, NOW)
 
 
@@ -356,7 +356,7 @@ class Heard:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
+    def start(self, label: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         self.calls.append("start")
 
     def advance(self, size: int) -> None:
@@ -365,7 +365,7 @@ class Heard:
     def hashed(self, size: int) -> None:
         self.calls.append("hashed")
 
-    def shard(self, name: str, size: int, sha256: str, how: str) -> None:
+    def shard(self, name: str, size: int, sha256: str, method: str) -> None:
         self.calls.append("shard")
 
     def note(self, text: str) -> None:
@@ -383,9 +383,9 @@ def test_nodes_of_a_cluster_count(tmp_path: Path) -> None:
     run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
     verdict = run_summary.verdict_of(run, NOW)
     assert (verdict.grade, "fullest of its machines used 3.40 GB" in verdict.sentence) == ("near", True)
-    told = {figure.label: (figure.value, figure.detail) for figure in run_summary.figures_of(run)}
-    assert told["fullest node"] == ("3.40 GB", "10.0.0.8, of 2")
-    assert told["of the limit"] == ("85 %", "600 MB left at the peak")
+    records = {figure.label: (figure.value, figure.detail) for figure in run_summary.figures_of(run)}
+    assert records["fullest node"] == ("3.40 GB", "10.0.0.8, of 2")
+    assert records["of the limit"] == ("85 %", "600 MB left at the peak")
     page = render(run, NOW)
     Page(page)
     assert page.index('id="over-time"') < page.index('id="nodes"') < page.index("<footer")
@@ -393,9 +393,9 @@ def test_nodes_of_a_cluster_count(tmp_path: Path) -> None:
 
 def test_a_peak_between_two_lines_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log has a line every ten seconds; memory is looked at more often than that."""
-    held = iter([60, 130, 60, 60, 60])
+    retained = iter([60, 130, 60, 60, 60])
     now = [0.0]
-    monkeypatch.setattr("brim.progress.tree_bytes", lambda: next(held))
+    monkeypatch.setattr("brim.progress.tree_bytes", lambda: next(retained))
     out = io.StringIO()
     progress = Progress(PlainLines(out), clock=lambda: now[0])
     progress.start("build", 100, 1, GB)
@@ -460,8 +460,8 @@ def test_bar_keeps_rate_and_memory_limit_and_adds_rows_where_they_fit(
 
 def test_a_recording_tells_and_writes(tmp_path: Path) -> None:
     """Whoever listened before still hears everything, and the log holds samples of this process and all events."""
-    heard = Heard()
-    progress = Progress(forward_to=heard)
+    receiver = Heard()
+    progress = Progress(forward_to=receiver)
     recording = RunRecorder(
         progress, tmp_path / "build.jsonl", ["brim", "build"], Limit(GB, "--memory"), {"low_bytes": GB}
     )
@@ -474,7 +474,7 @@ def test_a_recording_tells_and_writes(tmp_path: Path) -> None:
         progress.finish()
     recording.close(0)
     recording.close(0)
-    assert heard.calls == ["start", "advance", "hashed", "shard", "note", "finish"]
+    assert receiver.calls == ["start", "advance", "hashed", "shard", "note", "finish"]
     run = read_run(tmp_path / "build.jsonl")
     assert [(event.kind, event.text) for event in run.events] == [
         ("start", "build: 1.00 GB in 2 shards"),
@@ -517,11 +517,11 @@ def test_a_failed_job_has_a_page(tmp_path: Path) -> None:
 
 def test_without_a_report_nothing_is_recorded(tmp_path: Path) -> None:
     """No page asked for: the listener is the one that was given."""
-    heard = Heard()
-    with recorded(heard, None, ["brim"], Limit(GB, "--memory")) as listener:
-        assert listener is heard
+    receiver = Heard()
+    with recorded(receiver, None, ["brim"], Limit(GB, "--memory")) as listener:
+        assert listener is receiver
     for html in (tmp_path, tmp_path / "none" / "x.html", tmp_path / "x.jsonl"):
-        with pytest.raises(InputError), recorded(heard, html, ["brim"], Limit(GB, "--memory")):
+        with pytest.raises(InputError), recorded(receiver, html, ["brim"], Limit(GB, "--memory")):
             pass
 
 
@@ -575,8 +575,8 @@ def test_the_shards_of_a_job_have_a_state(tmp_path: Path) -> None:
         ">already there<",
         "5.00 KB<",
     ]
-    places = [page.index(word) for word in order]
-    assert places == sorted(places)
+    destinations = [page.index(text) for text in order]
+    assert destinations == sorted(destinations)
     ended = render(read_run(tmp_path / "build.jsonl"), NOW)
     Page(ended)
     assert "begun and not finished" in ended

@@ -49,36 +49,36 @@ def kinds(log: Path) -> list[str]:
 
 def eventually(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
-    while not (found := true()):
+    while not (match := true()):
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.02)
-    return found
+    return match
 
 
 def test_stdin_stdout_and_the_exit_code_are_the_commands(tmp_path: Path) -> None:
     """What goes in comes out, byte for byte; brim's own words are on stderr."""
     data = os.urandom(300_000).hex()
     script = "import sys; sys.stdout.write(sys.stdin.read()); sys.stderr.write('err'); sys.exit(7)"
-    done = started("run", "--quiet", "--", PYTHON, "-c", script, input=data, check=7)
-    assert done.stdout == data
-    assert done.stderr == "err"
+    result = started("run", "--quiet", "--", PYTHON, "-c", script, input=data, check=7)
+    assert result.stdout == data
+    assert result.stderr == "err"
 
 
 def test_the_end_is_one_screen(tmp_path: Path) -> None:
     """Peak and when, the limit and who set it, the curve, the trend, the log; nothing on stdout."""
     grow = "import time; held = []\nfor _ in range(10): held.append(bytearray(b'x') * 6_000_000); time.sleep(0.1)"
-    done = brim("run", "--memory", "500MB", "--log", tmp_path / "l.jsonl", "--", PYTHON, "-c", grow)
-    assert done.stdout == ""
+    result = brim("run", "--memory", "500MB", "--log", tmp_path / "l.jsonl", "--", PYTHON, "-c", grow)
+    assert result.stdout == ""
     for label in ("ended  exit code 0", "peak  6", "limit  500 MB: --memory", "memory  ", "trend  too short", "log  "):
-        assert label in done.stderr
-    assert "█" in done.stderr
+        assert label in result.stderr
+    assert "█" in result.stderr
 
 
 def test_json_is_one_line_on_stderr(tmp_path: Path) -> None:
     """--json: stdout stays the command's, stderr is one object."""
-    done = brim("run", "--json", "--memory", "500MB", "--", PYTHON, "-c", "print('out')")
-    facts = json.loads(done.stderr)
-    assert done.stdout == "out\n"
+    result = brim("run", "--json", "--memory", "500MB", "--", PYTHON, "-c", "print('out')")
+    facts = json.loads(result.stderr)
+    assert result.stdout == "out\n"
     assert (facts["event"], facts["exit_code"], facts["stopped"]) == ("ran", 0, None)
     assert Path(facts["log"]).is_relative_to(tmp_path / "state" / "brim" / "runs")
 
@@ -105,8 +105,8 @@ def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
 
 def test_options_behind_the_dashes_are_the_commands() -> None:
     """--debug, --json and -h after -- are not brim's."""
-    done = brim("run", "--quiet", "--", "echo", "--debug", "--json", "-h", "--memory", "x")
-    assert done.stdout == "--debug --json -h --memory x\n"
+    result = brim("run", "--quiet", "--", "echo", "--debug", "--json", "-h", "--memory", "x")
+    assert result.stdout == "--debug --json -h --memory x\n"
 
 
 def test_wrong_levels_are_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ while True:
         asked = print("asked", flush=True)
     time.sleep(0.01)
 """
-    done = brim(
+    result = brim(
         *("run", "--memory", "210MB", "--no-cgroup", "--alert-after", "0.2", "--stop-after", "2", "--grace", "3"),
         *("--stop-lead", "0"),  # the lines alone: on a busy machine filling is a climb, by which a stop is predicted
         *("--stop-file", stop, "--log", log, "--on-alert", f"env > {tmp_path}/hook-$BRIM_ALERT"),
@@ -231,14 +231,14 @@ while True:
         env={**os.environ, "MY_API_TOKEN": "sesame"},
         check=4,
     )
-    assert done.stdout == "asked\nsaved\n"
+    assert result.stdout == "asked\nsaved\n"
     assert kinds(log) == ["start", "alert", "stop", "stop", "term", "postmortem"]
     assert not stop.exists()
     text = log.with_suffix(".alerts.txt").read_text()
     assert len(text.splitlines()) == 4
     assert "asked it to stop" in text
-    for words in ("memory is at", "above the stop threshold", "sent SIGTERM", "stopped by brim"):
-        assert words in done.stderr
+    for arguments in ("memory is at", "above the stop threshold", "sent SIGTERM", "stopped by brim"):
+        assert arguments in result.stderr
     hook = (tmp_path / "hook-alert").read_text()
     assert "BRIM_LIMIT_BYTES=210000000" in hook
     assert f"BRIM_LOG={log}" in hook
@@ -262,8 +262,8 @@ block = bytearray(b"x") * 190_000_000
 time.sleep(60)
 """
     options = ("--memory", "210MB", "--no-cgroup", "--stop-after", "0.2", "--grace", "0.3", "--quiet")
-    done = brim("run", *options, "--", PYTHON, "-c", script, tmp_path / "pid", check=4)
-    assert "it was still running 0.3 s after SIGTERM" in done.stderr
+    result = brim("run", *options, "--", PYTHON, "-c", script, tmp_path / "pid", check=4)
+    assert "it was still running 0.3 s after SIGTERM" in result.stderr
     daemon = int((tmp_path / "pid").read_text())
     eventually(lambda: not Path(f"/proc/{daemon}").exists())
 
@@ -271,10 +271,10 @@ time.sleep(60)
 def test_a_forked_daemon_is_left_and_named(tmp_path: Path) -> None:
     """What a command leaves behind on purpose goes on; brim does not wait for it and says so."""
     script = "sleep 60 >/dev/null 2>&1 & echo $! > $0"
-    begun = time.monotonic()
+    started_at = time.monotonic()
     process = begin("run", "--", "sh", "-c", script, str(tmp_path / "pid"))
     assert process.wait(30) == 0
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started_at < 30
     pid = int((tmp_path / "pid").read_text())
     try:
         assert process.stderr is not None
@@ -296,9 +296,9 @@ def test_warning_and_stop_name_the_process_that_holds_the_memory(tmp_path: Path)
     log = tmp_path / "l.jsonl"
     options = ("--memory", "202MB", "--no-cgroup", "--alert-after", "0.2", "--stop-after", "1", "--grace", "0.5")
     brim("run", *options, "--lead", "0", "--log", log, "--", PYTHON, "-c", CHILD, check=4)
-    said = {event["kind"]: event["text"] for event in reversed(entries(log, "event"))}
+    messages = {event["kind"]: event["text"] for event in reversed(entries(log, "event"))}
     for kind in ("alert", "stop"):
-        assert re.search(r"; 1\d\d MB in \S+ \(pid \d+, a child\)", said[kind]), said[kind]
+        assert re.search(r"; 1\d\d MB in \S+ \(pid \d+, a child\)", messages[kind]), messages[kind]
 
 
 @pytest.mark.parametrize("measured", [["--no-cgroup"], []], ids=["tree", "cgroup, where there is one"])
@@ -307,26 +307,26 @@ def test_warning_names_the_file_in_shared_memory(tmp_path: Path, measured: list[
     script = "import sys, time; f = open(sys.argv[1], 'wb'); f.write(bytes(90_000_000)); f.flush(); time.sleep(2)"
     options = ("--memory", "110MB", *measured, "--alert-after", "0.2", "--stop-at", "off", "--kill-at", "off")
     try:
-        done = brim("run", *options, "--log", log, "--", PYTHON, "-c", script, name)
+        result = brim("run", *options, "--log", log, "--", PYTHON, "-c", script, name)
     finally:
         os.unlink(name)
     (alert,) = [event["text"] for event in entries(log, "event") if event["kind"] == "alert"]
     assert f"MB in {name}" in alert
-    assert f"left  90.0 MB of memory in files that remain: {name}" in done.stderr
+    assert f"left  90.0 MB of memory in files that remain: {name}" in result.stderr
 
 
 def test_a_killed_run_is_not_said_to_be_above_the_stop_threshold_afterwards(tmp_path: Path) -> None:
     log = tmp_path / "l.jsonl"
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {HOLD}"
     options = ("--memory", "150MB", "--no-cgroup", "--lead", "0", "--log", log)
-    done = brim("run", *options, "--", PYTHON, "-c", deaf, "300", "20", check=4)
+    result = brim("run", *options, "--", PYTHON, "-c", deaf, "300", "20", check=4)
     happened = kinds(log)
     assert happened[happened.index("kill") + 1 :] == ["postmortem"]
     (killed,) = [event["text"] for event in entries(log, "event") if event["kind"] == "kill"]
     assert "above the kill threshold" in killed
     assert entries(log, "end")[0]["why"] in killed
-    (at,) = re.findall(r"brim killed \S+ \(pid \d+\) at (\S+ MB)", done.stderr)
-    assert f"killed it: {at} of 150 MB" in killed
+    (position,) = re.findall(r"brim killed \S+ \(pid \d+\) at (\S+ MB)", result.stderr)
+    assert f"killed it: {position} of 150 MB" in killed
 
 
 def test_a_short_command_is_short() -> None:
@@ -335,9 +335,9 @@ def test_a_short_command_is_short() -> None:
     def best(*arguments: str) -> float:
         times = []
         for _ in range(5):
-            begun = time.monotonic()
+            started_at = time.monotonic()
             started(*arguments)
-            times.append(time.monotonic() - begun)
+            times.append(time.monotonic() - started_at)
         return min(times)
 
     assert best("run", "--quiet", "--", "true") < 6 * best("doctor", "--help")
@@ -384,9 +384,9 @@ def test_watch_a_process(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> No
 
 def test_watch_acts_when_told(sleeper: subprocess.Popen[bytes]) -> None:
     """--act: over the kill line it is killed, exit 4."""
-    done = brim("watch", str(sleeper.pid), "--memory", "100MB", "--enforce", check=4)
+    result = brim("watch", str(sleeper.pid), "--memory", "100MB", "--enforce", check=4)
     assert sleeper.wait(5) == -signal.SIGKILL
-    assert "killed by brim" in done.stderr
+    assert "killed by brim" in result.stderr
 
 
 def test_watch_finds_it_again(tmp_path: Path) -> None:
@@ -395,12 +395,12 @@ def test_watch_finds_it_again(tmp_path: Path) -> None:
     script.write_text(HOLD)
     process = begin("watch", "--match", "brim-restarts", "--log", str(log), "--json")
     for _ in range(2):
-        found = len([kind for kind in kinds(log) if kind == "found"]) if log.exists() else 0
+        actual = len([kind for kind in kinds(log) if kind == "found"]) if log.exists() else 0
         target = subprocess.Popen([PYTHON, script, "20", "30"])
-        eventually(lambda found=found: log.exists() and kinds(log).count("found") == found + 1)
+        eventually(lambda result=actual: log.exists() and kinds(log).count("found") == result + 1)
         target.kill()
         target.wait()
-        eventually(lambda found=found: kinds(log).count("gone") == found + 1)
+        eventually(lambda matches=actual: kinds(log).count("gone") == matches + 1)
     process.send_signal(signal.SIGINT)
     stdout, _ = process.communicate(timeout=20)
     assert process.returncode == 0
@@ -411,9 +411,9 @@ def test_watch_in_the_background(sleeper: subprocess.Popen[bytes], tmp_path: Pat
     """--background comes back at once; the watch goes on and ends with what it watches."""
     log = tmp_path / "l.jsonl"
     alerts = tmp_path / "mine.txt"
-    done = brim("watch", str(sleeper.pid), "--background", "--json", "--log", log, "--alerts", alerts)
-    watcher = json.loads(done.stdout)["pid"]
-    assert json.loads(done.stdout)["alerts"] == str(alerts)
+    result = brim("watch", str(sleeper.pid), "--background", "--json", "--log", log, "--alerts", alerts)
+    watcher = json.loads(result.stdout)["pid"]
+    assert json.loads(result.stdout)["alerts"] == str(alerts)
     eventually(lambda: any(sample["total_bytes"] > 100e6 for sample in entries(log, "sample")))
     os.kill(watcher, 0)
     sleeper.kill()
@@ -424,8 +424,8 @@ def test_watch_in_the_background(sleeper: subprocess.Popen[bytes], tmp_path: Pat
 
 def test_watch_the_machine() -> None:
     """--system: everything, for as long as asked."""
-    done = brim("watch", "--system", "--for", "1.2", "--json")
-    last = json.loads(done.stdout.splitlines()[-1])
+    result = brim("watch", "--system", "--for", "1.2", "--json")
+    last = json.loads(result.stdout.splitlines()[-1])
     assert last["event"] == "watched"
     assert last["limit"]["why"] == "the machine's memory"
     assert last["peak_bytes"] > 0
@@ -491,8 +491,8 @@ def test_a_closed_stderr_does_not_end_the_watch(tmp_path: Path) -> None:
     log = tmp_path / "l.jsonl"
     options = ["--memory", "100MB", "--alert", "50%", "--alert-after", "0", "--on-alert", "echo said"]
     command = [PYTHON, "-m", "brim", "run", "--log", str(log), *options, "--", PYTHON, "-c", HOLD, "60", "1"]
-    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], timeout=60)
-    assert done.returncode == 0
+    result = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], timeout=60)
+    assert result.returncode == 0
     assert "alert" in kinds(log)
     assert entries(log, "end")[0]["exit_code"] == 0
 
@@ -515,10 +515,10 @@ time.sleep(60)
 
 def test_all_that_match_are_asked_to_stop_and_bystanders_are_not(tmp_path: Path) -> None:
     """--match --enforce: several programs only with --enforce-all, and no bystander with the name in its arguments."""
-    script, one, two, three = (tmp_path / name for name in ("brim-asked.py", "1", "2", "3"))
+    script, first, two, three = (tmp_path / name for name in ("brim-asked.py", "1", "2", "3"))
     script.write_text(LEAVE)
     processes = [
-        subprocess.Popen([PYTHON, script, one]),
+        subprocess.Popen([PYTHON, script, first]),
         subprocess.Popen(["sh", "-c", '"$@"; true', "sh", PYTHON, script, two]),
         subprocess.Popen([PYTHON, "-c", LEAVE, three, script]),
     ]
@@ -529,9 +529,9 @@ def test_all_that_match_are_asked_to_stop_and_bystanders_are_not(tmp_path: Path)
         assert "2 programs match" in refused
         assert str(processes[0].pid) in refused
         assert str(processes[2].pid) not in refused
-        done = brim("watch", "--match", "brim-asked", *options, "--enforce-all", "--for", "6", check=4)
-        assert f"acting on process {processes[0].pid}" in done.stderr
-        assert (one.exists(), two.exists(), three.exists()) == (True, True, False)
+        result = brim("watch", "--match", "brim-asked", *options, "--enforce-all", "--for", "6", check=4)
+        assert f"acting on process {processes[0].pid}" in result.stderr
+        assert (first.exists(), two.exists(), three.exists()) == (True, True, False)
         assert processes[2].poll() is None
     finally:
         for process in processes:
@@ -562,9 +562,9 @@ def test_one_that_joins_later_is_not_acted_on(tmp_path: Path) -> None:
 
 def test_a_watch_ends_when_asked_and_with_who_looks(tmp_path: Path) -> None:
     """--for is kept to the second; a `brim watch` that was killed leaves no watcher behind."""
-    begun = time.monotonic()
+    started_at = time.monotonic()
     brim("watch", "--system", "--for", "1", "--log", tmp_path / "a.jsonl")
-    assert time.monotonic() - begun < 6
+    assert time.monotonic() - started_at < 6
     assert "takes seconds" in brim("watch", "--system", "--for", "nan", check=2).stderr
     log = tmp_path / "b.jsonl"
     process = begin("watch", "--system", "--log", str(log))
@@ -582,8 +582,8 @@ def test_a_part_of_the_work(tmp_path: Path) -> None:
         logs.append(tmp_path / f"{part.replace('/', '-')}.jsonl")
         slow = f"{script}; import time; time.sleep(0.3)"
         brim("run", "--fraction", part, "--log", logs[-1], "--quiet", "--", PYTHON, "-c", slow)
-    told = brim("forecast", "sampled", *logs, "--memory", "2GB", "--json").stdout
-    forecast = json.loads(told.splitlines()[-1])
+    output = brim("forecast", "sampled", *logs, "--memory", "2GB", "--json").stdout
+    forecast = json.loads(output.splitlines()[-1])
     assert 380e6 < forecast["high_bytes"] < 520e6
     assert "between 0 and 1" in brim("run", "--fraction", "2", "--", "true", check=2).stderr
 
@@ -597,13 +597,13 @@ def test_a_kill_by_the_kernel_is_explained_at_the_end(tmp_path: Path) -> None:
         pytest.skip(f"a kill by the kernel is not proved here: {group}")
     group.remove()
     page = tmp_path / "r.html"
-    done = brim(
+    result = brim(
         *("run", "--memory", "120MB", "--kill-at", "off", "--stop-at", "off", "--alert", "off", "--report", page),
         *("--", PYTHON, "-c", "b = bytearray(b'x') * 400_000_000"),
         check=4,
     )
-    assert "killed" in done.stderr
-    assert "120 MB" in done.stderr
+    assert "killed" in result.stderr
+    assert "120 MB" in result.stderr
     assert "why it died" in page.read_text() or "The kernel killed" in page.read_text()
 
 
@@ -622,18 +622,18 @@ def test_a_leak_is_stopped_in_time_and_the_next_run_starts(tmp_path: Path) -> No
     """Stopped a lead before the kill line; the file is gone, and the lead of the next night is what this one took."""
     stop, log = tmp_path / "stop", tmp_path / "l.jsonl"
     options = ["--memory", "300MB", "--no-cgroup", "--stop-file", stop, "--log", log]
-    done = brim("run", *options, "--stop-lead", "4", "--", PYTHON, "-c", LEAK, "12", stop, check=4)
-    assert done.stdout == "obeyed\n"
-    assert "than the 4 s that a stop needs" in done.stderr
-    assert "at this rate the limit is reached at" in done.stderr
+    result = brim("run", *options, "--stop-lead", "4", "--", PYTHON, "-c", LEAK, "12", stop, check=4)
+    assert result.stdout == "obeyed\n"
+    assert "than the 4 s that a stop needs" in result.stderr
+    assert "at this rate the limit is reached at" in result.stderr
     assert "kill" not in kinds(log)
     assert entries(log, "end")[0]["peak_bytes"] < 0.9 * 300e6
     assert not stop.exists()
-    again = begin("run", *map(str, options), "--", PYTHON, "-c", LEAK, "12", str(stop))
+    repeated = begin("run", *map(str, options), "--", PYTHON, "-c", LEAK, "12", str(stop))
     time.sleep(3)
     stop.touch()
-    stdout, stderr = again.communicate(timeout=30)
-    assert (again.returncode, stdout) == (0, "obeyed\n")
+    stdout, stderr = repeated.communicate(timeout=30)
+    assert (repeated.returncode, stdout) == (0, "obeyed\n")
     assert "lead 10 s: it took" in stderr
     assert not stop.exists()
 
@@ -654,8 +654,8 @@ def test_a_stop_file_is_stale_or_refused(tmp_path: Path) -> None:
     for pid in (watcher, process.pid, command):
         os.kill(pid, signal.SIGKILL)
     process.communicate()
-    done = brim("run", "--stop-file", stop, "--", "true")
-    assert "the run that it was made for has ended" in done.stderr
+    result = brim("run", "--stop-file", stop, "--", "true")
+    assert "the run that it was made for has ended" in result.stderr
     assert not stop.exists()
 
 
@@ -695,15 +695,15 @@ while True:
 def test_sigterm_comes_before_the_kill_when_the_leak_is_faster_than_the_grace(tmp_path: Path) -> None:
     log = tmp_path / "l.jsonl"
     options = ["--memory", "300MB", "--no-cgroup", "--stop-file", tmp_path / "stop", "--log", log]
-    done = brim("run", *options, "--", PYTHON, "-c", LEAK_UNTIL_SIGTERM, check=4)
-    assert done.stdout == "saved\n"
+    result = brim("run", *options, "--", PYTHON, "-c", LEAK_UNTIL_SIGTERM, check=4)
+    assert result.stdout == "saved\n"
     assert "kill" not in kinds(log)
 
 
 def test_options_of_brim_after_the_command_are_pointed_out() -> None:
-    done = brim("run", "echo", "--memory", "300MB")
-    assert done.stdout == "--memory 300MB\n"
-    assert "--memory is given to echo" in done.stderr
+    result = brim("run", "echo", "--memory", "300MB")
+    assert result.stdout == "--memory 300MB\n"
+    assert "--memory is given to echo" in result.stderr
     assert "--memory is given" not in brim("run", "--", "echo", "--memory", "300MB").stderr
 
 

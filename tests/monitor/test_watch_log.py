@@ -64,8 +64,8 @@ def test_torn_lines_are_left_out(cut: int, junk: bytes) -> None:
         data = log.path.read_bytes()
         whole = data[:cut].count(b"\n")
         log.path.write_bytes(data[:cut] + b"\n" + junk)
-        found = list(read_log(log.path))
-        assert [entry["t"] for entry in found[:whole]] == list(range(whole))
+        actual = list(read_log(log.path))
+        assert [entry["t"] for entry in actual[:whole]] == list(range(whole))
 
 
 def test_a_full_disk_loses_lines_and_nothing_else() -> None:
@@ -95,10 +95,10 @@ def test_a_slow_disk_does_not_hold_the_watch_up(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(os, "fsync", slow)
     log = LogWriter(tmp_path / "log.jsonl")
-    begun = time.monotonic()
+    started_at = time.monotonic()
     for number in range(50):
         log.write("event", {"t": number, "kind": "alert", "text": ""})
-    assert time.monotonic() - begun < 0.4
+    assert time.monotonic() - started_at < 0.4
     assert len(list(read_log(log.path))) == 50
     log.close()
     assert synced

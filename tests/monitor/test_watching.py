@@ -25,9 +25,9 @@ def _state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def script(code: str, *arguments: object) -> str:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_now_peak_and_marks(tmp_path: Path) -> None:
@@ -153,10 +153,10 @@ print(before - process_bytes(os.getpid()), released.total_bytes, len(kept))
 print(released)
 """
     numbers, text = script(code).splitlines()
-    less, said, kept = map(int, numbers.split())
-    assert 75e6 < less < 90e6
-    assert abs(less - said) < 5e6
-    assert kept == 30_000_000
+    smaller, message, remaining = map(int, numbers.split())
+    assert 75e6 < smaller < 90e6
+    assert abs(smaller - message) < 5e6
+    assert remaining == 30_000_000
     assert "garbage collection" in text
 
 

@@ -26,8 +26,8 @@ def reported(
     *arguments: str | os.PathLike[str], **options: object
 ) -> tuple[list[dict[str, object]], dict[str, object]]:
     """The kills and the rest of `brim why --json`."""
-    done = brim("why", "--json", *arguments, **options)  # type: ignore[arg-type]
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    result = brim("why", "--json", *arguments, **options)  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["event"] for line in lines] == ["kill"] * (len(lines) - 1) + ["why"]
     return lines[:-1], lines[-1]
 
@@ -43,8 +43,8 @@ def test_a_log_for_people() -> None:
     """What happened, against which limit, how sure, on which lines, what to do; within 80 columns."""
     text = brim("why", "--log", LOGS / "k6.18_memcg_v1_shmem.log").stdout
     assert max(map(len, text.splitlines())) <= 80
-    for said in ("python3 (pid 24601)", "157 MB", "146 MB shared memory", "certain", "line 116", "/dev/shm"):
-        assert said in " ".join(text.split())
+    for message in ("python3 (pid 24601)", "157 MB", "146 MB shared memory", "certain", "line 116", "/dev/shm"):
+        assert message in " ".join(text.split())
 
 
 def test_a_log_for_programs() -> None:
@@ -60,10 +60,10 @@ def test_several_logs_packed_and_plain(tmp_path: Path) -> None:
     """Packed files are recognised by their first bytes; several kills are summed up."""
     packed = tmp_path / "messages-20240502"
     packed.write_bytes(gzip.compress((LOGS / "k5.14_iso_user_session.log").read_bytes()))
-    later = (
+    later_value = (
         (LOGS / "k5.14_iso_user_session.log").read_text().replace("2024-05-02", "2024-05-10").replace("1540763", "77")
     )
-    (tmp_path / "messages").write_text(later)
+    (tmp_path / "messages").write_text(later_value)
     kills, whole = reported("--log", packed, "--log", tmp_path / "messages")
     assert [kill["pid"] for kill in kills] == [1540763, 77]
     assert whole["summary"] == "2 kills of python in 8 d, 62.8 and 62.8 GB"
@@ -88,16 +88,16 @@ def test_wrong_input(tmp_path: Path) -> None:
 
 def test_a_pipe() -> None:
     """`… | brim why --log -` reads what comes in."""
-    done = started("why", "--log", "-", input=(LOGS / "k3.13_memcg.log").read_text())
-    assert "tokenise (pid 13001)" in done.stdout
+    result = started("why", "--log", "-", input=(LOGS / "k3.13_memcg.log").read_text())
+    assert "tokenise (pid 13001)" in result.stdout
 
 
 def test_no_kills(tmp_path: Path) -> None:
     """Nothing found is an answer: exit 0, with what was read."""
     (tmp_path / "x.log").write_text("all is well\n")
-    done = brim("why", "--log", tmp_path / "x.log")
-    assert "No record of an out-of-memory kill was found." in done.stdout
-    assert "x.log" in done.stdout
+    result = brim("why", "--log", tmp_path / "x.log")
+    assert "No record of an out-of-memory kill was found." in result.stdout
+    assert "x.log" in result.stdout
 
 
 @pytest.mark.slow
@@ -117,12 +117,12 @@ def test_a_large_log_is_streamed(tmp_path: Path) -> None:
     def peak_kib(size: int) -> int:
         log = tmp_path / "kern.log"
         with open(log, "wb") as file:
-            for at in range(0, size, len(block)):
+            for index in range(0, size, len(block)):
                 file.write(block)
-                if at <= size // 2 < at + len(block):
+                if index <= size // 2 < index + len(block):
                     file.write(record.encode())
-        done = subprocess.run([sys.executable, "-c", code, log], capture_output=True, text=True, check=True)
-        pid, count, peak = map(int, done.stdout.split())
+        result = subprocess.run([sys.executable, "-c", code, log], capture_output=True, text=True, check=True)
+        pid, count, peak = map(int, result.stdout.split())
         assert (pid, count) == (24100, 1)
         log.unlink()
         return peak

@@ -109,8 +109,8 @@ def test_kubectl(text: str) -> None:
     kill = one(text + "\n")
     assert kill.unit == "pod train-0, container worker"
     assert (kill.sure, kill.when) == ("likely", datetime(2026, 5, 31, 14, 0, tzinfo=UTC))
-    other = one(text.replace("OOMKilled", "Error") + "\n")
-    assert other.sure == "possible"
+    second = one(text.replace("OOMKilled", "Error") + "\n")
+    assert second.sure == "possible"
     assert not kills(text.replace("137", "1").replace("OOMKilled", "Error") + "\n")
 
 
@@ -237,13 +237,13 @@ def test_nothing_but_kills() -> None:
         yield b"[  999.0] " + VICTIM.replace("4711", "4712").encode() + b"\n"
 
     tracemalloc.start()
-    begin = time.process_time()
+    started_at = time.process_time()
     reader = Scan("log", Clock())
-    found, _ = scan_lines(reader, reader.lines(blocks()))
-    took_s, (_, peak) = time.process_time() - begin, tracemalloc.get_traced_memory()
+    actual, _ = scan_lines(reader, reader.lines(blocks()))
+    took_s, (_, peak) = time.process_time() - started_at, tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found[-1].pid == 4712
-    assert found[-1].evidence[0].line == 160 * block.count(b"\n") + 1
+    assert actual[-1].pid == 4712
+    assert actual[-1].evidence[0].line == 160 * block.count(b"\n") + 1
     assert reader.middle.looked_like_kills > 150_000
     assert peak < 100e6
     assert took_s < 60  # traced, and on a busy machine; docs/how-to/why-did-it-die.md has the figure

@@ -204,8 +204,8 @@ def test_announced_and_never_confirmed() -> None:
 def test_a_later_record_takes_nothing_from_an_old_one() -> None:
     """A header that was cut an hour before lends its limit to nobody."""
     cut = "\n".join(log("k3.13_memcg").splitlines()[:6])
-    later = "[99999.100000] Out of memory: Killed process 7 (late) total-vm:8kB, anon-rss:4kB, file-rss:0kB"
-    second, first = kills_in(f"{cut}\n{later}")
+    later_value = "[99999.100000] Out of memory: Killed process 7 (late) total-vm:8kB, anon-rss:4kB, file-rss:0kB"
+    second, first = kills_in(f"{cut}\n{later_value}")
     assert (first.pid, first.bound.bytes) == (None, 1048576 * K)
     assert (second.pid, second.bound.bytes, second.scope) == (7, None, "machine")
 
@@ -281,9 +281,9 @@ TRUTH = {name: kills_in(text) for name, text in WHOLE.items()}
 def test_cut_anywhere(name: str, data: st.DataObject) -> None:
     """A log cut at any byte, at either end, gives less and nothing wrong."""
     text = WHOLE[name]
-    begin = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(begin, len(text)))
-    for kill in kills_in(text[begin:end]):
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, len(text)))
+    for kill in kills_in(text[start:end]):
         never_wrong(kill, TRUTH[name])
 
 
@@ -335,6 +335,6 @@ def test_garbage_never_raises(text: str) -> None:
 def test_damaged_letters_never_raise(name: str, data: st.DataObject) -> None:
     """A log in which letters were lost or changed is read as far as it goes."""
     letters = list(WHOLE[name])
-    for place in data.draw(st.lists(st.integers(0, len(letters) - 1), max_size=20)):
-        letters[place] = data.draw(st.sampled_from(["", "\n", "9", ")", "(", ",", "=", " ", "\ufffd", "]", "["]))
+    for position in data.draw(st.lists(st.integers(0, len(letters) - 1), max_size=20)):
+        letters[position] = data.draw(st.sampled_from(["", "\n", "9", ")", "(", ",", "=", " ", "\ufffd", "]", "["]))
     scanned("".join(letters))

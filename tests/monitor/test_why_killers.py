@@ -31,8 +31,8 @@ def one(text: str) -> Kill:
 def test_the_fixture_of_other_killers() -> None:
     """Every line of other_killers.log is attributed to its killer, with pid, name, size, signal and limit."""
     kills = scan_file(LOGS / "other_killers.log", "log", terminals=False).kills
-    told = [(k.killer, k.effect, k.pid, k.name, k.unit, k.count, k.signal) for k in kills]
-    assert told == [
+    messages = [(k.killer, k.effect, k.pid, k.name, k.unit, k.count, k.signal) for k in kills]
+    assert messages == [
         ("systemd-oomd", "killed", None, None, "vte-spawn-db.scope", 12, 9),
         ("systemd-oomd", "killed", None, None, "job.service", 1, 9),
         ("kernel", "killed", None, None, "user-1021.slice", 1, 9),
@@ -138,7 +138,7 @@ def test_killed_and_unproven(line: str, pid: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "asked"),
+    ("line", "requested"),
     [
         ("numpy._ArrayMemoryError: Unable to allocate 48.8 GiB for an array (9, 9)", 48.8 * 2**30),
         ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 12345 bytes. x", 12345),
@@ -148,11 +148,11 @@ def test_killed_and_unproven(line: str, pid: int | None) -> None:
         ("OSError: [Errno 12] Cannot allocate memory", None),
     ],
 )  # fmt: skip
-def test_refused(line: str, asked: float | None) -> None:
+def test_refused(line: str, requested: float | None) -> None:
     """An allocation that failed is not a kill."""
     kill = one(line)
     assert (kill.killer, kill.effect) == ("program", "refused")
-    assert kill.bound.requested_bytes == (None if asked is None else round(asked))
+    assert kill.bound.requested_bytes == (None if requested is None else round(requested))
     assert kill.bound.usage_bytes is None
 
 

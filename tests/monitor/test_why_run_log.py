@@ -125,10 +125,10 @@ def test_a_kill_somewhere_on_the_machine(tmp_path: Path, events: list[dict[str, 
     elsewhere = {"kind": "oom", "text": "the kernel killed a process", "machine": True}
     ended = {"type": "end", "exit_code": 0, "signal": None}
     last = [] if events and events[-1].get("type") == "end" else [ended]
-    told = [{"type": "event", "t": NOW - 101, **event} for event in (elsewhere, *events, *last)]
-    found = kills(write(tmp_path / "a.jsonl", [HEAD, *rising(), *told]))
-    assert [kill.killer for kill in found] == ([killer] if killer else [])
-    goes_on = write(tmp_path / "b.jsonl", [HEAD | {"pid": os.getpid()}, *rising(), told[0]])
+    messages = [{"type": "event", "t": NOW - 101, **event} for event in (elsewhere, *events, *last)]
+    actual = kills(write(tmp_path / "a.jsonl", [HEAD, *rising(), *messages]))
+    assert [kill.killer for kill in actual] == ([killer] if killer else [])
+    goes_on = write(tmp_path / "b.jsonl", [HEAD | {"pid": os.getpid()}, *rising(), messages[0]])
     assert kills(goes_on) == []
 
 

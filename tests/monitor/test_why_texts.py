@@ -18,14 +18,14 @@ LOGS = Path(__file__).parents[1] / "fixtures" / "oom"
 GB = 10**9
 
 
-def kill(day: int, held: float, name: str = "python3") -> Kill:
+def kill(day: int, retained: float, name: str = "python3") -> Kill:
     return Kill(
         "kernel",
         "machine",
         name=name,
         pid=day,
         when=datetime(2026, 5, day, tzinfo=UTC),
-        sizes=Sizes(anon_bytes=round(held * GB)),
+        sizes=Sizes(anon_bytes=round(retained * GB)),
         room=MachineRoom(ram_bytes=61 * GB),
     )
 
@@ -48,7 +48,7 @@ def test_summary_of_one_or_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "kind", "said"),
+    ("group", "kind", "message"),
     [
         ("/kubepods/burstable/pod11/c1", "pod", "a container of the Kubernetes pod 11"),
         ("/kubepods/burstable/pod11", "pod", "the whole Kubernetes pod 11"),
@@ -71,10 +71,10 @@ def test_summary_of_one_or_none() -> None:
         ("/jobs2", "group", "the cgroup /jobs2"),
     ],
 )
-def test_owners(group: str, kind: str, said: str) -> None:
+def test_owners(group: str, kind: str, message: str) -> None:
     """A cgroup's path says whose limit it is."""
     assert owner_of(group).kind == kind
-    assert said in owner_of(group).text
+    assert message in owner_of(group).text
 
 
 ADVICE = {
@@ -224,12 +224,12 @@ def test_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = "2026-05-02T09:00:00.000001+0000 h kernel: Out of memory: Killed process 5 (x) total-vm:9kB, anon-rss:5kB"
     command.write_text(f'#!/bin/sh\necho "$@" > {root}/asked\necho "{line}"\n')
     command.chmod(0o755)
-    found = this_machine.journal(datetime(2026, 5, 1).astimezone(), -1)
-    assert [(kill.pid, kill.boot) for kill in found.kills] == [(5, -1)]
-    asked = (root / "asked").read_text()
-    assert "-b -1" in asked
-    assert "--since 2026-05-01 00:00:00" in asked
-    assert "_TRANSPORT=kernel" in asked
+    actual = this_machine.journal(datetime(2026, 5, 1).astimezone(), -1)
+    assert [(kill.pid, kill.boot) for kill in actual.kills] == [(5, -1)]
+    requested = (root / "asked").read_text()
+    assert "-b -1" in requested
+    assert "--since 2026-05-01 00:00:00" in requested
+    assert "_TRANSPORT=kernel" in requested
     command.write_text("#!/bin/sh\necho 'No journal files were found.' >&2\nexit 1\n")
     assert this_machine.journal().sources[0].problem == "No journal files were found."
 
@@ -246,8 +246,8 @@ def test_the_same_kill_in_three_places(tmp_path: Path) -> None:
         paths.append(tmp_path / name)
         paths[-1].write_text(f"{prefix}{tail}\n")
     os.utime(tmp_path / "b", (1776600000, 1776600000))
-    (found,) = why(logs=paths).kills
-    assert len({quote.source for quote in found.evidence}) == 3
+    (actual,) = why(logs=paths).kills
+    assert len({quote.source for quote in actual.evidence}) == 3
 
 
 def test_a_pid_that_was_not_killed() -> None:
@@ -260,8 +260,8 @@ def test_a_pid_that_was_not_killed() -> None:
 
 def test_unproven_headline() -> None:
     """What is not proved is said to be not proved."""
-    said = explain.headline(Kill("unknown", sure="possible", name="x", pid=3, signal=9))
-    assert said == "x (pid 3) was killed by SIGKILL, and the log does not name the killer."
+    output = explain.headline(Kill("unknown", sure="possible", name="x", pid=3, signal=9))
+    assert output == "x (pid 3) was killed by SIGKILL, and the log does not name the killer."
     assert "RLIMIT_DATA" in explain.headline(
         Kill("rlimit", "process", "refused", pid=1, bound=Bound(5, 6, "RLIMIT_DATA"))
     )

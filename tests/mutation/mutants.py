@@ -51,18 +51,18 @@ class _Change:
 
 def all_mutants(source: str) -> list[Mutant]:
     """Everything that is tried with a module, in the order of its text."""
-    found = []
-    for number, (change, where) in enumerate(_changes(ast.parse(source))):
+    actual = []
+    for number, (change, position) in enumerate(_changes(ast.parse(source))):
         line = getattr(change.was, "lineno", 0)
-        found.append(Mutant(number, line, where, _short(change.was), _short(change.now)))
-    return found
+        actual.append(Mutant(number, line, position, _short(change.was), _short(change.now)))
+    return actual
 
 
 def mutated(source: str, number: int) -> ast.Module:
     """A module with one of its mutants."""
     tree = ast.parse(source)
-    for at, (change, _) in enumerate(_changes(tree)):
-        if at == number:
+    for index, (change, _) in enumerate(_changes(tree)):
+        if index == number:
             _Replace(change).visit(tree)
             return ast.fix_missing_locations(tree)
     raise IndexError(number)
@@ -121,15 +121,17 @@ def _of(node: ast.AST) -> Iterator[_Change]:
 
 
 def _compared(node: ast.Compare) -> Iterator[ast.AST]:
-    for at, operator in enumerate(node.ops):
+    for index, operator in enumerate(node.ops):
         now = copy.copy(node)
-        now.ops = [*node.ops[:at], _COMPARED[type(operator)](), *node.ops[at + 1 :]]
+        now.ops = [*node.ops[:index], _COMPARED[type(operator)](), *node.ops[index + 1 :]]
         yield now
 
 
 def _computed(node: ast.BinOp | ast.AugAssign) -> Iterator[ast.AST]:
-    left = node.left if isinstance(node, ast.BinOp) else None
-    if isinstance(left, ast.JoinedStr) or (isinstance(left, ast.Constant) and isinstance(left.value, str)):
+    remaining = node.left if isinstance(node, ast.BinOp) else None
+    if isinstance(remaining, ast.JoinedStr) or (
+        isinstance(remaining, ast.Constant) and isinstance(remaining.value, str)
+    ):
         return  # texts that are put together
     if type(node.op) in _COMPUTED:
         now = copy.copy(node)
@@ -191,17 +193,17 @@ def _called(node: ast.Call) -> Iterator[ast.AST]:
         yield now
     if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "len", "TypeVar"):
         return
-    for at, argument in enumerate(node.args):
+    for index, argument in enumerate(node.args):
         if isinstance(argument, ast.Name | ast.Attribute | ast.Subscript) and not ast.unparse(argument).startswith(
             "np."
         ):
             now = copy.copy(node)
-            now.args = [*node.args[:at], ast.Constant(None), *node.args[at + 1 :]]
+            now.args = [*node.args[:index], ast.Constant(None), *node.args[index + 1 :]]
             yield now
-    for at, keyword in enumerate(node.keywords):
+    for index, keyword in enumerate(node.keywords):
         if keyword.arg not in (None, *_MANNERS):
             now = copy.copy(node)
-            now.keywords = [*node.keywords[:at], *node.keywords[at + 1 :]]
+            now.keywords = [*node.keywords[:index], *node.keywords[index + 1 :]]
             yield now
 
 

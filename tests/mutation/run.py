@@ -38,7 +38,7 @@ from tests.mutation.mutants import Mutant, all_mutants, mutated
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/contributing/mutation.md"
 REASONS = Path(__file__).with_name("survivors.json")
-MOST, GOAL = 100, 0.85
+MAXIMUM, GOAL = 100, 0.85
 _SURVIVED, _KILLED = 0, 1
 _SECONDS = 10.0  # of the processor, of which tests of one module take one or two
 _WALL_S = 45.0  # a mutant that waits for ever is noticed too
@@ -77,11 +77,11 @@ class Kept:
         self._path, self._digest = _KEPT / f"{module.name}.json", module.digest()
         self.noticed: dict[str, bool] = {}
         if self._path.exists():
-            kept = json.loads(self._path.read_text())
-            if kept["digest"] == self._digest:
-                self.noticed = kept["noticed"]
+            remaining = json.loads(self._path.read_text())
+            if remaining["digest"] == self._digest:
+                self.noticed = remaining["noticed"]
             elif again:
-                self.noticed = {key: True for key, noticed in kept["noticed"].items() if noticed}
+                self.noticed = {key: True for key, noticed in remaining["noticed"].items() if noticed}
                 self._write()
 
     def add(self, key: str, noticed: bool) -> None:
@@ -213,8 +213,8 @@ class _Pool:
                 _end_group(pid)
                 yield mutant, os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
                 continue
-            for pid, (_, begun) in self._running.items():
-                if time.monotonic() - begun > _WALL_S:
+            for pid, (_, started_at) in self._running.items():
+                if time.monotonic() - started_at > _WALL_S:
                     _end_group(pid)
             select.select([], [], [], 0.02)
 
@@ -228,15 +228,15 @@ def _end_group(pid: int) -> None:
 
 def drawn(module: Module, count: int | None) -> tuple[list[Mutant], int]:
     """The mutants that are tried, always the same, and how many there are in all."""
-    everything = all_mutants(module.path.read_text())
-    if count is None or count >= len(everything):
-        return everything, len(everything)
-    chosen = everything[:]
-    random.Random(module.name).shuffle(chosen)  # fewer are the first of more
-    return sorted(chosen[:count], key=lambda mutant: mutant.number), len(everything)
+    all_values = all_mutants(module.path.read_text())
+    if count is None or count >= len(all_values):
+        return all_values, len(all_values)
+    selection = all_values[:]
+    random.Random(module.name).shuffle(selection)  # fewer are the first of more
+    return sorted(selection[:count], key=lambda mutant: mutant.number), len(all_values)
 
 
-def try_module(module: Module, count: int | None, pool: _Pool, again: bool, verbose: bool) -> Result:
+def try_module(module: Module, count: int | None, pool: _Pool, is_repeated: bool, verbose: bool) -> Result:
     """Try its mutants, after its tests have passed without one."""
     log = Path(pool._folder / "clean.log")
     pid = _start(module, None, log)
@@ -245,14 +245,14 @@ def try_module(module: Module, count: int | None, pool: _Pool, again: bool, verb
         sys.exit(f"the tests of {module.name} fail without any mutant:\n{log.read_text()[-3000:]}")
     clean_s = usage.ru_utime + usage.ru_stime
     mutants, possible = drawn(module, count)
-    seconds, kept = clean_s, Kept(module, again)
+    seconds, remaining = clean_s, Kept(module, is_repeated)
     marks = {mutant.number: f"{mutant.number} {mutant.key}" for mutant in mutants}
-    for mutant, code, took_s in pool.run(module, [m for m in mutants if marks[m.number] not in kept.noticed]):
+    for mutant, code, took_s in pool.run(module, [m for m in mutants if marks[m.number] not in remaining.noticed]):
         seconds += took_s
-        kept.add(marks[mutant.number], code != _SURVIVED)
+        remaining.add(marks[mutant.number], code != _SURVIVED)
         if code not in (_KILLED, _SURVIVED) and verbose:
             print(f"    exit {code} after {took_s:.1f} s: {mutant.line} {mutant.key}")
-    survivors = [mutant for mutant in mutants if not kept.noticed[marks[mutant.number]]]
+    survivors = [mutant for mutant in mutants if not remaining.noticed[marks[mutant.number]]]
     result = Result(module, possible, len(mutants), tuple(survivors), seconds)
     print(
         f"{module.short:20} {possible:5} {result.tried:5} {result.killed:5} {result.killed / result.tried:6.0%}"
@@ -267,11 +267,11 @@ def try_module(module: Module, count: int | None, pool: _Pool, again: bool, verb
 
 def kept_result(module: Module) -> Result:
     """What is known of a module's mutants from this run and earlier ones."""
-    mutants, possible = drawn(module, MOST)
+    mutants, possible = drawn(module, MAXIMUM)
     noticed = Kept(module, again=False).noticed
-    known = {mutant.number: noticed.get(f"{mutant.number} {mutant.key}") for mutant in mutants}
-    survivors = tuple(mutant for mutant in mutants if known[mutant.number] is False)
-    return Result(module, possible, sum(mark is not None for mark in known.values()), survivors, 0.0)
+    known_values = {mutant.number: noticed.get(f"{mutant.number} {mutant.key}") for mutant in mutants}
+    survivors = tuple(mutant for mutant in mutants if known_values[mutant.number] is False)
+    return Result(module, possible, sum(mark is not None for mark in known_values.values()), survivors, 0.0)
 
 
 def page(results: Sequence[Result]) -> str:
@@ -282,16 +282,16 @@ def page(results: Sequence[Result]) -> str:
         "",
         "`make mutate` changes the core of brim in small ways, one at a time, and checks that a test fails: `<`",
         "becomes `<=`, `max` becomes `min`, a number is increased by one, a call or an assignment is dropped, an",
-        f"argument becomes None. At most {MOST} mutants per module are drawn, always the same ones.",
+        f"argument becomes None. At most {MAXIMUM} mutants per module are drawn, always the same ones.",
         "It wrote this page.",
         "",
         "| module | possible | tried | killed | |",
         "|---|---:|---:|---:|---:|",
     ]
     for result in results:
-        share = f"{result.killed / result.tried:.0%}" if result.tried else "–"
+        fraction = f"{result.killed / result.tried:.0%}" if result.tried else "–"
         name = result.module.name.removeprefix("brim.").replace(".", "/")
-        lines.append(f"| `{name}.py` | {result.possible} | {result.tried} | {result.killed} | {share} |")
+        lines.append(f"| `{name}.py` | {result.possible} | {result.tried} | {result.killed} | {fraction} |")
     possible, tried, killed = (sum(getattr(r, n) for r in results) for n in ("possible", "tried", "killed"))
     lines += [
         f"| all | {possible} | {tried} | {killed} | {killed / max(tried, 1):.0%} |",
@@ -299,8 +299,8 @@ def page(results: Sequence[Result]) -> str:
         f"`{REASONS.relative_to(ROOT)}` explains the survivors: mostly changes that give the same bytes.",
     ]
     for result in results:
-        known = reasons.get(result.module.short, {})
-        unexplained = [mutant.key for mutant in result.survivors if mutant.key not in known]
+        known_values = reasons.get(result.module.short, {})
+        unexplained = [mutant.key for mutant in result.survivors if mutant.key not in known_values]
         if unexplained:
             lines += ["", f"Not explained in `{result.module.path.name}`:", "", *(f"- {key}" for key in unexplained)]
     return "\n".join(lines).rstrip() + "\n"
@@ -309,12 +309,12 @@ def page(results: Sequence[Result]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("modules", nargs="*", help="their last names; all without any")
-    parser.add_argument("-n", type=int, default=MOST, help="how many of a module")
+    parser.add_argument("-n", type=int, default=MAXIMUM, help="how many of a module")
     parser.add_argument("--all", action="store_true", help="every one of a module")
     parser.add_argument("--again", action="store_true", help="those that survived the last time")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    chosen = [module for module in MODULES if not options.modules or module.short in options.modules]
+    selection = [module for module in MODULES if not options.modules or module.short in options.modules]
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["BRIM_MUTANT"] = "1"  # what tests/conftest.py does with it: no search for the smallest example
     for name in ("pytest", "hypothesis", "numpy", "pyarrow.parquet", "pyarrow.compute", *_OPTIONAL):
@@ -327,7 +327,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: setattr(pool, "cut_short", True))  # an error may be lost in a fork
         count = None if options.all else options.n
         try:
-            results = [try_module(module, count, pool, options.again, bool(options.modules)) for module in chosen]
+            results = [try_module(module, count, pool, options.again, bool(options.modules)) for module in selection]
         finally:
             PAGE.write_text(page([kept_result(module) for module in MODULES]))
     tried, killed = sum(result.tried for result in results), sum(result.killed for result in results)

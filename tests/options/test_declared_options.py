@@ -68,25 +68,25 @@ cooked: list[CookOptions] = []
 COOK = Command(CookOptions, cooked.append)
 
 
-def typed(*words: str) -> CookOptions:
+def typed(*arguments: str) -> CookOptions:
     """Run the command with these words and return the options that it was called with."""
-    click_command("cook", COOK).main(list(words), "brim cook", standalone_mode=False)
+    click_command("cook", COOK).main(list(arguments), "brim cook", standalone_mode=False)
     return cooked.pop()
 
 
-def completions(*words: str) -> list[str]:
+def completions(*arguments: str) -> list[str]:
     """Return what the Tab key offers for the last word."""
     shell = ShellComplete(click_command("cook", COOK), {}, "brim", "_BRIM_COMPLETE")
-    return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+    return [item.value for item in shell.get_completions(list(arguments[:-1]), arguments[-1])]
 
 
 def test_declared_option_is_on_the_command_line() -> None:
     """Its flag is parsed as people write numbers, shown by both help pages and completed."""
     assert typed("soup", "--oven-heat", "200").oven_heat == 200
     assert typed("soup", "--oven-heat=2e2", "--size", "3MB") == CookOptions("soup", oven_heat=200, size="3MB")
-    made = click_command("cook", COOK)
+    created = click_command("cook", COOK)
     for show_all in (False, True):
-        page = help_page(made, click.Context(made, info_name="brim cook"), show_all=show_all)  # type: ignore[arg-type]
+        page = help_page(created, click.Context(created, info_name="brim cook"), show_all=show_all)  # type: ignore[arg-type]
         assert "--oven-heat N" in page
         assert "Degrees of the oven. (default: 180)" in page
         assert "warmth" not in page
@@ -169,10 +169,10 @@ def test_unexpected_argument_is_named() -> None:
 
 def test_wrapped_command_keeps_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
     """What follows the wrapped command is not read: not even a deprecated name, or --help-all."""
-    seen: list[Any] = []
-    wrapper = click_command("run", COOK._replace(run=seen.append, is_wrapper=True, options=_Wrapper))
+    observed: list[Any] = []
+    wrapper = click_command("run", COOK._replace(run=observed.append, is_wrapper=True, options=_Wrapper))
     wrapper.main(["--oven-heat", "7", "x", "--warmth", "3", "--help-all"], "brim run", standalone_mode=False)
-    assert (seen[0].oven_heat, seen[0].words) == (7, ("x", "--warmth", "3", "--help-all"))
+    assert (observed[0].oven_heat, observed[0].words) == (7, ("x", "--warmth", "3", "--help-all"))
     assert capsys.readouterr().err == ""
 
 
@@ -192,9 +192,9 @@ def command(path: str) -> click.Command:
     """Return the click command of `brim forecast map`."""
     name, _, subcommand = path.partition(" ")
     group = BrimGroup("brim")
-    made = group.get_command(click.Context(group), name)
-    assert made is not None
-    return made.commands[subcommand] if isinstance(made, click.Group) else made
+    created = group.get_command(click.Context(group), name)
+    assert created is not None
+    return created.commands[subcommand] if isinstance(created, click.Group) else created
 
 
 def test_every_command_is_looked_at() -> None:
@@ -206,13 +206,13 @@ def test_every_command_is_looked_at() -> None:
 def test_help_fits_a_small_terminal(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The help of a command has at most 45 lines of at most 80 characters, also with all options no longer line."""
     monkeypatch.setenv("COLUMNS", "80")
-    made: Any = command(path)
-    context = click.Context(made, info_name=f"brim {path}")
-    page = help_page(made, context, show_all=False).splitlines()
+    created: Any = command(path)
+    context = click.Context(created, info_name=f"brim {path}")
+    page = help_page(created, context, show_all=False).splitlines()
     assert len(page) <= 45
-    assert not [line for line in [*page, *help_page(made, context, show_all=True).splitlines()] if len(line) > 80]
-    assert len(made.command.examples) in (1, 2, 3)
-    assert all(line.startswith("brim ") for line in made.command.examples)
+    assert not [line for line in [*page, *help_page(created, context, show_all=True).splitlines()] if len(line) > 80]
+    assert len(created.command.examples) in (1, 2, 3)
+    assert all(line.startswith("brim ") for line in created.command.examples)
 
 
 @pytest.mark.parametrize("path", commands())
@@ -228,26 +228,28 @@ def test_help_names_what_help_all_adds(path: str) -> None:
 @pytest.mark.parametrize("path", commands())
 def test_options_are_explained(path: str) -> None:
     """Every option has a help text that is a sentence and true in Python too; the docstring is complete."""
-    made: Any = command(path)
+    created: Any = command(path)
     wrong = {
         name: item.option.help
-        for name, item in made.declared.items()
+        for name, item in created.declared.items()
         if not (item.option.help[:1].isupper() or item.option.help.startswith("datasets"))
         or item.option.help[-1] != "."
     }
     assert not wrong
     terminal_only = ("May be repeated", "in Python", "separated by commas")
-    assert not [item.name for item in made.declared.values() if any(text in item.option.help for text in terminal_only)]
-    assert made.summary.endswith(".")
-    assert all(text[0].isupper() or text.startswith("--") for text in made.command.details)
+    assert not [
+        item.name for item in created.declared.values() if any(text in item.option.help for text in terminal_only)
+    ]
+    assert created.summary.endswith(".")
+    assert all(text[0].isupper() or text.startswith("--") for text in created.command.details)
 
 
 @pytest.mark.parametrize("path", commands())
 def test_earlier_command_lines_are_accepted(path: str) -> None:
     """Every flag of version 0.1 is accepted and takes a value, or none, as it did; so do the arguments."""
-    before, made = EARLIER["commands"][path], command(path)
-    arguments = [param for param in made.params if isinstance(param, click.Argument)]
-    options = [param for param in made.params if isinstance(param, click.Option)]
+    before, created = EARLIER["commands"][path], command(path)
+    arguments = [param for param in created.params if isinstance(param, click.Argument)]
+    options = [param for param in created.params if isinstance(param, click.Option)]
     assert len(arguments) >= len(before["arguments"])
     switches = {flag for param in options if param.is_flag for flag in (*param.opts, *param.secondary_opts)}
     values = {flag for param in options if not param.is_flag for flag in param.opts}

@@ -28,15 +28,15 @@ READS = {"plan", "check", "info", "build", "select", "verify", "unpack", "map", 
 
 def flags() -> dict[str, dict[str, Declared]]:
     """Return the declarations by flag and command; subcommands are experiments and estimates of their own."""
-    found: dict[str, dict[str, Declared]] = defaultdict(dict)
+    actual: dict[str, dict[str, Declared]] = defaultdict(dict)
     for name in COMMANDS:
         if name == "help":
             continue
         module = importlib.import_module(f"brim.cli.{name}_command")
         for item in declared_options(module.COMMAND.options).values() if hasattr(module, "COMMAND") else ():
             for flag in "/".join(item.flags).split("/") if item.option.cli and not item.option.argument else ():
-                found[flag][name] = item
-    return found
+                actual[flag][name] = item
+    return actual
 
 
 def test_a_flag_takes_the_same_value_with_every_command() -> None:
@@ -62,7 +62,7 @@ def test_a_flag_has_one_panel() -> None:
 
 def test_names_of_what_is_read_and_what_is_written() -> None:
     """--config and --split name what is written, --from-config and --from-split what is read by every reader."""
-    known = flags()
-    assert set(known["--split"]) | set(known["--config"]) <= WRITES
-    assert set(known["--from-config"]) == set(known["--from-split"]) == READS
-    assert set(known["--split-into"]) == {"select", "tokenize"}
+    known_values = flags()
+    assert set(known_values["--split"]) | set(known_values["--config"]) <= WRITES
+    assert set(known_values["--from-config"]) == set(known_values["--from-split"]) == READS
+    assert set(known_values["--split-into"]) == {"select", "tokenize"}

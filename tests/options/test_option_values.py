@@ -124,10 +124,13 @@ BUILD = ["--format zip", "--num-shards 0", "--rows-per-shard 0", "--shard-size 0
 BUILD += ["--via ftp", "--public", "--direct", "--config x", "--commit-message x"]
 
 COMMANDS = [
-    *[f"build files DEST {words}" for words in [*READ, *BUILD, "--engine dask", "--fresh --update", "--part 1/2"]],
-    *[f"plan files DEST {words}" for words in [*READ, *BUILD]],
-    *[f"check files {words}" for words in [*READ, "--sample-size -1", "--tolerance 3 --recipe arc"]],
-    *[f"map rows.jsonl DEST --fn fails.py:fails {words}" for words in [*JOB, *MAP]],
+    *[
+        f"build files DEST {arguments}"
+        for arguments in [*READ, *BUILD, "--engine dask", "--fresh --update", "--part 1/2"]
+    ],
+    *[f"plan files DEST {args}" for args in [*READ, *BUILD]],
+    *[f"check files {options}" for options in [*READ, "--sample-size -1", "--tolerance 3 --recipe arc"]],
+    *[f"map rows.jsonl DEST --fn fails.py:fails {cli_arguments}" for cli_arguments in [*JOB, *MAP]],
     *[f"tokenize rows.jsonl DEST --tokenizer tokenizer.json {words}" for words in [*JOB, *TOKENIZE]],
     *[f"embed rows.jsonl DEST --column text --model model.py:make {words}" for words in [*JOB, *EMBED]],
     *[f"embed rows.jsonl DEST.npy --column text --model model.py:make {words}" for words in [*JOB, "--split test"]],
@@ -194,11 +197,11 @@ for line in sys.stdin.read().splitlines():
 
 def test_the_terminal_refuses_what_is_not_known(source: Path) -> None:
     """Every such command ends with 2, has run nothing, and leaves nothing at DEST."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _RUN], input="\n".join(COMMANDS), cwd=source, capture_output=True, text=True, timeout=300
     )
-    answers = done.stdout.splitlines()
-    assert len(answers) == len(COMMANDS), done.stderr
+    answers = result.stdout.splitlines()
+    assert len(answers) == len(COMMANDS), result.stderr
     wrong = [
         f"{command}: {answer}"
         for command, answer in zip(COMMANDS, answers, strict=True)
@@ -208,8 +211,8 @@ def test_the_terminal_refuses_what_is_not_known(source: Path) -> None:
 
 
 def test_an_option_and_its_earlier_name_exclude_each_other(source: Path, tmp_path: Path) -> None:
-    done = terminal("build", source / "files", tmp_path / "out", "--state", "a", "--state-dir", "b", check=2)
-    assert "--state cannot be used with --state-dir" in done.stderr
+    result = terminal("build", source / "files", tmp_path / "out", "--state", "a", "--state-dir", "b", check=2)
+    assert "--state cannot be used with --state-dir" in result.stderr
     with pytest.raises(TypeError, match="got both 'state' and 'state_dir'"):
         brim.build(source / "files", tmp_path / "out", state="a", state_dir="b")  # type: ignore[call-arg]
     assert not (tmp_path / "out").exists()
@@ -225,16 +228,16 @@ def test_suggestions_name_no_deprecated_option_and_hints_can_be_copied(source: P
 
 def test_other_names_of_commands_get_a_command_to_copy() -> None:
     for name, command in SYNONYMS.items():
-        said = terminal(name, "a", "b", check=2).stderr
-        assert f"Unknown command {name!r}." in said
-        assert f"Try: {command}" in said
+        error_output = terminal(name, "a", "b", check=2).stderr
+        assert f"Unknown command {name!r}." in error_output
+        assert f"Try: {command}" in error_output
 
 
 def test_refusal_names_only_the_option_that_was_typed(source: Path, tmp_path: Path) -> None:
-    for option, other in (("--drop", "--split-by"), ("--split-by", "--drop")):
-        said = terminal("build", source / "files", tmp_path / "out", option, "label", check=2).stderr
-        assert f"{option} can only be used with a table" in said
-        assert other not in said
+    for option, second in (("--drop", "--split-by"), ("--split-by", "--drop")):
+        error_output = terminal("build", source / "files", tmp_path / "out", option, "label", check=2).stderr
+        assert f"{option} can only be used with a table" in error_output
+        assert second not in error_output
 
 
 def test_file_is_not_called_a_missing_folder(tmp_path: Path) -> None:

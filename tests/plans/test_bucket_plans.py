@@ -17,7 +17,7 @@ from brim.jobs.plan_storage import Part, open_place
 from brim.jobs.saved_plans import SavedBuild, SavedSettings
 from brim.storage.location import Access
 from tests.conftest import brim, random_bytes, write_files
-from tests.places import BucketPlace, run, start
+from tests.destinations import BucketDestination, run, start
 from tests.s3 import FaultProxy, S3Server
 from tests.s3.rules import Rule
 from tests.s3.server import PRIVATE, PUBLIC
@@ -83,8 +83,8 @@ def test_messages_about_a_plan_in_a_bucket(
     server.write(PRIVATE, f"{s3_prefix}b.plan", b"no plan")
     with pytest.raises(InputError, match=f"'s3://private/{s3_prefix}b.plan' is not a plan"):
         SavedBuild(f"s3://private/{s3_prefix}b.plan", SavedSettings(access=access))
-    words = ("--plan", plan, "--finish", "--endpoint-url", server.endpoint, "--anonymous")
-    assert "--anonymous cannot be used with --plan" in brim("build", *words, check=2).stderr
+    arguments = ("--plan", plan, "--finish", "--endpoint-url", server.endpoint, "--anonymous")
+    assert "--anonymous cannot be used with --plan" in brim("build", *arguments, check=2).stderr
 
 
 def test_parts_that_were_taken_away(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
@@ -94,34 +94,34 @@ def test_parts_that_were_taken_away(server: S3Server, s3_prefix: str, source: Pa
     SavedBuild(plan).part(Part(1, 2))
     for key in server.objects(PRIVATE, f"{s3_prefix}a.plan.parts/"):
         server.delete(PRIVATE, key)
-    other = write_files(tmp_path / "other", {"9.bin": b"another file", "8.bin": b"one more"})
-    library.plan(other, f"{dest}2", rows_per_shard=1).save(plan)
+    other_files = write_files(tmp_path / "other", {"9.bin": b"another file", "8.bin": b"one more"})
+    library.plan(other_files, f"{dest}2", rows_per_shard=1).save(plan)
     assert SavedBuild(plan).part(Part(1, 2)).written == 1
 
 
-@pytest.mark.parametrize("words", [("--part", "1/2"), ()], ids=["part", "all"])
+@pytest.mark.parametrize("arguments", [("--part", "1/2"), ()], ids=["part", "all"])
 def test_stopped_while_the_store_is_silent(
-    words: tuple[str, ...], server: S3Server, s3_prefix: str, s3_proxy: FaultProxy, tmp_path: Path
+    arguments: tuple[str, ...], server: S3Server, s3_prefix: str, s3_proxy: FaultProxy, tmp_path: Path
 ) -> None:
     """Neither what is held of the plan nor a question about uploads is waited for; what is noted here stays."""
-    place = BucketPlace(server, tmp_path, f"{s3_prefix}out", s3_proxy)
+    destination = BucketDestination(server, tmp_path, f"{s3_prefix}out", s3_proxy)
     source = write_files(tmp_path / "large", {f"{n}.bin": random_bytes(20_000_000, n) for n in range(2)})
     plan = f"s3://private/{s3_prefix}a.plan"
-    run(place, "plan", source, place.address, "--rows-per-shard", "1", "--save", plan)
+    run(destination, "plan", source, destination.address, "--rows-per-shard", "1", "--save", plan)
     s3_proxy.stall(60, contains="partNumber=2")
-    process = start(place, "build", "--plan", plan, *words, "--workers", "1", "--quiet")
+    process = start(destination, "build", "--plan", plan, *arguments, "--workers", "1", "--quiet")
     until = time.monotonic() + 30
     while not s3_proxy.count("PUT", "partNumber=2") and time.monotonic() < until:
         time.sleep(0.05)
     for answer in (False, True):
         s3_proxy.stall(60, times=None, answer=answer)
     process.send_signal(signal.SIGTERM)
-    asked = time.monotonic()
+    requested_at = time.monotonic()
     assert process.wait(30) == 6
-    assert time.monotonic() - asked < 6  # two seconds on a machine that has nothing else to do
+    assert time.monotonic() - requested_at < 6  # two seconds on a machine that has nothing else to do
     s3_proxy.clear()
-    run(place, "build", "--plan", plan, "--quiet")
-    run(place, "verify", place.address, source, "--quiet")
+    run(destination, "build", "--plan", plan, "--quiet")
+    run(destination, "verify", destination.address, source, "--quiet")
 
 
 def test_root_is_for_folders(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
@@ -151,29 +151,29 @@ def test_unfinished_place(server: S3Server, s3_prefix: str, source: Path, tmp_pa
     library.build(source, dest)
     server.write(PRIVATE, f"{s3_prefix}out/README.md", write_unfinished_card(None).encode())
     server.delete(PRIVATE, f"{s3_prefix}out/.brim/default/train.jsonl")
-    with pytest.raises(VerificationError, match="unfinished") as found:
+    with pytest.raises(VerificationError, match="unfinished") as caught:
         library.verify(dest)
-    assert "Run the command that built it again" in found.value.hint
+    assert "Run the command that built it again" in caught.value.hint
     assert "unfinished" in brim("unpack", dest, tmp_path / "files", check=3).stderr
     library.build(source, dest)
     assert library.verify(dest, source).rows == len(FILES)
 
 
-@pytest.mark.parametrize("words", [("verify", "--deep"), ("unpack", "files"), ("plan", "--plan")], ids=lambda w: w[0])
+@pytest.mark.parametrize("args", [("verify", "--deep"), ("unpack", "files"), ("plan", "--plan")], ids=lambda w: w[0])
 def test_an_object_that_changes_while_it_is_read(
-    words: tuple[str, str], server: S3Server, s3_prefix: str, s3_proxy: FaultProxy, source: Path, tmp_path: Path,
+    args: tuple[str, str], server: S3Server, s3_prefix: str, s3_proxy: FaultProxy, source: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    place = BucketPlace(server, tmp_path, f"{s3_prefix}out", s3_proxy)
-    verb, word = words
+    destination = BucketDestination(server, tmp_path, f"{s3_prefix}out", s3_proxy)
+    verb, text = args
     if verb == "plan":
         key = f"{s3_prefix}a.plan"
-        run(place, verb, source, place.address, "--save", f"s3://private/{key}")
-        arguments = (verb, word, f"s3://private/{key}")
+        run(destination, verb, source, destination.address, "--save", f"s3://private/{key}")
+        arguments = (verb, text, f"s3://private/{key}")
     else:
-        run(place, "build", source, place.address, "--quiet")
+        run(destination, "build", source, destination.address, "--quiet")
         key = f"{s3_prefix}out/data/train-00000-of-00001.parquet"
-        arguments = (verb, place.address, str(tmp_path / word) if verb == "unpack" else word)
+        arguments = (verb, destination.address, str(tmp_path / text) if verb == "unpack" else text)
     take = s3_proxy.take
 
     def replaced(method: str, target: str) -> Rule | None:
@@ -182,7 +182,7 @@ def test_an_object_that_changes_while_it_is_read(
         return take(method, target)
 
     monkeypatch.setattr(s3_proxy, "take", replaced)
-    refused = run(place, *arguments, check=2)
+    refused = run(destination, *arguments, check=2)
     assert f"The object '{key}' is not the one that was listed, or is gone." in refused.stderr
 
 

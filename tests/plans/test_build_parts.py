@@ -28,9 +28,9 @@ from brim.plans.shard_bytes import splice_of
 from brim.state.ledger import Ledger
 from brim.storage.location import folder_location
 from tests.conftest import brim, random_bytes, tree_digest, write_files
+from tests.destinations import BucketDestination, FolderDestination, listing, run
+from tests.destinations import start as start_at
 from tests.hub import TestHub
-from tests.places import BucketPlace, FolderPlace, listing, run
-from tests.places import start as start_at
 from tests.publishing import DEST, REPO, Machine
 from tests.s3 import S3Server
 
@@ -62,8 +62,8 @@ def start(plan: Path, *options: str, **more: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload,no-any-return]
 
 
-def wait_for(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    while not what() and process.poll() is None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    while not condition() and process.poll() is None:
         time.sleep(0.002)
 
 
@@ -94,8 +94,8 @@ def test_a_part_is_missing(plan: Path, tmp_path: Path) -> None:
         build.finish()
     assert f"--plan {plan} --part 2/3" in caught.value.hint
     assert caught.value.facts == {"parts": [2], "count": 3}
-    told = json.loads(brim("plan", "--plan", plan, "--json").stdout)["saved"]
-    assert (told["done"], told["shards"], told["missing_parts"], told["finished"]) == (8, 12, [2], False)
+    output = json.loads(brim("plan", "--plan", plan, "--json").stdout)["saved"]
+    assert (output["done"], output["shards"], output["missing_parts"], output["finished"]) == (8, 12, [2], False)
     build.part(Part(2, 3))
     (tmp_path / "out" / "data" / "train-00000-of-00008.parquet").unlink()
     with pytest.raises(InputError, match=r"1 of them no longer.* part 1 of 3"):
@@ -106,8 +106,8 @@ def test_a_part_is_missing(plan: Path, tmp_path: Path) -> None:
 def test_three_machines_publish_together(source: Path, tmp_path: Path) -> None:
     """To the Hub: parts send objects and commit nothing, a fourth machine publishes in one commit what one machine
     would have. Parts whose objects were sent too long ago, or that the Hub lost, are named and send them again."""
-    with TestHub(tmp_path / "hub") as hub, TestHub(tmp_path / "other") as other:
-        Machine(other, tmp_path / "alone").publish(source, "--rows-per-shard", "1")
+    with TestHub(tmp_path / "hub") as hub, TestHub(tmp_path / "other") as second:
+        Machine(second, tmp_path / "alone").publish(source, "--rows-per-shard", "1")
         path = tmp_path / "a.plan"
         library.plan(source, DEST, rows_per_shard=1).save(path)
         machines = [Machine(hub, tmp_path / f"machine{i}") for i in range(4)]
@@ -133,9 +133,9 @@ def test_three_machines_publish_together(source: Path, tmp_path: Path) -> None:
         assert "part 2 of 3" in failed.stderr
         assert len(hub.history(REPO)) == 1
         parts(2)
-        done = machines[0].run("build", "--plan", str(path), "--finish")
-        assert done.returncode == 0, done.stderr
-        assert hub.files(REPO) == other.files(REPO)
+        result = machines[0].run("build", "--plan", str(path), "--finish")
+        assert result.returncode == 0, result.stderr
+        assert hub.files(REPO) == second.files(REPO)
         assert len(hub.history(REPO)) == 2
 
 
@@ -154,13 +154,13 @@ def test_a_part_killed(tmp_path: Path) -> None:
     process.communicate()
     before = {name: (out / name).stat().st_mtime_ns for name in Ledger(ledger.parent).receipts}
     assert 0 < len(before) < 30
-    mine, others = (out / "data" / f".train-{number:05d}-of-00060.parquet.0a1b2c.tmp" for number in (29, 59))
+    mine, other_items = (out / "data" / f".train-{number:05d}-of-00060.parquet.0a1b2c.tmp" for number in (29, 59))
     mine.touch()
-    others.touch()
-    done = SavedBuild(path).part(Part(1, 2))
-    assert (done.kept, done.written) == (len(before), 30 - len(before))
+    other_items.touch()
+    result = SavedBuild(path).part(Part(1, 2))
+    assert (result.kept, result.written) == (len(before), 30 - len(before))
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before
-    assert (mine.exists(), others.exists()) == (False, True)
+    assert (mine.exists(), other_items.exists()) == (False, True)
     assert SavedBuild(path).run().written == 30  # one machine does what is missing
     library.build(source, tmp_path / "whole", rows_per_shard=1)
     assert tree_digest(out) == tree_digest(tmp_path / "whole")
@@ -185,11 +185,11 @@ def test_one_at_a_time(plan: Path, source: Path) -> None:
 def test_another_dataset_is_not_written_over(plan: Path, source: Path, tmp_path: Path) -> None:
     """A destination that holds something else, or receipts of another plan, are found before the first byte."""
     SavedBuild(plan).part(Part(1, 2))
-    other = library.plan(source, tmp_path / "out", rows_per_shard=2)
+    second = library.plan(source, tmp_path / "out", rows_per_shard=2)
     with pytest.raises(InputError, match="receipts of another plan"):
-        other.save(plan)
+        second.save(plan)
     SavedBuild(plan).run()
-    other.save(tmp_path / "b.plan")
+    second.save(tmp_path / "b.plan")
     before = tree_digest(tmp_path / "out")
     with pytest.raises(PlanMismatchError, match="has another dataset"):
         SavedBuild(tmp_path / "b.plan").part(Part(1, 2))
@@ -200,14 +200,14 @@ def test_the_source_changed(plan: Path, source: Path, undisturbed: dict[str, str
     """A file that is not what was planned stops its part. At another place files are known by path and size."""
     copy = tmp_path / "copy"
     shutil.copytree(source, copy, copy_function=shutil.copy)
-    there = SavedBuild(plan, SavedSettings(root=str(copy)))
-    there.part(Part(2, 2))
+    existing = SavedBuild(plan, SavedSettings(root=str(copy)))
+    existing.part(Part(2, 2))
     (copy / "train" / "f000.bin").unlink()
     with pytest.raises(SourceError, match=r"f000\.bin.*is not in"):
-        there.part(Part(1, 2))
+        existing.part(Part(1, 2))
     (copy / "train" / "f000.bin").write_bytes(b"shorter")
     with pytest.raises(SourceChangedError, match=r"f000\.bin"):
-        there.part(Part(1, 2))
+        existing.part(Part(1, 2))
     SavedBuild(plan).part(Part(1, 2))
     SavedBuild(plan).finish()
     assert tree_digest(tmp_path / "out") == undisturbed
@@ -249,7 +249,7 @@ def _flipped(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("harm", "arguments"),
     [
         (_cut, "cut off"),
         (_flipped, "damaged"),
@@ -258,10 +258,10 @@ def _flipped(data: bytes) -> bytes:
         (lambda data: data[:8] + b"\x09" + data[9:], "another version"),
     ],
 )
-def test_a_file_that_is_no_plan(plan: Path, harm: Callable[[bytes], bytes], words: str) -> None:
+def test_a_file_that_is_no_plan(plan: Path, harm: Callable[[bytes], bytes], arguments: str) -> None:
     """A damaged or foreign file is the user's to replace, and is said to be what it is."""
     plan.write_bytes(harm(plan.read_bytes()))
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=arguments):
         load_plan(plan)
 
 
@@ -275,12 +275,12 @@ def test_a_plan_of_another_version(plan: Path, tmp_path: Path) -> None:
 
 def test_words_that_do_not_go_together(plan: Path, source: Path) -> None:
     """What the plan says already is not said again; parts are written I/N."""
-    for words, expected in {
+    for arguments, expected in {
         (str(source), "--plan", str(plan), "--shard-size", "1MB"): "--shard-size, SOURCE cannot be used with --plan",
         ("--plan", str(plan), "--part", "4/3"): "--part must be I/N",
         (str(source), "out", "--part", "1/3"): "can only be used with --plan",
     }.items():
-        assert expected in brim("build", *words, check=2, cwd=plan.parent).stderr
+        assert expected in brim("build", *arguments, check=2, cwd=plan.parent).stderr
 
 
 def test_plans_come_back_as_they_were(tmp_path: Path) -> None:
@@ -299,26 +299,29 @@ def test_plans_come_back_as_they_were(tmp_path: Path) -> None:
     recording = write_files(
         tmp_path / "meg", {"dataset_description.json": b'{"Name": "m", "BIDSVersion": "1.8"}'} | meg
     )
-    for number, what in enumerate([table, library.bids(recording)]):
-        made = library.plan(what, tmp_path / f"out{number}", num_shards=1)
-        made.save(tmp_path / f"{number}.plan")
+    for number, item in enumerate([table, library.bids(recording)]):
+        planned_job = library.plan(item, tmp_path / f"out{number}", num_shards=1)
+        planned_job.save(tmp_path / f"{number}.plan")
         loaded = load_plan(tmp_path / f"{number}.plan").plan
         anew = Plan(loaded.table, loaded.shards, loaded.format, loaded.cut, loaded.why)
-        assert loaded.fingerprint == anew.fingerprint == made.plan.fingerprint
-        assert list(loaded.shards) == list(made.plan.shards)
-        assert loaded.shard_mtimes(loaded.shards[0]) == made.plan.shard_mtimes(made.plan.shards[0])
-        with splice_of(made.plan, made.plan.shards[0]) as ours, splice_of(loaded, loaded.shards[0]) as theirs:
+        assert loaded.fingerprint == anew.fingerprint == planned_job.plan.fingerprint
+        assert list(loaded.shards) == list(planned_job.plan.shards)
+        assert loaded.shard_mtimes(loaded.shards[0]) == planned_job.plan.shard_mtimes(planned_job.plan.shards[0])
+        with (
+            splice_of(planned_job.plan, planned_job.plan.shards[0]) as ours,
+            splice_of(loaded, loaded.shards[0]) as theirs,
+        ):
             assert ours.sha256() == theirs.sha256()
         assert {b.names for b in loaded.table.files.bundles.values()} == {
-            b.names for b in made.plan.table.files.bundles.values()
+            b.names for b in planned_job.plan.table.files.bundles.values()
         }
 
 
 def test_no_token_in_a_plan(tmp_path: Path) -> None:
     """How it is published travels with the plan; who may do it does not."""
-    told = job_facts(folder_location(tmp_path), PublishOptions(config="one", token="hf_secret"), update=True)
-    assert "hf_secret" not in json.dumps(told)
-    assert PublishOptions.from_record(told["hub"]) == PublishOptions(config="one")
+    report = job_facts(folder_location(tmp_path), PublishOptions(config="one", token="hf_secret"), update=True)
+    assert "hf_secret" not in json.dumps(report)
+    assert PublishOptions.from_record(report["hub"]) == PublishOptions(config="one")
 
 
 @pytest.mark.parametrize("count", [1, 3, 12, 40])
@@ -357,12 +360,12 @@ def test_the_slurm_scripts(tmp_path: Path) -> None:
     task = script("array", "--workers", "1")
     wait_for(lambda: folder.exists() and bool(Ledger(folder).receipts), task)
     task.send_signal(signal.SIGUSR1)
-    _, said = task.communicate(timeout=60)
-    assert task.returncode == 6, said
-    assert "SIGUSR1" in said
+    _, output = task.communicate(timeout=60)
+    assert task.returncode == 6, output
+    assert "SIGUSR1" in output
     assert (tmp_path / "asked").read_text() == "requeue 71_1\n"
-    kept = len(Ledger(folder).receipts)
-    assert 0 < kept < 50
+    remaining = len(Ledger(folder).receipts)
+    assert 0 < remaining < 50
     task = script("array")
     assert task.wait(60) == 0, task.communicate()
     finishing = script("finish")
@@ -375,8 +378,8 @@ def test_which_parts_are_missing(plan: Path, tmp_path: Path) -> None:
     """As an array of a batch system takes them: all before the first, those left, none when it is finished."""
 
     def missing(count: int, check: int = 0) -> str:
-        done = brim("plan", "--plan", plan, "--missing", str(count), check=check)
-        return done.stderr if check else done.stdout.strip()
+        result = brim("plan", "--plan", plan, "--missing", str(count), check=check)
+        return result.stderr if check else result.stdout.strip()
 
     assert missing(5) == "1-5"
     for number in (2, 4):
@@ -403,12 +406,12 @@ def test_the_kubernetes_example(name: str) -> None:
 def test_plan_receipts_and_shards_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
     """Three machines that share nothing but a bucket; one of them is killed and comes again."""
     source = write_files(tmp_path / "source", {f"{n}.bin": random_bytes(300_000, n) for n in range(6)})
-    place = BucketPlace(s3, tmp_path / "first", f"{s3_prefix}out")
+    destination = BucketDestination(s3, tmp_path / "first", f"{s3_prefix}out")
     plan = f"s3://private/{s3_prefix}job.plan"
-    run(place, "plan", source, place.address, "--rows-per-shard", "1", "--save", plan)
-    refused = run(place, "build", "--plan", plan, "--finish", check=2)
+    run(destination, "plan", source, destination.address, "--rows-per-shard", "1", "--save", plan)
+    refused = run(destination, "build", "--plan", plan, "--finish", check=2)
     assert "No part" in refused.stderr
-    machines = [BucketPlace(s3, tmp_path / f"machine{n}", f"{s3_prefix}out") for n in (1, 2, 3)]
+    machines = [BucketDestination(s3, tmp_path / f"machine{n}", f"{s3_prefix}out") for n in (1, 2, 3)]
     killed = start_at(machines[0], "build", "--plan", plan, "--part", "1/3", "--quiet")
     time.sleep(1.0)
     killed.kill()
@@ -418,9 +421,9 @@ def test_plan_receipts_and_shards_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_
         for number, machine in enumerate(machines, start=1)
     ]
     assert [process.wait(60) for process in parts] == [0, 0, 0]
-    finished = run(place, "build", "--plan", plan, "--finish", "--json")
+    finished = run(destination, "build", "--plan", plan, "--finish", "--json")
     assert json.loads(finished.stdout.splitlines()[-1])["kept"] == 6
-    whole = FolderPlace(tmp_path / "whole")
+    whole = FolderDestination(tmp_path / "whole")
     run(whole, "build", source, whole.address, "--rows-per-shard", "1", "--quiet")
-    assert listing(place) == listing(whole)
-    run(place, "verify", place.address, source, "--deep", "--quiet")
+    assert listing(destination) == listing(whole)
+    run(destination, "verify", destination.address, source, "--deep", "--quiet")

@@ -32,9 +32,9 @@ def table_of(sizes: Sequence[int], splits: dict[str, int] | None = None, **colum
     for number, size in enumerate(sizes):
         files.add(f"{number}", _Stat(size))  # type: ignore[arg-type]
     ends = np.cumsum([0, *(splits or {"train": len(sizes)}).values()]).tolist()
-    found = tuple(Split(name, *ends[n : n + 2]) for n, name in enumerate(splits or {"train": 0}))
+    actual = tuple(Split(name, *ends[n : n + 2]) for n, name in enumerate(splits or {"train": 0}))
     rows = pa.table({"file": pa.array(range(len(sizes)), pa.int64()), **columns})
-    return FileTable(rows, {"file": FileColumn("Image", False)}, files.finish(), None, found)
+    return FileTable(rows, {"file": FileColumn("Image", False)}, files.finish(), None, actual)
 
 
 def cut(table: FileTable, max_rows: int | None = None, **options: Any) -> tuple[list[tuple[str, int, int]], str]:
@@ -45,8 +45,8 @@ def cut(table: FileTable, max_rows: int | None = None, **options: Any) -> tuple[
 def test_shards_by_size() -> None:
     """As many rows as fit, files and other values together; a larger row stands alone."""
     table = table_of([40, 50, 10, 200, 30])
-    found, why = cut(table, shard_size=100)
-    assert found == [("train", 0, 3), ("train", 3, 4), ("train", 4, 5)]
+    actual, why = cut(table, shard_size=100)
+    assert actual == [("train", 0, 3), ("train", 3, 4), ("train", 4, 5)]
     assert why == "rows in order, up to 100 B a shard"
     texts = table_of([40, 50, 10, 200, 30], text=["x" * 6] * 5)
     assert cut(texts, shard_size=100)[0][0] == ("train", 0, 1)
@@ -57,19 +57,19 @@ def test_shards_by_size() -> None:
 def test_the_default_size() -> None:
     """500 MB, and larger in steps of two where that would be more than 5,000 files."""
     assert (module.DEFAULT_SHARD_BYTES, module.MOST_SHARDS) == (500 * MB, 5_000)
-    found, why = cut(table_of([250 * MB] * 4 + [1]))
-    assert [stop for _, _, stop in found] == [2, 4, 5]
+    actual, why = cut(table_of([250 * MB] * 4 + [1]))
+    assert [stop for _, _, stop in actual] == [2, 4, 5]
     assert why == "rows in order, up to 500 MB a shard"
     at_most = table_of([500 * MB] * 5_000)
     assert len(cut(at_most)[0]) == 5_000
-    found, why = cut(table_of([500 * MB] * 5_001))
-    assert len(found) == 2_501
+    actual, why = cut(table_of([500 * MB] * 5_001))
+    assert len(actual) == 2_501
     assert why == "rows in order, up to 1.00 GB a shard (larger than 500 MB, to stay below 5000 files)"
 
 
 def test_the_most_rows_of_a_shard() -> None:
-    found, why = cut(table_of([1] * 5), max_rows=2)
-    assert [(start, stop) for _, start, stop in found] == [(0, 2), (2, 4), (4, 5)]
+    actual, why = cut(table_of([1] * 5), max_rows=2)
+    assert [(start, stop) for _, start, stop in actual] == [(0, 2), (2, 4), (4, 5)]
     assert why == "rows in order, up to 500 MB a shard and 2 rows"
     assert [stop for _, _, stop in cut(table_of([1] * 5), max_rows=2, shard_size=100)[0]] == [2, 4, 5]
     assert [stop for _, _, stop in cut(table_of([1] * 5), max_rows=2, num_shards=1)[0]] == [5]
@@ -77,20 +77,20 @@ def test_the_most_rows_of_a_shard() -> None:
 
 def test_shards_by_rows() -> None:
     """Of each split by itself."""
-    found, why = cut(table_of([1] * 7, {"train": 5, "test": 2}), rows_per_shard=2)
-    assert found == [("train", 0, 2), ("train", 2, 4), ("train", 4, 5), ("test", 5, 7)]
+    actual, why = cut(table_of([1] * 7, {"train": 5, "test": 2}), rows_per_shard=2)
+    assert actual == [("train", 0, 2), ("train", 2, 4), ("train", 4, 5), ("test", 5, 7)]
     assert why == "2 rows each"
 
 
 def test_shards_by_number() -> None:
     """Of about the same size, as many for each split, or as many as is said for it."""
     table = table_of([90, 10, 10, 10, 60, 60], {"train": 4, "test": 2})
-    found, why = cut(table, num_shards=2)
-    assert found == [("train", 0, 1), ("train", 1, 4), ("test", 4, 5), ("test", 5, 6)]
+    actual, why = cut(table, num_shards=2)
+    assert actual == [("train", 0, 1), ("train", 1, 4), ("test", 4, 5), ("test", 5, 6)]
     assert why == "--num-shards 2 for each split"
     assert cut(table_of([1, 1]), num_shards=2)[1] == "--num-shards 2"
-    found, why = cut(table, num_shards={"test": 2})
-    assert found == [("train", 0, 4), ("test", 4, 5), ("test", 5, 6)]
+    actual, why = cut(table, num_shards={"test": 2})
+    assert actual == [("train", 0, 4), ("test", 4, 5), ("test", 5, 6)]
     assert why == "--num-shards test=2"
     assert cut(table, num_shards={"train": 1, "test": 1})[1] == "--num-shards train=1, test=1"
 
@@ -113,17 +113,17 @@ def test_splits_that_are_not_there() -> None:
 def test_a_split_without_rows_has_a_shard() -> None:
     """As `datasets` gives it one."""
     table = table_of([1, 1], {"train": 0, "dev": 2, "test": 0})
-    wanted = [("train", 0, 0), ("dev", 0, 2), ("test", 2, 2)]
+    expected = [("train", 0, 0), ("dev", 0, 2), ("test", 2, 2)]
     for options in ({}, {"shard_size": 100}, {"rows_per_shard": 5}, {"num_shards": 1}, {"num_shards": {"dev": 1}}):
-        assert cut(table, **options)[0] == wanted, options
+        assert cut(table, **options)[0] == expected, options
     assert cut(table_of([]))[0] == [("train", 0, 0)]
     assert cut(table_of([]), num_shards=3)[0] == [("train", 0, 0)]
 
 
 def test_rows_of_one_value_stay_together() -> None:
     """In the order in which values first appear, within each split; null is a value."""
-    who = ["b", "a", None, "b", "a", "c", None, "c"]
-    table = table_of([10] * 8, {"train": 5, "test": 3}, who=who)
+    actor = ["b", "a", None, "b", "a", "c", None, "c"]
+    table = table_of([10] * 8, {"train": 5, "test": 3}, who=actor)
     ordered, shards, why = cut_shards(table, ".parquet", ShardOptions(shard_by="who"))
     assert ordered.rows.column("who").to_pylist() == ["b", "b", "a", "a", None, None, "c", "c"]
     assert ordered.rows.column("file").to_pylist() == [0, 3, 1, 4, 2, 6, 5, 7]
@@ -132,8 +132,8 @@ def test_rows_of_one_value_stay_together() -> None:
         *(("test", 5, 6), ("test", 6, 8)),
     ]
     assert why == "one for each who"
-    found, why = cut(table, shard_by="who", shard_size=60 + 20)
-    assert (found, why) == (
+    actual, why = cut(table, shard_by="who", shard_size=60 + 20)
+    assert (actual, why) == (
         [("train", 0, 5), ("test", 5, 8)],
         "rows in order, up to 80 B a shard, rows of one who kept together",
     )
@@ -143,8 +143,8 @@ def test_rows_of_one_value_stay_together() -> None:
 def test_values_that_are_too_many_share_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_SHARDS", 2)
     assert cut(table_of([1] * 3, who=["a", "b", "a"]), shard_by="who")[1] == "one for each who"
-    found, why = cut(table_of([1] * 3, who=["a", "b", "c"]), shard_by="who")
-    assert found == [("train", 0, 3)]
+    actual, why = cut(table_of([1] * 3, who=["a", "b", "c"]), shard_by="who")
+    assert actual == [("train", 0, 3)]
     assert why == "rows in order, up to 500 MB a shard, rows of one who kept together"
 
 
@@ -217,7 +217,7 @@ def test_a_plan_of_shards_is_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "_BLOCK", 2)
     table = table_of([10, 20, 30, 40, 50], {"train": 3, "dev": 0, "test": 2}, text=["x"] * 5)
     _, shards, _ = cut_shards(table, ".tar", ShardOptions(rows_per_shard=1), folder="there")
-    wanted = [
+    expected = [
         Shard("there/train-00000-of-00003.tar", "train", 0, 1, 10, 5),
         Shard("there/train-00001-of-00003.tar", "train", 1, 2, 20, 5),
         Shard("there/train-00002-of-00003.tar", "train", 2, 3, 30, 5),
@@ -225,12 +225,12 @@ def test_a_plan_of_shards_is_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None
         Shard("there/test-00000-of-00002.tar", "test", 3, 4, 40, 5),
         Shard("there/test-00001-of-00002.tar", "test", 4, 5, 50, 5),
     ]
-    assert list(shards) == wanted
+    assert list(shards) == expected
     assert len(shards) == 6
-    assert [shards[n] for n in range(-6, 6)] == wanted * 2
-    assert shards[1:5:2] == [wanted[1], wanted[3]]
+    assert [shards[n] for n in range(-6, 6)] == expected * 2
+    assert shards[1:5:2] == [expected[1], expected[3]]
     assert shards.rows.tolist() == [1, 1, 1, 0, 1, 1]
-    assert [shard.rows for shard in wanted] == [1, 1, 1, 0, 1, 1]
+    assert [shard.rows for shard in expected] == [1, 1, 1, 0, 1, 1]
     with pytest.raises(IndexError):
         shards[6]
     assert isinstance(shards, Shards)

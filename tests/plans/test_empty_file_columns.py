@@ -16,7 +16,7 @@ FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 @pytest.mark.parametrize("statistics", [False, True])
 @pytest.mark.parametrize("in_list", [False, True])
 @pytest.mark.parametrize(
-    ("cells", "hollow"),
+    ("cells", "empty"),
     [
         ([{"bytes": b"1", "path": "a"}], False),
         ([None, {"bytes": b"xx", "path": "b"}], False),
@@ -25,9 +25,9 @@ FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     ],
 )
 def test_content_of_any_size_is_content(
-    cells: list[dict[str, object] | None], hollow: bool, in_list: bool, statistics: bool
+    cells: list[dict[str, object] | None], empty: bool, in_list: bool, statistics: bool
 ) -> None:
     array = pa.array([cells] if in_list else cells, pa.list_(FILE) if in_list else FILE)
     out = io.BytesIO()
     pq.write_table(pa.table({"file": array}), out, write_statistics=statistics)
-    assert columns_without_content(pq.ParquetFile(out)) == (["file"] if hollow else [])
+    assert columns_without_content(pq.ParquetFile(out)) == (["file"] if empty else [])

@@ -33,7 +33,7 @@ COLUMNS = {
     "null": pa.nulls(_N),
 }
 # As digest_table gave them when it looked at whole columns; a change would make every dataset another one.
-KNOWN = {
+EXPECTED = {
     "text": "ba0709a28b627c55",
     "struct": "8288c550e94dcdc8",
     "bools": "09ea57c083b7eda7",
@@ -53,14 +53,14 @@ def test_pieces_and_chunks_do_not_count(name: str, deep: bool, monkeypatch: pyte
     chunked = pa.chunked_array([array.slice(0, 3), array.slice(3, 0), array.slice(3, 8), array.slice(11)])
     monkeypatch.setattr(fingerprint, "_PIECE_BYTES", 10)
     assert digest_table(pa.table({"x": chunked}), deep=deep) == whole
-    other = pa.table({"x": chunked}).slice(0, _N - 1)
-    assert digest_table(other, deep=deep) != whole
+    second = pa.table({"x": chunked}).slice(0, _N - 1)
+    assert digest_table(second, deep=deep) != whole
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_digests_are_what_they_were(name: str) -> None:
     """Datasets that were built before are still known."""
-    assert digest_table(pa.table({"x": COLUMNS[name]}))[:16] == KNOWN[name]
+    assert digest_table(pa.table({"x": COLUMNS[name]}))[:16] == EXPECTED[name]
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=20), max_size=8))
@@ -95,7 +95,7 @@ FACTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("second", "arguments"),
     [
         ({}, ["names of files or values of its table changed"]),
         ({"format": "webdataset"}, ["its format was parquet and is now webdataset"]),
@@ -120,9 +120,9 @@ FACTS: dict[str, Any] = {
         ({"features": "g", "rows": 999}, ["it had 1,000 rows and would have 999"]),
     ],
 )
-def test_what_changed_is_said(other: dict[str, Any], words: list[str]) -> None:
+def test_what_changed_is_said(second: dict[str, Any], arguments: list[str]) -> None:
     """All of it; never nothing."""
-    assert changes_between(FACTS, FACTS | other) == words
+    assert changes_between(FACTS, FACTS | second) == arguments
 
 
 def test_a_build_where_rows_were_computed() -> None:
@@ -147,7 +147,7 @@ def digest_of(array: Any, deep: bool = False) -> str:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         (pa.array(["ab", "c"]), pa.array(["a", "bc"])),
         (pa.array([None, "a"]), pa.array(["a", None])),
@@ -164,12 +164,12 @@ def digest_of(array: Any, deep: bool = False) -> str:
     ],
     ids=str,
 )
-def test_other_values_have_another_digest(one: Any, other: Any) -> None:
+def test_other_values_have_another_digest(first: Any, second: Any) -> None:
     """Or another order, or another type; the same values have the same, also inside of a larger array."""
-    assert digest_of(one) != digest_of(other)
-    if one.type == other.type:
-        both = pa.concat_arrays([other, one, other])
-        assert digest_of(both.slice(len(other), len(one))) == digest_of(one)
+    assert digest_of(first) != digest_of(second)
+    if first.type == second.type:
+        both = pa.concat_arrays([second, first, second])
+        assert digest_of(both.slice(len(second), len(first))) == digest_of(first)
 
 
 def test_names_and_rules_count() -> None:

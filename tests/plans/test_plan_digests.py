@@ -58,7 +58,7 @@ PLANS = {
 }
 # As they were when shards were Python objects and each was digested by itself: the fingerprint; then of all shards
 # together names and places, keys, and dates.
-KNOWN = {
+EXPECTED = {
     "plain": ["9fa7729a29b885e7", "38a3d283e20a286f", "3c207b3403621561", "7777f322cca6db0c"],
     "plain, one row a shard": ["796738a060337e9e", "624a064c8f629b67", "80e2bb50e7f53484", "169908010de40316"],
     "plain, by value": ["951d61070ab377dd", "ee029871ccb6d138", "97a1a055826939c7", "cf8cfd051bd446a9"],
@@ -81,24 +81,24 @@ def test_digests_are_what_they_were(name: str) -> None:
     keys = [plan.shard_key(shard) for shard in plan.shards]
     dates = [plan.shard_mtimes(shard) for shard in plan.shards]
     digests = [plan.fingerprint, *(digest_json(each) for each in (shards, keys, dates))]
-    assert [digest[:16] for digest in digests] == KNOWN[name]
+    assert [digest[:16] for digest in digests] == EXPECTED[name]
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_shards_in_columns_are_a_sequence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Walked through, picked and sliced, they are the same shards; and their dates are, however many are taken."""
-    made = planned(name)
+    planned_job = planned(name)
     for block in (3, 10_000):
         monkeypatch.setattr(cut_shards, "_BLOCK", block)
         monkeypatch.setattr(plan, "_BLOCK", block)
-        shards = list(made.shards)
-        assert [made.shards[n] for n in range(len(shards))] == shards == made.shards[:]
-        assert (made.shards[-1], made.shards[1:3]) == (shards[-1], shards[1:3])
-        assert list(made.with_mtimes(shards)) == [(shard, made.shard_mtimes(shard)) for shard in shards]
+        shards = list(planned_job.shards)
+        assert [planned_job.shards[n] for n in range(len(shards))] == shards == planned_job.shards[:]
+        assert (planned_job.shards[-1], planned_job.shards[1:3]) == (shards[-1], shards[1:3])
+        assert list(planned_job.with_mtimes(shards)) == [(shard, planned_job.shard_mtimes(shard)) for shard in shards]
         back = shards[::-2]
-        assert list(made.with_mtimes(back)) == [(shard, made.shard_mtimes(shard)) for shard in back]
+        assert list(planned_job.with_mtimes(back)) == [(shard, planned_job.shard_mtimes(shard)) for shard in back]
     with pytest.raises(IndexError):
-        made.shards[len(shards)]
+        planned_job.shards[len(shards)]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7])

@@ -15,8 +15,8 @@ import pytest
 import brim as library
 from brim.errors import InputError
 from tests.conftest import tree_digest, write_files
+from tests.destinations import BucketDestination
 from tests.forked import brim
-from tests.places import BucketPlace
 from tests.s3 import S3Server
 
 UNITS = ("--unit-size", "20KB")
@@ -53,13 +53,13 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("work")
     rows = [{"number": n, "text": f"row {n} of many " * (1 + n % 7)} for n in range(1200)]
     write_files(folder, {"rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows).encode(), "steps.py": STEPS})
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         [row["text"] for row in rows], tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
     )
-    made.save(str(folder / "t.json"))
+    tokenizer.save(str(folder / "t.json"))
     shutil.copy(Path(__file__).parents[1] / "embed_models.py", folder)
     return folder
 
@@ -75,58 +75,62 @@ def content(path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("verb", VERBS)
 def test_parts_make_what_one_machine_makes(verb: str, work: Path, tmp_path: Path) -> None:
     """Three parts, one of them killed and run again, one that is missing when it is to be finished."""
-    name, source, words, target = VERBS[verb]
-    brim(name, source, tmp_path / "one" / target, *words, *UNITS, "--quiet", cwd=work)
-    plan, there = tmp_path / "a.plan", tmp_path / "parts" / target
-    saved = brim(name, source, there, *words, *UNITS, "--save", plan, "--json", cwd=work)
+    name, source, arguments, target = VERBS[verb]
+    brim(name, source, tmp_path / "one" / target, *arguments, *UNITS, "--quiet", cwd=work)
+    plan, existing = tmp_path / "a.plan", tmp_path / "parts" / target
+    saved = brim(name, source, existing, *arguments, *UNITS, "--save", plan, "--json", cwd=work)
     assert json.loads(saved.stdout.splitlines()[-1])["units"] >= 5
-    assert not there.exists()
+    assert not existing.exists()
     assert plan.stat().st_mode & 0o777 == 0o600
-    begun = subprocess.Popen(
+    started_at = subprocess.Popen(
         [sys.executable, "-m", "brim", name, "--plan", str(plan), "--part", "1/3", "--quiet"],
         cwd=work,
         stderr=subprocess.DEVNULL,
     )
     while not list(tmp_path.glob("a.plan.parts/**/ledger.jsonl")):  # it has begun
-        assert begun.poll() is None
+        assert started_at.poll() is None
         time.sleep(0.01)
-    begun.send_signal(signal.SIGKILL)
-    begun.wait()
+    started_at.send_signal(signal.SIGKILL)
+    started_at.wait()
     for part in ("1/3", "3/3"):
         brim(name, "--plan", plan, "--part", part, "--quiet", cwd=work)
     refused = brim(name, "--plan", plan, "--finish", check=2, cwd=work)
     assert "part 2 of 3" in refused.stderr
-    assert not there.exists()
+    assert not existing.exists()
     elsewhere = tmp_path if verb == "map" else work  # a function by its file is found from anywhere
     brim(name, "--plan", plan, "--part", "2/3", "--quiet", cwd=elsewhere)
-    again = brim(name, "--plan", plan, "--part", "2/3", "--json", cwd=work)
-    assert json.loads(again.stdout.splitlines()[-1])["written"] == 0
-    done = json.loads(brim(name, "--plan", plan, "--finish", "--json", cwd=work).stdout.splitlines()[-1])
-    assert done["computed"] == 0
-    assert content(there) == content(tmp_path / "one" / target)
+    repeated = brim(name, "--plan", plan, "--part", "2/3", "--json", cwd=work)
+    assert json.loads(repeated.stdout.splitlines()[-1])["written"] == 0
+    parsed = json.loads(brim(name, "--plan", plan, "--finish", "--json", cwd=work).stdout.splitlines()[-1])
+    assert parsed["computed"] == 0
+    assert content(existing) == content(tmp_path / "one" / target)
     if verb == "map":
-        assert done["bad_rows"] == 1
-        kept = [path for folder in (there, tmp_path / "one" / target) for path in folder.rglob("quarantine.parquet")]
-        assert len({path.read_bytes() for path in kept}) == 1
-        assert len(kept) == 2
+        assert parsed["bad_rows"] == 1
+        remaining = [
+            path for folder in (existing, tmp_path / "one" / target) for path in folder.rglob("quarantine.parquet")
+        ]
+        assert len({path.read_bytes() for path in remaining}) == 1
+        assert len(remaining) == 2
 
 
 @pytest.mark.long
 def test_parts_in_a_bucket(s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path) -> None:
     """The plan and the units of parts lie in a bucket; each part is another machine, which has a state of its own."""
     address = f"s3://private/{s3_prefix}"
-    machines = [BucketPlace(s3, tmp_path / f"machine{n}", s3_prefix.rstrip("/")) for n in range(3)]
-    plan, words = f"{address}a.plan", ("--fn", "steps.py:work", "--on-error", "skip")
-    brim("map", "rows.jsonl", f"{address}out", *words, *UNITS, "--save", plan, cwd=work, env=machines[0].environment)
+    machines = [BucketDestination(s3, tmp_path / f"machine{n}", s3_prefix.rstrip("/")) for n in range(3)]
+    plan, arguments = f"{address}a.plan", ("--fn", "steps.py:work", "--on-error", "skip")
+    brim(
+        "map", "rows.jsonl", f"{address}out", *arguments, *UNITS, "--save", plan, cwd=work, env=machines[0].environment
+    )
     for number in (0, 1):
         part = ("--plan", plan, "--part", f"{number + 1}/2")
         brim("map", *part, "--quiet", cwd=work, env=machines[number].environment)
     elsewhere = brim("map", "--plan", plan, "--part", "2/2", "--json", cwd=work, env=machines[2].environment)
     assert json.loads(elsewhere.stdout.splitlines()[-1])["written"] == 0
     brim("map", "--plan", plan, "--finish", "--quiet", cwd=work, env=machines[2].environment)
-    brim("map", "rows.jsonl", tmp_path / "one", *words, *UNITS, "--quiet", cwd=work)
-    there = {name: data for name, data in machines[0].content().items() if name.startswith("out/data/")}
-    assert {Path(name).name: data for name, data in there.items()} == {
+    brim("map", "rows.jsonl", tmp_path / "one", *arguments, *UNITS, "--quiet", cwd=work)
+    existing = {name: data for name, data in machines[0].content().items() if name.startswith("out/data/")}
+    assert {Path(name).name: data for name, data in existing.items()} == {
         path.name: path.read_bytes() for path in (tmp_path / "one" / "data").iterdir()
     }
 
@@ -137,14 +141,14 @@ def test_a_unit_in_a_bucket_is_not_what_was_computed(
     harm: str, s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path
 ) -> None:
     """The end names the part, whose next run does that unit again and no other."""
-    place = BucketPlace(s3, tmp_path, f"{s3_prefix}out")
-    verb, source, words, _ = VERBS["map"]
+    destination = BucketDestination(s3, tmp_path, f"{s3_prefix}out")
+    verb, source, args, _ = VERBS["map"]
     plan = f"s3://private/{s3_prefix}job.plan"
 
     def run(*arguments: str | Path, check: int = 0) -> subprocess.CompletedProcess[str]:
-        return brim(*arguments, cwd=work, env=place.environment, check=check)
+        return brim(*arguments, cwd=work, env=destination.environment, check=check)
 
-    run(verb, source, tmp_path / "out", *words, *UNITS, "--save", plan)
+    run(verb, source, tmp_path / "out", *args, *UNITS, "--save", plan)
     for part in ("1/2", "2/2"):
         run(verb, "--plan", plan, "--part", part, "--quiet")
     key = f"{s3_prefix}job.plan.parts/00002-of-00002/00000001.parquet"
@@ -157,8 +161,8 @@ def test_a_unit_in_a_bucket_is_not_what_was_computed(
     refused = run(verb, "--plan", plan, "--finish", check=2)
     assert f"'s3://private/{key}' is missing or differs from what part 2/2 computed." in refused.stderr
     assert "Run that part again." in refused.stderr
-    done = run(verb, "--plan", plan, "--part", "2/2", "--json")
-    assert json.loads(done.stdout.splitlines()[-1])["written"] == 1
+    result = run(verb, "--plan", plan, "--part", "2/2", "--json")
+    assert json.loads(result.stdout.splitlines()[-1])["written"] == 1
     run(verb, "--plan", plan, "--finish", "--quiet")
     run("verify", tmp_path / "out", "--deep")
 
@@ -173,9 +177,9 @@ def test_in_python(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert saved.status.parts is None
     saved.part("2/2")
     assert saved.status.missing_parts == [1]
-    told = brim("plan", "--plan", tmp_path / "a.plan").stdout
-    assert "1 of 2 done" in told
-    assert "brim map --plan" in told
+    output = brim("plan", "--plan", tmp_path / "a.plan").stdout
+    assert "1 of 2 done" in output
+    assert "brim map --plan" in output
     assert brim("plan", "--plan", tmp_path / "a.plan", "--missing", "2").stdout == "1\n"
     with pytest.raises(InputError, match="part 1 of 2"):
         saved.finish()
@@ -191,16 +195,16 @@ def test_what_has_no_parts(work: Path, tmp_path: Path) -> None:
 
     write_files(tmp_path, {"rows.jsonl.gz": gzip.compress((work / "rows.jsonl").read_bytes())})
     write_files(tmp_path, {"steps.py": STEPS, "rows.jsonl": (work / "rows.jsonl").read_bytes()})
-    words = ("--fn", "steps.py:work", "--on-error", "skip")
-    refused = brim("map", "rows.jsonl.gz", "out", *words, "--save", "a.plan", check=2, cwd=tmp_path)
+    arguments = ("--fn", "steps.py:work", "--on-error", "skip")
+    refused = brim("map", "rows.jsonl.gz", "out", *arguments, "--save", "a.plan", check=2, cwd=tmp_path)
     assert "only be read from its start" in refused.stderr
-    brim("map", "rows.jsonl", "out", *words, "--save", "a.plan", cwd=tmp_path)
-    for more, said in (
+    brim("map", "rows.jsonl", "out", *arguments, "--save", "a.plan", cwd=tmp_path)
+    for extra, message in (
         (("--batched",), "--batched cannot be used with --plan"),
         (("--part", "4/3"), "--part must be I/N"),
         (("--part", "1/2", "--finish"), "cannot be used with --finish"),
     ):
-        assert said in brim("map", "--plan", "a.plan", *more, check=2, cwd=tmp_path).stderr
+        assert message in brim("map", "--plan", "a.plan", *extra, check=2, cwd=tmp_path).stderr
     assert "is a plan of brim map" in brim("embed", "--plan", "a.plan", check=2, cwd=tmp_path).stderr
     assert "can only be used with --plan" in brim("map", "--part", "1/2", check=2, cwd=tmp_path).stderr
     write_files(tmp_path, {"steps.py": STEPS.replace(b"/ 2", b"/ 3")})
@@ -226,10 +230,10 @@ def test_finish_refuses_a_local_unit_of_the_same_size_and_other_content(verb: st
     step = b"def work(row):\n    return {'double': row['number'] * 2}\n"
     write_files(tmp_path, {"rows.jsonl": "".join(lines).encode(), "steps.py": step})
     shutil.copy(Path(__file__).parents[1] / "embed_models.py", tmp_path)
-    words = ("--fn", "steps.py:work") if verb == "map" else ("--model", "embed_models:hashing", "--column", "text")
+    arguments = ("--fn", "steps.py:work") if verb == "map" else ("--model", "embed_models:hashing", "--column", "text")
     target = "out" if verb == "map" else "v.npy"
     units = ("--unit-size", "1KB")
-    brim(verb, "rows.jsonl", target, *words, *units, "--save", "a.plan", cwd=tmp_path)
+    brim(verb, "rows.jsonl", target, *arguments, *units, "--save", "a.plan", cwd=tmp_path)
     for part in ("1/2", "2/2"):
         brim(verb, "--plan", "a.plan", "--part", part, "--quiet", cwd=tmp_path)
     files = [path for path in sorted((tmp_path / "a.plan.parts").glob("*/*")) if path.stem.isdecimal()]
@@ -241,18 +245,18 @@ def test_finish_refuses_a_local_unit_of_the_same_size_and_other_content(verb: st
     part = damaged.parent.name.lstrip("0").partition("-")[0]
     assert f"differs from what part {part}/2 computed" in refused.stderr
     assert not (tmp_path / target / "data").exists()
-    again = brim(verb, "--plan", "a.plan", "--part", f"{part}/2", "--json", cwd=tmp_path)
-    assert json.loads(again.stdout.splitlines()[-1])["written"] == 1
+    repeated = brim(verb, "--plan", "a.plan", "--part", f"{part}/2", "--json", cwd=tmp_path)
+    assert json.loads(repeated.stdout.splitlines()[-1])["written"] == 1
     brim(verb, "--plan", "a.plan", "--finish", "--quiet", cwd=tmp_path)
-    brim(verb, "rows.jsonl", f"one/{target}", *words, *units, "--quiet", cwd=tmp_path)
+    brim(verb, "rows.jsonl", f"one/{target}", *arguments, *units, "--quiet", cwd=tmp_path)
     assert content(tmp_path / target) == content(tmp_path / "one" / target)
 
 
 def test_plans_of_earlier_versions_open(work: Path, tmp_path: Path) -> None:
     """A plan has the names that options had first, and one with those of earlier versions is the same job."""
     write_files(tmp_path, {"steps.py": STEPS, "rows.jsonl": (work / "rows.jsonl").read_bytes()})
-    words = ("--fn", "steps.py:work", "--on-error", "skip")
-    brim("map", "rows.jsonl", "out", *words, "--save", "a.plan", cwd=tmp_path)
+    arguments = ("--fn", "steps.py:work", "--on-error", "skip")
+    brim("map", "rows.jsonl", "out", *arguments, "--save", "a.plan", cwd=tmp_path)
     plan = json.loads((tmp_path / "a.plan").read_text())
     assert {"direct", "via", "from_split", "on_error"} <= plan["words"]["given"].keys()
     assert not {"state", "state_dir", "memory", "commit_as_you_go"} & plan["words"]["given"].keys()
@@ -260,8 +264,8 @@ def test_plans_of_earlier_versions_open(work: Path, tmp_path: Path) -> None:
     plan["words"]["options"]["side_effects"] = False
     (tmp_path / "a.plan").write_text(json.dumps(plan))
     brim("map", "--plan", "a.plan", "--part", "1/1", cwd=tmp_path)
-    done = brim("map", "--plan", "a.plan", "--finish", "--json", cwd=tmp_path)
-    assert json.loads(done.stdout.splitlines()[-1])["computed"] == 0
+    result = brim("map", "--plan", "a.plan", "--finish", "--json", cwd=tmp_path)
+    assert json.loads(result.stdout.splitlines()[-1])["computed"] == 0
 
 
 def test_a_plan_of_a_build_is_named_as_one(tmp_path: Path) -> None:

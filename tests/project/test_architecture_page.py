@@ -13,10 +13,10 @@ PAGE = (Path(__file__).parents[2] / "docs/contributing/architecture.md").read_te
 
 def test_files_that_the_page_names_exist() -> None:
     """Every file that the page names by its path exists."""
-    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", PAGE))
-    here = {name for name in named if not name.startswith("tests/")}
-    known = {path.name for path in SOURCE.rglob("*.py")}
-    assert not {name for name in here if not (SOURCE / name).exists() and ("/" in name or name not in known)}
+    names = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", PAGE))
+    local = {name for name in names if not name.startswith("tests/")}
+    known_values = {path.name for path in SOURCE.rglob("*.py")}
+    assert not {name for name in local if not (SOURCE / name).exists() and ("/" in name or name not in known_values)}
 
 
 def test_where_is_table_has_forty_answers() -> None:

@@ -28,15 +28,15 @@ def group() -> Any:
     from brim.cli.commands import COMMANDS
     from brim.cli.parser import BrimGroup
 
-    made = BrimGroup("brim")
-    context = click.Context(made)
-    return click.Group("brim", commands={name: made.get_command(context, name) for name in COMMANDS})  # type: ignore[misc]
+    created = BrimGroup("brim")
+    context = click.Context(created)
+    return click.Group("brim", commands={name: created.get_command(context, name) for name in COMMANDS})  # type: ignore[misc]
 
 
 def all_reasons() -> list[tuple[str, str]]:
     pairs = [(page, reason_not_run(page)) for page in pages()]
     pairs += [(f"{page}:{block.line}", block.reason) for page in pages() for block in blocks_of(page)]
-    return [(where, reason) for where, reason in pairs if reason]
+    return [(position, reason) for position, reason in pairs if reason]
 
 
 @pytest.mark.parametrize(("where", "reason"), all_reasons())
@@ -66,30 +66,34 @@ def test_links_to_files_exist(page: str) -> None:
 def test_commands_and_python_exist(page: str, group: Any) -> None:
     """Every command and option that is shown exists, and Python compiles."""
     for block in blocks_of(page):
-        where = f"{page}:{block.line}"
+        location = f"{page}:{block.line}"
         if block.kind == "python":
             lines = block.text.splitlines()
             typed = [line[4:] for line in lines if line.startswith((">>> ", "... "))]
-            compile("\n".join(typed or lines), where, "exec")
+            compile("\n".join(typed or lines), location, "exec")
         for command, _ in block.commands if block.kind != "setup" else ():
             for part in re.split(r"&&|\||;", command.replace("\\\n", " ")):
-                check_command(part, group, where)
+                check_command(part, group, location)
 
 
 def check_command(command: str, group: Any, where: str) -> None:
     try:
-        words = shlex.split(command, comments=True)
+        arguments = shlex.split(command, comments=True)
     except ValueError:  # a quote that an earlier split cut in two
         return
-    if "brim" not in words[:2]:
+    if "brim" not in arguments[:2]:
         return
-    node, words = group, words[words.index("brim") + 1 :]
-    while words and hasattr(node, "commands") and words[0] in node.commands:
-        node, words = node.commands[words[0]], words[1:]
-    known = {name for parameter in node.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    known |= {"-h", "--help", "--help-all", "--debug", "--version", "--install-completion", "--show-completion"}
-    given = words[: words.index("--")] if "--" in words else words
-    unknown = [word for word in given if re.match(r"--[a-z]|-[a-z]$", word) and word.partition("=")[0] not in known]
+    node, arguments = group, arguments[arguments.index("brim") + 1 :]
+    while arguments and hasattr(node, "commands") and arguments[0] in node.commands:
+        node, arguments = node.commands[arguments[0]], arguments[1:]
+    known_values = {name for parameter in node.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    known_values |= {"-h", "--help", "--help-all", "--debug", "--version", "--install-completion", "--show-completion"}
+    inputs = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    unknown = [
+        argument
+        for argument in inputs
+        if re.match(r"--[a-z]|-[a-z]$", argument) and argument.partition("=")[0] not in known_values
+    ]
     assert not unknown, f"{where}: {command}: {unknown}"
 
 
@@ -106,9 +110,9 @@ def test_twenty_tasks(tmp_path: Path) -> None:
     wrong = []
     with reader(tmp_path, CHEAT_SHEET) as shell:
         for _, task, command, output in rows:
-            done = shell.run(command)
-            if done.exit_code or re.sub(r"\s+", " ", output) not in re.sub(r"\s+", " ", done.output):
-                wrong.append(f"{task}: {command}\n{done.exit_code}\n{done.output}")
+            result = shell.run(command)
+            if result.exit_code or re.sub(r"\s+", " ", output) not in re.sub(r"\s+", " ", result.output):
+                wrong.append(f"{task}: {command}\n{result.exit_code}\n{result.output}")
     assert not wrong
 
 
@@ -129,14 +133,14 @@ def test_commands_of_the_readme_table_run(tmp_path: Path, group: Any) -> None:
         for command in commands:
             check_command(command, group, "README.md")
             if command.split()[1] not in NOT_RUN:
-                done = shell.run(command)
-                assert done.exit_code == 0, f"{command}\n{done.output}"
+                result = shell.run(command)
+                assert result.exit_code == 0, f"{command}\n{result.output}"
 
 
 def test_figures_are_what_was_measured() -> None:
     """docs/benchmarks/results.md and the table of README.md are generated from benchmarks/results."""
-    done = subprocess.run([sys.executable, "benchmarks/page.py", "--check"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "benchmarks/page.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_every_benchmark_writes_its_tables() -> None:

@@ -27,33 +27,33 @@ def test_every_command_runs_as_written(tmp_path: Path) -> None:
     """Each command ends well, in the order of the page, and what it publishes is what the recipe expects."""
     machine_folder = tmp_path / "machine"
     make_arc(machine_folder / "ds004884", 902)
-    found = commands()
-    assert len(found) == 9
-    said = {}
+    actual = commands()
+    assert len(actual) == 9
+    messages = {}
     with TestHub(tmp_path / "hub", tokens={"hf_write": {"user": "me", "can_write": True}}) as hub:
         machine = Machine(hub, machine_folder)
-        for command in found:
-            words = shlex.split(command)
-            assert words[0] == "brim"
-            done = subprocess.run(
-                [sys.executable, "-m", *words], cwd=machine_folder, env=machine.environment,
+        for command in actual:
+            arguments = shlex.split(command)
+            assert arguments[0] == "brim"
+            result = subprocess.run(
+                [sys.executable, "-m", *arguments], cwd=machine_folder, env=machine.environment,
                 capture_output=True, text=True, timeout=240, check=False,
             )  # fmt: skip
-            assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-2000:]}"
-            said[command] = done.stdout
-    published = said["brim check hf://datasets/me/arc --recipe arc"]
+            assert result.returncode == 0, f"{command}\n{result.stdout[-3000:]}\n{result.stderr[-2000:]}"
+            messages[command] = result.stdout
+    published = messages["brim check hf://datasets/me/arc --recipe arc"]
     assert "files in dwi" in published
     assert "FAIL" not in published
-    assert "902" in said["brim info hf://datasets/me/arc"]
-    assert "dwi: list of nifti, 613 rows, 2,089 files" in said["brim plan ds004884/ --recipe arc"]
+    assert "902" in messages["brim info hf://datasets/me/arc"]
+    assert "dwi: list of nifti, 613 rows, 2,089 files" in messages["brim plan ds004884/ --recipe arc"]
 
 
 def test_the_plan_of_the_trap_is_made_from_the_tree(tmp_path: Path) -> None:
     """What docs/concepts/why-uploads-fail.md shows is what brim plan prints for that tree, memory aside."""
     make_arc(tmp_path / "ds004884", 902, sparse_sizes=True)
     command = [sys.executable, "-m", "brim", "plan", "ds004884/", "--recipe", "arc"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
     page = (PAGE.parents[1] / "concepts/why-uploads-fail.md").read_text()
     shown = page.split("$ brim plan ds004884/ --recipe arc\n")[1].split("```")[0]
-    here = [line for line in done.stdout.splitlines() if not line.strip().startswith("memory")]
-    assert [line for line in shown.splitlines() if not line.strip().startswith("memory")] == here
+    local = [line for line in result.stdout.splitlines() if not line.strip().startswith("memory")]
+    assert [line for line in shown.splitlines() if not line.strip().startswith("memory")] == local

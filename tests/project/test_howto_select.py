@@ -32,26 +32,26 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A machine, and a Hub with me/arc and me/corpus."""
     home = tmp_path_factory.mktemp("howto")
     with TestHub(home / "hub", tokens={"hf_write": {"user": "me", "can_write": True}}) as hub:
-        found = Machine(hub, home / "machine")
-        env = found.environment
-        make_arc(found.folder / "ds", 40)
-        brim("build", found.folder / "ds", "hf://datasets/me/arc", "--recipe", "arc", "--rows-per-shard", "8", env=env)
+        actual = Machine(hub, home / "machine")
+        env = actual.environment
+        make_arc(actual.folder / "ds", 40)
+        brim("build", actual.folder / "ds", "hf://datasets/me/arc", "--recipe", "arc", "--rows-per-shard", "8", env=env)
         texts = [f"Sentence number {n} of a corpus." * (1 + n % 3) for n in range(300)]
         table = pa.table({"text": texts, "lang": [("en", "de", "en", None)[n % 4] for n in range(300)]})
-        pq.write_table(table, found.folder / "corpus.parquet")
-        brim("select", found.folder / "corpus.parquet", "hf://datasets/me/corpus", env=env)
-        tokenizer_file(found.folder)
-        yield found
+        pq.write_table(table, actual.folder / "corpus.parquet")
+        brim("select", actual.folder / "corpus.parquet", "hf://datasets/me/corpus", env=env)
+        tokenizer_file(actual.folder)
+        yield actual
 
 
 def run(machine: Machine, page: str, count: int) -> dict[str, str]:
     """What each command of a page printed; each ends well."""
-    said = {}
-    found = commands(page)
-    assert len(found) == count
-    for words in found:
-        command = [sys.executable, "-m", *words]
-        done = subprocess.run(
+    messages = {}
+    actual = commands(page)
+    assert len(actual) == count
+    for arguments in actual:
+        command = [sys.executable, "-m", *arguments]
+        result = subprocess.run(
             command,
             cwd=machine.folder,
             env=machine.environment,
@@ -60,9 +60,9 @@ def run(machine: Machine, page: str, count: int) -> dict[str, str]:
             timeout=240,
             check=False,
         )
-        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-2000:]}"
-        said[shlex.join(words)] = done.stdout
-    return said
+        assert result.returncode == 0, f"{shlex.join(arguments)}\n{result.stdout[-3000:]}\n{result.stderr[-2000:]}"
+        messages[shlex.join(arguments)] = result.stdout
+    return messages
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -71,16 +71,16 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_one_subject(machine: Machine) -> None:
     """The files of one person, as they were, and those of one column alone."""
-    said = run(machine, "one-subject-from-the-hub.md", 6)
-    there = files(machine.folder / "ds")
-    taken = files(machine.folder / "files")
-    assert taken
-    assert all("sub-M2002" in name and there[name] == data for name, data in taken.items())
-    assert {name for name in there if "sub-M2002" in name and name.endswith(".nii.gz")} <= set(taken)
+    message = run(machine, "one-subject-from-the-hub.md", 6)
+    existing = files(machine.folder / "ds")
+    subset = files(machine.folder / "files")
+    assert subset
+    assert all("sub-M2002" in name and existing[name] == data for name, data in subset.items())
+    assert {name for name in existing if "sub-M2002" in name and name.endswith(".nii.gz")} <= set(subset)
     some = files(machine.folder / "t1w")
     assert some
     assert all("T1w" in name for name in some)
-    plan = next(text for command, text in said.items() if "--dry-run" in command)
+    plan = next(text for command, text in message.items() if "--dry-run" in command)
     assert "of 40 rows" in plan
     assert "reads" in plan
     assert "hf://datasets/me/arc@" in (machine.folder / "one" / "README.md").read_text()

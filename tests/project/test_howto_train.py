@@ -22,7 +22,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [json.dumps({"text": f"row {n} of a small corpus with a few words"}) for n in range(300)]
     (work / "texts.jsonl").write_text("\n".join(texts) + "\n")
     tokenizer = next(iter(made_tokenizers(work).values()))
-    words = [
+    arguments = [
         "--tokenizer",
         tokenizer,
         "--pack",
@@ -35,7 +35,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "600MB",
         "-q",
     ]
-    brim("tokenize", work / "texts.jsonl", work / "tokens", *words)
+    brim("tokenize", work / "texts.jsonl", work / "tokens", *arguments)
     return work / "tokens"
 
 
@@ -75,15 +75,15 @@ def test_batches_and_epochs(tokens: Path) -> None:
 def test_a_stop_in_the_middle_of_an_epoch(tokens: Path) -> None:
     """State that was kept goes on with the next row."""
     whole, stream = ids_of(stream_of(tokens)), stream_of(tokens)
-    seen = []
+    observed = []
     for row in stream:
-        seen.append(tuple(row["input_ids"]))
-        if len(seen) == 20:
+        observed.append(tuple(row["input_ids"]))
+        if len(observed) == 20:
             state = stream.state_dict()
             break
     fresh = stream_of(tokens)
     fresh.load_state_dict(state)
-    assert seen + ids_of(fresh) == whole
+    assert observed + ids_of(fresh) == whole
 
 
 MEASURED = """
@@ -109,11 +109,11 @@ def test_large_rows_are_not_held(tmp_path: Path) -> None:
         (source / f"{number}.bin").write_bytes(bytes([number]) * 60_000_000)
     brim("build", source, tmp_path / "out", "-q")
 
-    def held(way: str) -> list[int]:
-        command = [sys.executable, "-c", MEASURED, str(tmp_path / "out"), way]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return [int(number) for number in done.stdout.split()]
+    def held(method: str) -> list[int]:
+        command = [sys.executable, "-c", MEASURED, str(tmp_path / "out"), method]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stderr
+        return [int(number) for number in result.stdout.split()]
 
     flat, usual = held("one"), held("all")
     assert len(flat) == 8

@@ -47,9 +47,9 @@ def test_missing_parts_run_as_jobs_and_the_dataset_is_published(tmp_path: Path) 
         brim("plan", source, "hf://datasets/ada/data", "--rows-per-shard", "1", "--save", plan, env=environment)
         brim("build", "--plan", plan, "--part", "2/3", env=environment)
         command = ["bash", str(SCRIPT), plan, "3"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "parts 1,3 of 3: 2 jobs" in done.stdout
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "parts 1,3 of 3: 2 jobs" in result.stdout
         checked = (tmp_path / "checked").read_text()
         assert [part for part in ("1/3", "2/3", "3/3") if f"--part {part}" in checked] == ["1/3", "3/3"]
         assert "secrets   HF_TOKEN=***" in checked

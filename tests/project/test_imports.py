@@ -58,8 +58,8 @@ def worker_modules(tmp_path: Path, *arguments: str) -> list[set[str]]:
     (home / "sitecustomize.py").write_text(_TOLD)
     paths = [str(home), str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "BRIM_TEST_MODULES": str(tmp_path / "modules")}
-    done = subprocess.run([sys.executable, "-m", "brim", *arguments], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-m", "brim", *arguments], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
     return [set(json.loads(path.read_text())) for path in tmp_path.glob("modules.*")]
 
 
@@ -74,9 +74,9 @@ def test_workers_of_tokenize(tmp_path: Path, source: Path) -> None:
     """Nothing of the command line, of finding sources, of the Hub; no pandas though it is installed."""
     from tests.generators.tokenizers import made_tokenizers
 
-    made = made_tokenizers(tmp_path)
+    created = made_tokenizers(tmp_path)
     for modules in worker_modules(
-        tmp_path, "tokenize", str(source), str(tmp_path / "out"), "--tokenizer", str(made["bpe"])
+        tmp_path, "tokenize", str(source), str(tmp_path / "out"), "--tokenizer", str(created["bpe"])
     ):
         assert "brim.compute.steps.tokenize_step" in modules
         assert not [name for name in (*HEAVY, *FINDING) if name in modules]
@@ -85,12 +85,12 @@ def test_workers_of_tokenize(tmp_path: Path, source: Path) -> None:
 def test_workers_of_map(tmp_path: Path, source: Path) -> None:
     """Nothing of the command line, of finding sources or of other steps; pandas only where the function wants it."""
     (tmp_path / "own.py").write_text("def same(row):\n    return row\n")
-    found = worker_modules(tmp_path, "map", str(source), str(tmp_path / "out"), "--fn", "own:same")
-    assert found
-    for modules in found:
+    actual = worker_modules(tmp_path, "map", str(source), str(tmp_path / "out"), "--fn", "own:same")
+    assert actual
+    for modules in actual:
         assert "own" in modules
-        others = ("brim.compute.steps.tokenize_step", "brim.compute.steps.embed_step")
-        assert not [name for name in (*HEAVY, *FINDING, *others) if name in modules]
+        other_items = ("brim.compute.steps.tokenize_step", "brim.compute.steps.embed_step")
+        assert not [name for name in (*HEAVY, *FINDING, *other_items) if name in modules]
 
 
 def test_workers_of_embed(tmp_path: Path, source: Path) -> None:
@@ -98,20 +98,20 @@ def test_workers_of_embed(tmp_path: Path, source: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import numpy\ndef model():\n    return lambda given: numpy.ones((len(given['text']), 4), numpy.float32)\n"
     )
-    found = worker_modules(
+    actual = worker_modules(
         tmp_path, "embed", str(source), str(tmp_path / "out.npy"), "--model", "own:model", "--column", "text"
     )
-    assert found
-    for modules in found:
+    assert actual
+    for modules in actual:
         assert "own" in modules
-        others = (
+        other_items = (
             "brim.compute.steps.tokenize_step",
             "brim.compute.steps.map_step",
             "transformers",
             "sentence_transformers",
             "PIL",
         )
-        assert not [name for name in (*HEAVY, *FINDING, *others) if name in modules]
+        assert not [name for name in (*HEAVY, *FINDING, *other_items) if name in modules]
 
 
 def test_a_worker_that_waits(tmp_path: Path) -> None:
@@ -122,10 +122,12 @@ def test_a_worker_that_waits(tmp_path: Path) -> None:
         name = f"brim.compute.steps.{step}"
         code = f"import sys, importlib\nfor name in {(*_MODULES, name, *_STEP_MODULES.get(name, ()))!r}:\n"
         code += "    importlib.import_module(name)\nprint(*sys.modules)"
-        said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-        modules = set(said.stdout.split())
-        others = {f"brim.compute.steps.{other}" for other in ("map_step", "tokenize_step", "embed_step")} - {name}
-        assert not [each for each in (*HEAVY, *FINDING, "asyncio", "gigatoken", *others) if each in modules]
+        message = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+        modules = set(message.stdout.split())
+        other_items = {f"brim.compute.steps.{second}" for second in ("map_step", "tokenize_step", "embed_step")} - {
+            name
+        }
+        assert not [each for each in (*HEAVY, *FINDING, "asyncio", "gigatoken", *other_items) if each in modules]
 
 
 def test_a_function_may_use_pandas(tmp_path: Path, source: Path) -> None:
@@ -141,8 +143,8 @@ def test_a_function_may_use_pandas(tmp_path: Path, source: Path) -> None:
         tmp_path, "map", str(source), str(tmp_path / "out"), "--fn", "own:frame", "--batched", "--workers", "1"
     )
     assert "pandas" in modules
-    (made,) = (tmp_path / "out" / "data").iterdir()
-    assert set(pq.read_table(made)["nulls"].to_pylist()) == {1}
+    (created,) = (tmp_path / "out" / "data").iterdir()
+    assert set(pq.read_table(created)["nulls"].to_pylist()) == {1}
 
 
 def command_modules(*arguments: str) -> set[str]:
@@ -170,14 +172,14 @@ def test_a_small_build(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "data").is_dir()
     pages = tuple(f"brim.monitor.report.{name}" for name in ("live_server", "page"))
     pages += ("http.client", "http.server", "xml.etree.ElementTree")
-    others = (
+    other_items = (
         "brim.sources.recipe",
         "brim.sources.bids_recipe",
         "brim.sources.parquet_source",
         "brim.compute.rows.read_unit",
     )
     assert not [
-        name for name in (*HEAVY, *pages, *others, "psutil") if name in modules and name not in ("click", "yaml")
+        name for name in (*HEAVY, *pages, *other_items, "psutil") if name in modules and name not in ("click", "yaml")
     ]
 
 
@@ -187,30 +189,32 @@ def test_the_command_imports_only_its_verb() -> None:
 
     names = [name for name in COMMANDS if name != "help"]
     with ThreadPoolExecutor(2) as pool:
-        bare, *found = pool.map(
-            lambda words: command_modules(*words), [["--help"], *([name, "--help"] for name in names)]
+        bare, *actual = pool.map(
+            lambda arguments: command_modules(*arguments), [["--help"], *([name, "--help"] for name in names)]
         )
     assert not {"rich", "pydantic", "click", "numpy", "pyarrow"} & bare
-    others = {
+    other_items = {
         "build": {"plan"},
         "select": {"plan"},
         "watch": {"run"},
         **{key: {"compute"} for key in ("map", "tokenize", "embed")},
     }
     running = ("brim.jobs", "brim.compute.rows", "brim.execution.worker", "numpy", "pyarrow", "psutil", "tokenizers")
-    for name, modules in zip(names, found, strict=True):
+    for name, modules in zip(names, actual, strict=True):
         assert not [heavy for heavy in (*HEAVY, *running) if heavy in modules and heavy != "click"]
         commands = {module for module in modules if module.startswith("brim.cli.") and module.endswith("_command")}
-        assert commands == {f"brim.cli.{each}_command" for each in {name} | others.get(name, set())}
+        assert commands == {f"brim.cli.{each}_command" for each in {name} | other_items.get(name, set())}
 
 
-@pytest.mark.parametrize("words", ["select nothing out", "build nothing out", "verify nothing", "unpack nothing out"])
-def test_numpy_is_loaded_before_the_parser(words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments", ["select nothing out", "build nothing out", "verify nothing", "unpack nothing out"]
+)
+def test_numpy_is_loaded_before_the_parser(arguments: str, tmp_path: Path) -> None:
     """Calls that are deeper than a block of Python's stack cost a block each while it is loaded."""
-    command = [sys.executable, "-X", "importtime", "-m", "brim", *words.split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    loaded = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")]
+    command = [sys.executable, "-X", "importtime", "-m", "brim", *arguments.split()]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 2
+    loaded = [line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if line.startswith("import time")]
     assert loaded.index("numpy") < loaded.index("click")
 
 

@@ -62,16 +62,16 @@ def imports_of(path: Path) -> set[str]:
 
 
 def modules() -> dict[str, Path]:
-    found = {}
+    actual = {}
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE).with_suffix("").parts
-        found[".".join(["brim", *parts]).removesuffix(".__init__")] = path
-    return found
+        actual[".".join(["brim", *parts]).removesuffix(".__init__")] = path
+    return actual
 
 
 def test_one_dataclass() -> None:
     """That of brim.records, which costs a tenth of the standard one's time when a module is loaded."""
-    found = [
+    actual = [
         f"{module}: from brim.records import dataclass"
         for module, path in modules().items()
         if module != "brim.records"
@@ -79,17 +79,17 @@ def test_one_dataclass() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
         if "dataclass" in {alias.name for alias in node.names}
     ]
-    assert not found
+    assert not actual
 
 
 def test_imports_go_one_way() -> None:
     """Every import leads down; from everywhere, `brim` itself may be asked for its version."""
     wrong = []
     for module, path in modules().items():
-        room = room_of(module)
+        budget = room_of(module)
         for name in imports_of(path):
             to = room_of(name)
-            if to != room and ORDER.index(to) < ORDER.index(room) and name not in ("brim", "brim.__version__"):
+            if to != budget and ORDER.index(to) < ORDER.index(budget) and name not in ("brim", "brim.__version__"):
                 wrong.append(f"{module} imports {name}")
     assert not wrong
 
@@ -179,7 +179,7 @@ def test_the_runner_asks_no_destination_for_its_type() -> None:
 
 def test_backends_import_the_network_libraries() -> None:
     """A process that works on local files loads none of them."""
-    found = {
+    actual = {
         module
         for module, path in modules().items()
         for node in ast.parse(path.read_text()).body
@@ -187,7 +187,7 @@ def test_backends_import_the_network_libraries() -> None:
         for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
         if name.split(".")[0] in ("asyncio", "httpx", "httpx2", "obstore", "huggingface_hub")
     }
-    assert found == {f"brim.storage.{name}" for name in ("event_loop", "hub_api", "objects")}
+    assert actual == {f"brim.storage.{name}" for name in ("event_loop", "hub_api", "objects")}
 
 
 def test_no_room_hides_a_function() -> None:
@@ -215,8 +215,8 @@ def test_importing_brim_is_light() -> None:
         "optional = ('datasets', 'pandas', 'torch', 'safetensors', 'polars', 'huggingface_hub'); "
         "print([m for m in optional if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_public_names() -> None:

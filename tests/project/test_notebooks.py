@@ -35,17 +35,17 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     manager.shutdown_kernel(now=True)
 
 
-def replies(client: Any, asked: str) -> list[dict[str, Any]]:
+def replies(client: Any, requested: str) -> list[dict[str, Any]]:
     """What the kernel sends for one cell, until it is idle again."""
-    found = []
+    actual = []
     until = time.monotonic() + 120
     while time.monotonic() < until:
         message = client.get_iopub_msg(timeout=120)
-        if message["parent_header"].get("msg_id") != asked:
+        if message["parent_header"].get("msg_id") != requested:
             continue
-        found.append(message)
+        actual.append(message)
         if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
-            return found
+            return actual
     raise AssertionError("the kernel is busy after two minutes")
 
 
@@ -64,23 +64,23 @@ made["m"][:] == list(range(40))
 def test_a_kernel_is_interrupted_and_goes_on(kernel: Any, tmp_path: Path) -> None:
     """The cell ends with KeyboardInterrupt, the kernel lives, and the same cell does the rest."""
     manager, client = kernel
-    asked = client.execute(CELL.replace("SECONDS", "float(os.environ.get('SLOW', '0.5'))"))
+    requested = client.execute(CELL.replace("SECONDS", "float(os.environ.get('SLOW', '0.5'))"))
     until = time.monotonic() + 60
     while len(list(tmp_path.glob("mark-*"))) < 3 and time.monotonic() < until:
         time.sleep(0.05)
     manager.interrupt_kernel()
-    error = next(message["content"] for message in replies(client, asked) if message["msg_type"] == "error")
+    error = next(message["content"] for message in replies(client, requested) if message["msg_type"] == "error")
     assert error["ename"] == "KeyboardInterrupt"
-    seen = len(list(tmp_path.glob("mark-*")))
-    assert seen < 10
+    observed = len(list(tmp_path.glob("mark-*")))
+    assert observed < 10
     for path in tmp_path.glob("mark-*"):
         path.unlink()
-    asked = client.execute(CELL.replace("SECONDS", "float(os.environ.get('SLOW', '0.5'))"))
-    told = replies(client, asked)
-    shown = [message["content"]["data"] for message in told if message["msg_type"] == "execute_result"]
+    requested = client.execute(CELL.replace("SECONDS", "float(os.environ.get('SLOW', '0.5'))"))
+    report = replies(client, requested)
+    shown = [message["content"]["data"] for message in report if message["msg_type"] == "execute_result"]
     assert shown == [{"text/plain": "True"}]
     assert len(list(tmp_path.glob("mark-*"))) < 10  # what was finished is not done again
-    bars = [m["content"]["data"] for m in told if m["msg_type"] in ("display_data", "update_display_data")]
+    bars = [m["content"]["data"] for m in report if m["msg_type"] in ("display_data", "update_display_data")]
     assert bars
     assert all("<progress" in bar["text/html"] for bar in bars)
     assert bars[0]["text/plain"].startswith("map: ")
@@ -90,12 +90,12 @@ def test_a_kernel_is_interrupted_and_goes_on(kernel: Any, tmp_path: Path) -> Non
 def test_an_error_in_a_cell_is_the_functions_own(kernel: Any) -> None:
     """Of a type that the notebook itself defines, with the line of the cell."""
     _, client = kernel
-    asked = client.execute(
+    requested = client.execute(
         "import brim\nclass Own(Exception): pass\ndef bad(row):\n    raise Own('no good')\n"
         "try:\n    brim.map([{'n': 1}], bad)\nexcept Own as error:\n    import traceback\n"
         "    print(''.join(traceback.format_exception(error)))"
     )
-    text = "".join(m["content"]["text"] for m in replies(client, asked) if m["msg_type"] == "stream")
+    text = "".join(m["content"]["text"] for m in replies(client, requested) if m["msg_type"] == "stream")
     assert "raise Own('no good')" in text
     assert "It failed at" in text
 

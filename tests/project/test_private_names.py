@@ -48,8 +48,10 @@ def touched(tree: ast.AST) -> Iterator[Found]:
         elif isinstance(node, ast.Attribute):
             names, own = [node.attr], is_own(node.value)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKING:
-            asked = node.args[1] if len(node.args) > 1 else None
-            names = [asked.value] if isinstance(asked, ast.Constant) and isinstance(asked.value, str) else []
+            requested = node.args[1] if len(node.args) > 1 else None
+            names = (
+                [requested.value] if isinstance(requested, ast.Constant) and isinstance(requested.value, str) else []
+            )
             own = is_own(node.args[0])
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             names, own = [p for a in node.args if isinstance(a, ast.Constant) for p in parts(str(a.value))], False
@@ -155,8 +157,8 @@ BEHIND = {
 
 def test_private_names_have_one_place() -> None:
     """A private name of another library is touched in the adapter of that library and nowhere else."""
-    found = {module: strangers(tree) for module, tree in trees().items() if module not in ADAPTERS.values()}
-    assert not {module: names for module, names in found.items() if names}
+    actual = {module: strangers(tree) for module, tree in trees().items() if module not in ADAPTERS.values()}
+    assert not {module: names for module, names in actual.items() if names}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,11 @@ def test_list_is_whole(library: str) -> None:
 def test_private_names_are_there(library: str) -> None:
     """The installed version of a library has every private name that its adapter touches."""
     installed = pytest.importorskip(library, reason=f"{library} is not installed")
-    gone = [name for name, owner in NAMES[library].items() if not hasattr(owner(), name)]
-    gone += [f"{place}.{name}" for place, name in BEHIND[library] if not hasattr(importlib.import_module(place), name)]
+    removed = [name for name, owner in NAMES[library].items() if not hasattr(owner(), name)]
+    removed += [
+        f"{destination}.{name}"
+        for destination, name in BEHIND[library]
+        if not hasattr(importlib.import_module(destination), name)
+    ]
     version = getattr(installed, "__version__", "?")
-    assert not gone, f"{library} {version} has no longer {', '.join(gone)}: see src/brim/{ADAPTERS[library]}"
+    assert not removed, f"{library} {version} has no longer {', '.join(removed)}: see src/brim/{ADAPTERS[library]}"

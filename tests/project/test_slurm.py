@@ -57,28 +57,30 @@ def work(tmp_path: Path, slurm: Slurm) -> Path:
     return tmp_path
 
 
-def submit(slurm: Slurm, work: Path, *words: str, **more: str) -> dict[str, str]:
+def submit(slurm: Slurm, work: Path, *arguments: str, **extra: str) -> dict[str, str]:
     """The numbers of the array and of what finishes, by brim-submit.sh."""
-    said = slurm.run("./brim-submit.sh", *words, cwd=work, more=more)
-    return dict(re.findall(r"^(array|finish) (\d+)", said, re.MULTILINE))
+    message = slurm.run("./brim-submit.sh", *arguments, cwd=work, more=extra)
+    return dict(re.findall(r"^(array|finish) (\d+)", message, re.MULTILINE))
 
 
 def logs(work: Path, pattern: str = "brim-*.log") -> str:
     return "\n".join(f"{path.name}: {path.read_text()}" for path in sorted(work.glob(pattern)))
 
 
-def brim(work: Path, *words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "brim", *words], cwd=work, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def brim(work: Path, *arguments: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-m", "brim", *arguments], cwd=work, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def plan_of_rows(work: Path, function: str = "slow") -> dict[str, str]:
     """A map of 30 units in a plan; what one machine makes of them."""
-    words = ("map", "rows.jsonl", "--fn", f"steps.py:{function}", "--batch-size", "10", "--unit-size", "6KB")
-    brim(work, words[0], words[1], "out", *words[2:], "--save", "m.plan")
+    arguments = ("map", "rows.jsonl", "--fn", f"steps.py:{function}", "--batch-size", "10", "--unit-size", "6KB")
+    brim(work, arguments[0], arguments[1], "out", *arguments[2:], "--save", "m.plan")
     if function == "slow":
-        brim(work, words[0], words[1], "one", *words[2:], "--quiet")
+        brim(work, arguments[0], arguments[1], "one", *arguments[2:], "--quiet")
         return content(work / "one")
     return {}
 
@@ -98,10 +100,10 @@ def test_a_build_by_an_array(slurm: Slurm, work: Path) -> None:
     assert (work / "out").exists(), logs(work)
     assert content(work / "out") == content(work / "one")
     assert brim(work, "plan", "--plan", "b.plan", "--missing", "6").strip() == ""
-    again = submit(slurm, work, "b.plan", "6")
-    assert list(again) == ["finish"]
+    repeated = submit(slurm, work, "b.plan", "6")
+    assert list(repeated) == ["finish"]
     slurm.wait_all()
-    assert slurm.told(again["finish"])["JobState"] == "COMPLETED", logs(work, "brim-finish*")
+    assert slurm.told(repeated["finish"])["JobState"] == "COMPLETED", logs(work, "brim-finish*")
 
 
 def test_a_lost_node_and_a_part_that_fails(slurm: Slurm, work: Path) -> None:
@@ -127,9 +129,9 @@ def test_a_lost_node_and_a_part_that_fails(slurm: Slurm, work: Path) -> None:
     slurm._until(lambda: "a row that fails" in logs(work), "failing part", 120)
     broken.unlink()
     slurm.wait_all()
-    said = logs(work, "brim-finish*")
-    assert re.search(r"Missing or unfinished: part \d of 3", said), said
-    assert re.search(r"array \d+: parts \d of 3", said), said
+    output = logs(work, "brim-finish*")
+    assert re.search(r"Missing or unfinished: part \d of 3", output), output
+    assert re.search(r"array \d+: parts \d of 3", output), output
     assert (work / "out").exists(), logs(work)
     assert content(work / "out") == expected
 
@@ -157,13 +159,13 @@ def test_the_time_limit(slurm: Slurm, work: Path) -> None:
 
 def test_the_memory_of_a_task(slurm: Slurm, work: Path) -> None:
     """brim keeps within what --mem gives: work that needs more is its error 4, and not a kill by Slurm."""
-    words = ("--fn", "steps.py:hungry", "--unit-size", "6KB")
+    arguments = ("--fn", "steps.py:hungry", "--unit-size", "6KB")
     refused = subprocess.run(
         ["sbatch", "--parsable", "--wait", "--mem=600", f"--output={work}/mem.log", "--wrap",
-         f"brim map rows.jsonl out {' '.join(words)} --limit 20"],
+         f"brim map rows.jsonl out {' '.join(arguments)} --limit 20"],
         cwd=work, env=slurm.environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    said = (work / "mem.log").read_text()
-    assert refused.returncode == 4, said
-    assert "oom" not in said.lower(), said
-    assert "limit of 315 MB" in said, said  # half of the 600 MiB
+    message = (work / "mem.log").read_text()
+    assert refused.returncode == 4, message
+    assert "oom" not in message.lower(), message
+    assert "limit of 315 MB" in message, message  # half of the 600 MiB

@@ -47,7 +47,7 @@ def test_shared_runs_are_as_many_as_asked_for(weights: list[int], count: int) ->
 
 
 @pytest.mark.parametrize(
-    ("weights", "limit", "most", "edges"),
+    ("weights", "limit", "maximum", "edges"),
     [
         ([5, 5, 5], 10, None, [0, 2, 3]),  # exactly full
         ([5, 5, 5], 9, None, [0, 1, 2, 3]),
@@ -57,8 +57,8 @@ def test_shared_runs_are_as_many_as_asked_for(weights: list[int], count: int) ->
         ([], 10, None, [0]),
     ],
 )
-def test_where_runs_end(weights: list[int], limit: int, most: int | None, edges: list[int]) -> None:
-    assert fill(np.array(weights, np.int64), limit, most).tolist() == edges
+def test_where_runs_end(weights: list[int], limit: int, maximum: int | None, edges: list[int]) -> None:
+    assert fill(np.array(weights, np.int64), limit, maximum).tolist() == edges
 
 
 def test_several_limits_hold_at_once() -> None:

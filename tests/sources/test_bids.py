@@ -24,9 +24,9 @@ def build(tmp_path: Path, shape: str, *options: str) -> tuple[Path, list[dict[st
     """(source, rows read back, what was said) of a built dataset; verified against its source."""
     source = write_files(tmp_path / "source", bids.SHAPES[shape]())
     out = tmp_path / "out"
-    done = brim("build", source, out, *options)
+    result = brim("build", source, out, *options)
     brim("verify", out, source)
-    return source, pq.read_table(out / "data").to_pylist(), done.stderr
+    return source, pq.read_table(out / "data").to_pylist(), result.stderr
 
 
 def test_rows_are_sessions(tmp_path: Path) -> None:
@@ -57,12 +57,12 @@ def test_files_are_those_on_disk(tmp_path: Path) -> None:
 
 def test_participants_and_sessions_are_joined(tmp_path: Path) -> None:
     """Numbers are typed, n/a is null, leading zeros stay text, BOM and CRLF do not matter."""
-    _, rows, said = build(tmp_path, "sessions")
+    _, rows, output = build(tmp_path, "sessions")
     assert [row["age"] for row in rows] == [34, 34, None]
     assert [row["site"] for row in rows] == ["007", "007", "008"]
     assert [row["score"] for row in rows] == [1.5, 1.5, 2.0]
     assert [row["dose"] for row in rows] == [1, 2, None]
-    assert "1 of participants.tsv have no folder, for example sub-99" in said
+    assert "1 of participants.tsv have no folder, for example sub-99" in output
 
 
 def test_scans_are_joined_per_file(tmp_path: Path) -> None:
@@ -74,14 +74,14 @@ def test_scans_are_joined_per_file(tmp_path: Path) -> None:
 
 def test_sidecars_follow_the_inheritance_principle(tmp_path: Path) -> None:
     """Root-level JSON, gradients and events reach every image; the nearest file wins; private keys stay home."""
-    _, rows, said = build(tmp_path, "sessions")
+    _, rows, output = build(tmp_path, "sessions")
     first, second, tenth = (json.loads(text) for text in rows[0]["bold_json"])
     assert first == tenth == {"RepetitionTime": 2.0, "TaskName": "rest"}
     assert second == {"RepetitionTime": 3.0, "TaskName": "rest", "EchoTime": 0.03}
     assert rows[0]["bold_events"] == ["onset\tduration\n0\t1\n"] * 2 + ["onset\tduration\n9\t9\n"]
     assert rows[1]["dwi_bval"] == "0 1000\n"
     assert rows[1]["dwi_bvec"].splitlines() == ["0 1", "0 0", "0 0"]
-    assert "private fields were left out" in said
+    assert "private fields were left out" in output
     for row in rows:
         assert not re.search(r"InstitutionName|PatientName|AcquisitionDateTime", json.dumps(row, default=repr))
         assert "acq_time" not in row
@@ -89,11 +89,11 @@ def test_sidecars_follow_the_inheritance_principle(tmp_path: Path) -> None:
 
 def test_sidecars_full_and_none(tmp_path: Path) -> None:
     """full keeps every field, none leaves the parallel columns out."""
-    _, rows, said = build(tmp_path, "sessions", "--sidecars", "full")
+    _, rows, output = build(tmp_path, "sessions", "--sidecars", "full")
     assert json.loads(rows[0]["bold_json"][1])["PatientName"] == "Jo"
     assert rows[0]["acq_time"] == "2020-01-01"
     assert rows[0]["t1w_scans"]["acq_time"].startswith("2020")
-    assert "private" not in said
+    assert "private" not in output
     (tmp_path / "second").mkdir()
     _, rows, _ = build(tmp_path / "second", "sessions", "--sidecars", "none")
     assert not [name for name in rows[0] if name.endswith(("_json", "_events", "_bval"))]
@@ -115,7 +115,7 @@ def test_rows_by_subject_and_by_file(tmp_path: Path) -> None:
 
 def test_recordings_of_several_files_and_folders(tmp_path: Path) -> None:
     """Kinds of file are split by extension; a folder is one tar that is the same every time and unpacks."""
-    source, rows, said = build(tmp_path, "eeg")
+    source, rows, output = build(tmp_path, "eeg")
     assert {"eeg_eeg", "eeg_vhdr", "eeg_vmrk", "meg", "channels", "coordsystem"} <= set(rows[0])
     assert rows[0]["eeg_vhdr"]["bytes"] == b"sub-1/eeg/sub-1_task-x_eeg.vhdr"
     assert rows[0]["eeg_vhdr_events"] == "onset\n1\n"
@@ -126,33 +126,33 @@ def test_recordings_of_several_files_and_folders(tmp_path: Path) -> None:
         names = sorted(archive.getnames())
         assert names == [".hidden", "BadChannels", "hz.ds/params.dsc", "sub-2.meg4"]
         assert archive.getmember("sub-2.meg4").mtime == 0
-    assert "_photo" in said
-    assert "_headshape" in said
+    assert "_photo" in output
+    assert "_headshape" in output
     assert "photo" not in rows[0]
     brim("unpack", tmp_path / "out", tmp_path / "back")
-    back, there = tree_digest(tmp_path / "back"), tree_digest(source)
-    assert back.items() <= there.items()
-    assert {p for p in there if "meg.ds" in p or ("_eeg." in p and not p.endswith(".json"))} == set(back)
+    back, existing = tree_digest(tmp_path / "back"), tree_digest(source)
+    assert back.items() <= existing.items()
+    assert {p for p in existing if "meg.ds" in p or ("_eeg." in p and not p.endswith(".json"))} == set(back)
 
 
 def test_a_suffix_in_two_datatypes_and_cifti(tmp_path: Path) -> None:
     """The datatype stands before the suffix where it must; CIFTI is a plain file; .nii and .nii.gz share a column."""
-    _, rows, said = build(tmp_path, "two_datatypes")
+    _, rows, output = build(tmp_path, "two_datatypes")
     features = datasets.load_dataset(str(tmp_path / "out"), split="train").features
     assert {"fmap_m0scan", "perf_m0scan", "bold_nifti", "bold_dtseries_nii"} <= set(features)
     assert features["bold_nifti"] == datasets.Nifti()
     assert "bytes" in features["bold_dtseries_nii"]
     entities = [(e["echo"], e["part"]) for e in rows[0]["megre_entities"]]
     assert entities == [("1", "mag"), ("1", "phase"), ("2", "mag")]
-    assert "notes.txt" in said
+    assert "notes.txt" in output
 
 
 def test_what_lies_aside(tmp_path: Path) -> None:
     """.bidsignore is honoured, derivatives come on request and named, the rest is said to be left out."""
-    _, rows, said = build(tmp_path, "aside")
+    _, rows, output = build(tmp_path, "aside")
     assert rows[0]["t1w"]["path"] == "sub-1/anat/sub-1_T1w.nii.gz"
-    for word in ("sourcedata/", "code/", "stimuli/", "derivatives/masks", "phenotype/", ".bidsignore"):
-        assert word in said
+    for text in ("sourcedata/", "code/", "stimuli/", "derivatives/masks", "phenotype/", ".bidsignore"):
+        assert text in output
     (tmp_path / "second").mkdir()
     options = ["--derivatives", "all", "--phenotype", "--no-bidsignore"]
     _, rows, _ = build(tmp_path / "second", "aside", *options)
@@ -233,18 +233,18 @@ def test_round_trip_with_datasets(tmp_path: Path) -> None:
     image = nibabel.load(source / "sub-01/ses-b/func/sub-01_ses-b_task-rest_run-10_bold.nii.gz")
     assert np.array_equal(loaded[1]["bold"][2].get_fdata(), image.get_fdata())
     card = (tmp_path / "out" / "README.md").read_text()
-    for word in ("A study of brims", "Ada L.; Charles B.", "license: cc0-1.0", "doi:10.0/brim", "Cite us.", "A grant"):
-        assert word in card
+    for text in ("A study of brims", "Ada L.; Charles B.", "license: cc0-1.0", "doi:10.0/brim", "Cite us.", "A grant"):
+        assert text in card
     assert "Age in years" in card
     brim("unpack", tmp_path / "out", tmp_path / "back")
     images = {name: digest for name, digest in tree_digest(source).items() if name.endswith(".nii.gz")}
     assert tree_digest(tmp_path / "back") == images
 
 
-def small(tmp_path: Path, more: dict[str, bytes]) -> Path:
+def small(tmp_path: Path, extra: dict[str, bytes]) -> Path:
     """A dataset of two subjects with one image each, and what else is given."""
     tree = bids.base() | bids.files("sub-01/anat/sub-01_T1w.nii.gz", "sub-02/anat/sub-02_T1w.nii.gz")
-    return write_files(tmp_path / "small", tree | more)
+    return write_files(tmp_path / "small", tree | extra)
 
 
 def rows_of(source: Path, out: Path, *options: str) -> list[dict[str, Any]]:
@@ -396,9 +396,9 @@ def test_check_names_everything(tmp_path: Path) -> None:
             "participants.tsv": b"participant_id\tsex\tage_at_stroke\twab_aq\twab_type\nsub-1\tF\t1\t2\tx\n",
         },
     )
-    said = brim("check", source, "--recipe", "arc", check=3).stdout
-    assert "run-2_T1w.nii.gz" in said
-    assert "ses-2_T2w.nii.gz" in said
+    output = brim("check", source, "--recipe", "arc", check=3).stdout
+    assert "run-2_T1w.nii.gz" in output
+    assert "ses-2_T2w.nii.gz" in output
     brim("check", source, "--recipe", "arc", "--tolerance", "nan", check=2)
 
 

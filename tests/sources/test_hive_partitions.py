@@ -35,14 +35,14 @@ def hive(tmp_path: Path) -> Path:
 
 
 def expected(folder: Path) -> list[dict[str, Any]]:
-    found = ds.dataset(folder, partitioning=ds.HivePartitioning.discover()).to_table()
-    assert found.schema.field("year").type == pa.int32()
-    return sorted(found.to_pylist(), key=lambda row: row["n"])
+    actual = ds.dataset(folder, partitioning=ds.HivePartitioning.discover()).to_table()
+    assert actual.schema.field("year").type == pa.int32()
+    return sorted(actual.to_pylist(), key=lambda row: row["n"])
 
 
 def rows_of(out: Path) -> list[dict[str, Any]]:
-    found = [row for path in sorted((out / "data").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
-    return sorted(found, key=lambda row: row["n"])
+    actual = [row for path in sorted((out / "data").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return sorted(actual, key=lambda row: row["n"])
 
 
 def write(folder: Path, names: list[str]) -> Path:
@@ -73,12 +73,12 @@ def test_partition_columns_have_the_values_and_types_of_pyarrow(tmp_path: Path, 
     reference = ds.dataset(folder, partitioning=ds.HivePartitioning.discover()).to_table()
     source = open_rows(folder)
     assert {f.name: f.type for f in source.schema} == {f.name: f.type for f in reference.schema}
-    found = [row for unit in source.units(1) for table in read_unit(source.reading, unit) for row in table.to_pylist()]
+    actual = [row for unit in source.units(1) for table in read_unit(source.reading, unit) for row in table.to_pylist()]
     order = sorted(reference.to_pylist(), key=lambda row: row["n"])
-    assert sorted(found, key=lambda row: row["n"]) == order
-    chosen = open_dataset(folder).table().rows
-    assert sorted(chosen.to_pylist(), key=lambda row: row["n"]) == order
-    assert chosen.schema.field("g").type == reference.schema.field("g").type
+    assert sorted(actual, key=lambda row: row["n"]) == order
+    selection = open_dataset(folder).table().rows
+    assert sorted(selection.to_pylist(), key=lambda row: row["n"]) == order
+    assert selection.schema.field("g").type == reference.schema.field("g").type
 
 
 def test_hexadecimal_names_and_columns_of_the_files_are_kept(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_select_and_map_read_partition_columns(hive: Path, tmp_path: Path) -> No
     assert rows_of(tmp_path / "selected") == expected(hive)
     (tmp_path / "steps.py").write_text("def f(row):\n    return {'label': f\"{row['year']} {row['g']}\"}\n")
     command("map", hive, tmp_path / "mapped", "--fn", "steps.py:f", cwd=tmp_path)
-    found = rows_of(tmp_path / "mapped")
-    assert [row.pop("label") for row in found] == [f"{row['year']} {row['g']}" for row in expected(hive)]
-    assert found == expected(hive)
+    actual = rows_of(tmp_path / "mapped")
+    assert [row.pop("label") for row in actual] == [f"{row['year']} {row['g']}" for row in expected(hive)]
+    assert actual == expected(hive)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_select_takes_and_drops_partition_columns(hive: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("columns", [("year",), ("n", "g"), ("g", "year")])
 def test_only_the_columns_that_are_asked_for_are_read(hive: Path, columns: tuple[str, ...]) -> None:
     source = open_rows(hive, RowOptions(columns=columns))
-    found = [row for unit in source.units(1) for table in read_unit(source.reading, unit) for row in table.to_pylist()]
-    wanted = [tuple(row[name] for name in columns) for row in expected(hive)]
-    assert sorted(map(str, (tuple(row.values()) for row in found))) == sorted(map(str, wanted))
+    actual = [row for unit in source.units(1) for table in read_unit(source.reading, unit) for row in table.to_pylist()]
+    required = [tuple(row[name] for name in columns) for row in expected(hive)]
+    assert sorted(map(str, (tuple(row.values()) for row in actual))) == sorted(map(str, required))
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "txt", "jsonl.gz"])
@@ -143,9 +143,9 @@ def test_partition_columns_of_text_files_are_read(tmp_path: Path, kind: str) -> 
     for columns in (None, ("g",)):
         source = open_rows(tmp_path / "in", RowOptions(columns=columns))
         units = source.units(1, spool=tmp_path / "spool")
-        found = [row for unit in units for table in read_unit(source.reading, unit) for row in table.to_pylist()]
-        assert [row["g"] for row in found] == [1, 2]
-        assert list(found[0]) == list(source.schema.names)
+        actual = [row for unit in units for table in read_unit(source.reading, unit) for row in table.to_pylist()]
+        assert [row["g"] for row in actual] == [1, 2]
+        assert list(actual[0]) == list(source.schema.names)
     documents = open_rows(tmp_path / "in", RowOptions(text="document", columns=("g",))) if kind == "txt" else None
     for unit in documents.units(1) if documents is not None else ():
         assert [row for table in read_unit(documents.reading, unit) for row in table.to_pylist()] == [
@@ -156,19 +156,19 @@ def test_partition_columns_of_text_files_are_read(tmp_path: Path, kind: str) -> 
 
 def test_tokenize_and_embed_keep_partition_columns(hive: Path, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    made.save(str(tmp_path / "t.json"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.save(str(tmp_path / "t.json"))
     keep = ["--keep", "n", "--keep", "g", "--keep", "year"]
-    words = ["tokenize", hive, tmp_path / "tokens", "--tokenizer", "t.json", *keep]
-    command(*words, cwd=tmp_path)
-    wanted = [(row["g"], row["year"]) for row in expected(hive)]
-    assert [(row["g"], row["year"]) for row in rows_of(tmp_path / "tokens")] == wanted
+    arguments = ["tokenize", hive, tmp_path / "tokens", "--tokenizer", "t.json", *keep]
+    command(*arguments, cwd=tmp_path)
+    required = [(row["g"], row["year"]) for row in expected(hive)]
+    assert [(row["g"], row["year"]) for row in rows_of(tmp_path / "tokens")] == required
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n\ndef factory():\n    return lambda b: {'text': np.ones((len(b['text']), 2), 'float32')}\n"
     )
-    words = ["embed", hive, f"{tmp_path}/vectors", "--model", "mine:factory", "--column", "text", *keep]
-    command(*words, cwd=tmp_path)
-    assert [(row["g"], row["year"]) for row in rows_of(tmp_path / "vectors")] == wanted
+    arguments = ["embed", hive, f"{tmp_path}/vectors", "--model", "mine:factory", "--column", "text", *keep]
+    command(*arguments, cwd=tmp_path)
+    assert [(row["g"], row["year"]) for row in rows_of(tmp_path / "vectors")] == required
 
 
 def test_a_glob_of_partitions_has_their_columns(hive: Path, tmp_path: Path) -> None:

@@ -119,10 +119,10 @@ def test_appended_table_rows_use_the_classes_of_the_dataset(table: Path, tmp_pat
 def test_append_names_all_new_classes_and_the_command_that_adds_them(photos: Path, tmp_path: Path) -> None:
     brim("build", photos, tmp_path / "out", "--label-from", "parent", "--quiet")
     new = write_files(tmp_path / "new", {"fox/1.png": b"f", "ape/1.png": b"a", "cat/9.png": b"c"})
-    done = brim("build", new, tmp_path / "out", "--label-from", "parent", "--append", check=2)
-    assert "'label' has new classes: ape, fox." in done.stderr
-    assert "--drop" not in done.stderr
-    assert "brim build SOURCE DEST --label-from parent --update" in done.stderr
+    result = brim("build", new, tmp_path / "out", "--label-from", "parent", "--append", check=2)
+    assert "'label' has new classes: ape, fox." in result.stderr
+    assert "--drop" not in result.stderr
+    assert "brim build SOURCE DEST --label-from parent --update" in result.stderr
     write_files(photos, {"fox/1.png": b"f"})
     brim("build", photos, tmp_path / "out", "--label-from", "parent", "--update", "--quiet")
     assert labels(tmp_path / "out") == [0, 0, 1, 1, 2, 2, 3]
@@ -131,13 +131,13 @@ def test_append_names_all_new_classes_and_the_command_that_adds_them(photos: Pat
 def test_append_without_labels_hints_at_label_from_not_at_drop(photos: Path, tmp_path: Path) -> None:
     """--drop is refused for a folder, so a hint must not name it."""
     brim("build", photos, tmp_path / "out", "--label-from", "parent", "--quiet")
-    done = brim("build", photos, tmp_path / "out", "--append", check=2)
-    assert "--drop" not in done.stderr
-    assert "--label-from parent" in done.stderr
+    result = brim("build", photos, tmp_path / "out", "--append", check=2)
+    assert "--drop" not in result.stderr
+    assert "--label-from parent" in result.stderr
     brim("build", photos, tmp_path / "plain", "--quiet")
-    done = brim("build", photos, tmp_path / "plain", "--append", "--label-from", "parent", check=2)
-    assert "--drop" not in done.stderr
-    assert "Leave out --label-from" in done.stderr
+    result = brim("build", photos, tmp_path / "plain", "--append", "--label-from", "parent", check=2)
+    assert "--drop" not in result.stderr
+    assert "Leave out --label-from" in result.stderr
 
 
 def test_append_of_a_table_hints_at_drop(table: Path, tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_append_of_a_table_hints_at_drop(table: Path, tmp_path: Path) -> None:
 
 def test_info_shows_class_names(photos: Path, tmp_path: Path) -> None:
     api.build(photos, tmp_path / "out", label_from="parent")
-    found = api.info(tmp_path / "out", head=3)
-    assert "label: ClassLabel(3: bird, cat, dog)" in str(found)
-    assert [row["label"] for row in found.head] == ["bird", "bird", "cat"]
+    actual = api.info(tmp_path / "out", head=3)
+    assert "label: ClassLabel(3: bird, cat, dog)" in str(actual)
+    assert [row["label"] for row in actual.head] == ["bird", "bird", "cat"]
     column = json.loads(brim("info", tmp_path / "out", "--json").stdout)["columns"][1]
     assert column["type"] == "int64"  # as before; the names are next to it
     assert column["classes"] == ["bird", "cat", "dog"]

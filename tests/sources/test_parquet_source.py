@@ -34,9 +34,9 @@ def cell_of(table: FileTable, name: str, cell: Any) -> Any:
     if cell is None:
         return None
     if isinstance(cell, list):
-        return [cell_of(table, name, one) for one in cell]
-    has = table.files.has_content(np.array([cell]))[0]
-    data = content_of(table, cell) if has else None
+        return [cell_of(table, name, item) for item in cell]
+    present = table.files.has_content(np.array([cell]))[0]
+    data = content_of(table, cell) if present else None
     stored = table.columns[name].stored
     while stored is not None and hasattr(stored, "value_type"):
         stored = stored.value_type
@@ -52,7 +52,7 @@ def nested_of(table: FileTable, kind: pa.DataType, value: Any) -> Any:
     if pa.types.is_struct(kind):
         return {field.name: nested_of(table, field.type, value[field.name]) for field in kind}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [nested_of(table, kind.value_type, one) for one in value]
+        return [nested_of(table, kind.value_type, item) for item in value]
     return content_of(table, value) if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else value
 
 
@@ -114,9 +114,9 @@ def test_pyarrow_files(tmp_path: Path, codec: str, version: str, dictionary: boo
         table, tmp_path / "a.parquet", compression=codec, data_page_version=version, use_dictionary=dictionary,
         row_group_size=23, data_page_size=50_000, write_page_index=dictionary, write_page_checksum=True,
     )  # fmt: skip
-    found = open_dataset(tmp_path / "a.parquet").table()
-    assert {"image", "images", "raw", "raws"} <= set(found.columns)
-    assert rows_of(found) == table.to_pylist()
+    actual = open_dataset(tmp_path / "a.parquet").table()
+    assert {"image", "images", "raw", "raws"} <= set(actual.columns)
+    assert rows_of(actual) == table.to_pylist()
 
 
 @pytest.mark.parametrize("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY", "PLAIN"])
@@ -124,8 +124,8 @@ def test_pyarrow_files(tmp_path: Path, codec: str, version: str, dictionary: boo
 def test_encodings(tmp_path: Path, encoding: str, codec: str) -> None:
     """Lengths that stand together, and values that share their beginnings."""
     table = sample_table(2).select(["image", "raw"])
-    leaves = {"image.bytes": encoding, "raw": encoding}
-    pq.write_table(table, tmp_path / "a.parquet", compression=codec, use_dictionary=False, column_encoding=leaves)
+    leaf_values = {"image.bytes": encoding, "raw": encoding}
+    pq.write_table(table, tmp_path / "a.parquet", compression=codec, use_dictionary=False, column_encoding=leaf_values)
     assert rows_of(open_dataset(tmp_path / "a.parquet").table()) == table.to_pylist()
 
 
@@ -137,8 +137,8 @@ def test_some_rows(tmp_path: Path, index: bool) -> None:
         name = f"train-{number:05d}-of-00003.parquet"
         pq.write_table(table.slice(number * 30, 30), tmp_path / name, row_group_size=7, write_page_index=index)
     rows = [80, 3, 4, 31, 5, 59, 60, 0]
-    found = open_dataset(tmp_path).take(rows).columns(["images", "n", "raw"]).table()
-    assert rows_of(found) == table.select(["images", "n", "raw"]).take(rows).to_pylist()
+    actual = open_dataset(tmp_path).take(rows).columns(["images", "n", "raw"]).table()
+    assert rows_of(actual) == table.select(["images", "n", "raw"]).take(rows).to_pylist()
 
 
 def written_by_polars(table: pa.Table, path: Path) -> None:
@@ -191,9 +191,9 @@ def test_other_writers(tmp_path: Path, write: Any) -> None:
     if path.is_dir():  # DataFusion writes a folder
         (path,) = path.glob("*.parquet")
     expected = pq.read_table(path, use_threads=False)
-    found = open_dataset(path).table()
-    assert found.columns
-    assert rows_of(found) == expected.to_pylist()
+    actual = open_dataset(path).table()
+    assert actual.columns
+    assert rows_of(actual) == expected.to_pylist()
 
 
 def test_media_stay_in_the_file(tmp_path: Path) -> None:
@@ -202,12 +202,12 @@ def test_media_stay_in_the_file(tmp_path: Path) -> None:
     table = pa.table({"image": pa.array([{"bytes": noise(rng, 300_000), "path": f"{n}.jpg"} for n in range(9)], FILE)})
     for codec in ("snappy", "zstd"):
         pq.write_table(table, tmp_path / "a.parquet", compression=codec, use_dictionary=False)
-        found = open_dataset(tmp_path / "a.parquet").table()
-        assert found.files.on_disk.paths.to_pylist() == [str(tmp_path / "a.parquet")]
-        assert not found.held
-        assert found.files.ranges is not None
-        assert found.files.ranges.segments is not None
-        assert rows_of(found) == table.to_pylist()
+        actual = open_dataset(tmp_path / "a.parquet").table()
+        assert actual.files.on_disk.paths.to_pylist() == [str(tmp_path / "a.parquet")]
+        assert not actual.held
+        assert actual.files.ranges is not None
+        assert actual.files.ranges.segments is not None
+        assert rows_of(actual) == table.to_pylist()
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -257,18 +257,18 @@ def test_damage(tmp_path: Path, data: st.DataObject, codec: str, version: str) -
 def test_features_travel(tmp_path: Path) -> None:
     """The features that a file carries are those of the table; without them an image is known by its name."""
     table = sample_table(7).select(["n", "image"])
-    said = {"info": {"features": {"n": {"dtype": "int64", "_type": "Value"}, "image": {"_type": "Image"}}}}
-    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(said)}), tmp_path / "a.parquet")
+    messages = {"info": {"features": {"n": {"dtype": "int64", "_type": "Value"}, "image": {"_type": "Image"}}}}
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(messages)}), tmp_path / "a.parquet")
     pq.write_table(table, tmp_path / "b.parquet")
-    assert open_dataset(tmp_path / "a.parquet").features == said["info"]["features"]
-    assert open_dataset(tmp_path / "b.parquet").features == said["info"]["features"]
+    assert open_dataset(tmp_path / "a.parquet").features == messages["info"]["features"]
+    assert open_dataset(tmp_path / "b.parquet").features == messages["info"]["features"]
 
 
 VALUE = {"dtype": "int64", "_type": "Value"}
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         {"n": {"dtype": "string", "_type": "Value"}},
         {"n": {"_type": "Image"}, "gone": VALUE},
@@ -281,16 +281,16 @@ VALUE = {"dtype": "int64", "_type": "Value"}
         "n",
     ],
 )
-def test_features_that_are_not_those_of_the_columns(tmp_path: Path, said: Any) -> None:
+def test_features_that_are_not_those_of_the_columns(tmp_path: Path, message: Any) -> None:
     """A file that was changed may still carry what it was: where it does not fit the column, the column counts, as for
     `datasets`."""
-    told = {"huggingface": json.dumps({"info": {"features": said}})}
-    pq.write_table(pa.table({"n": [1, 2]}).replace_schema_metadata(told), tmp_path / "a.parquet")
+    records = {"huggingface": json.dumps({"info": {"features": message}})}
+    pq.write_table(pa.table({"n": [1, 2]}).replace_schema_metadata(records), tmp_path / "a.parquet")
     rows = open_dataset(tmp_path / "a.parquet").where("n > 1")
     assert rows.table().features == {"n": VALUE}
     unknown = {"n": {"_type": "Newer"}}
-    told = {"huggingface": json.dumps({"info": {"features": unknown}})}
-    pq.write_table(pa.table({"n": [1, 2]}).replace_schema_metadata(told), tmp_path / "a.parquet")
+    records = {"huggingface": json.dumps({"info": {"features": unknown}})}
+    pq.write_table(pa.table({"n": [1, 2]}).replace_schema_metadata(records), tmp_path / "a.parquet")
     assert open_dataset(tmp_path / "a.parquet").features == unknown
 
 
@@ -307,16 +307,16 @@ def test_joined_types(tmp_path: Path) -> None:
         "map": pa.table({"w": words, "m": maps[pa.int32()]}),
         "other": pa.table({"w": words, "m": maps[pa.string()]}),
     }
-    opened = {}
+    reader = {}
     for name, table in tables.items():
         pq.write_table(table, tmp_path / f"{name}.parquet")
-        opened[name] = open_dataset(tmp_path / f"{name}.parquet")
-    for one, two in itertools.permutations(["plain", "always", "coded", "short"], 2):
-        joined = opened[one].concat(opened[two])
-        assert joined.table().rows.column("w").to_pylist() == ["b", "a"] * 2
-        assert joined.sort("w").table().rows.column("w").to_pylist() == ["a", "a", "b", "b"]
-        assert len(joined.where("w == 'a'")) == 2
-    assert opened["coded"].concat(opened["coded"]).table().rows.schema.field("w").type == tables["coded"]["w"].type
+        reader[name] = open_dataset(tmp_path / f"{name}.parquet")
+    for item, two in itertools.permutations(["plain", "always", "coded", "short"], 2):
+        combined = reader[item].concat(reader[two])
+        assert combined.table().rows.column("w").to_pylist() == ["b", "a"] * 2
+        assert combined.sort("w").table().rows.column("w").to_pylist() == ["a", "a", "b", "b"]
+        assert len(combined.where("w == 'a'")) == 2
+    assert reader["coded"].concat(reader["coded"]).table().rows.schema.field("w").type == tables["coded"]["w"].type
     with pytest.raises(InputError, match="'m' has different types in map"):
-        opened["map"].concat(opened["other"]).table()
-    assert len(opened["map"].concat(opened["other"]).where("w == 'a'").columns("w").table()) == 2
+        reader["map"].concat(reader["other"]).table()
+    assert len(reader["map"].concat(reader["other"]).where("w == 'a'").columns("w").table()) == 2

@@ -124,7 +124,7 @@ def test_arc_warnings(arc: Layout) -> None:
         "1 file(s) look like 'lesion' and belong to no row: derivatives/lesion_masks/sub-M2001/ses-77/",
     )
     warnings = "\n".join(read(arc, "arc").warnings)
-    assert all(said in warnings for said in (unlisted, absent, stray)), warnings
+    assert all(message in warnings for message in (unlisted, absent, stray)), warnings
 
 
 def test_isles24_rows(tmp_path: Path) -> None:
@@ -198,16 +198,16 @@ def test_full_arc_whole_and_damaged(tmp_path: Path) -> None:
         "print(json.dumps({'seconds': seconds, 'peak': peak[0], 'rows': len(table), 'bad': bad, 'plan': plan,\n"
         "    'bytes': int(table.files.sizes.sum()), 'files': len(table.files)}))\n"
     )
-    seen = json.loads(
+    observed = json.loads(
         subprocess.run(
             [sys.executable, "-c", code, str(arc.root)], capture_output=True, text=True, check=True, timeout=120
         ).stdout
     )
-    assert seen["seconds"] < 2  # of the processor: another test may have the other core
-    assert seen["peak"] < 100_000_000
-    assert (seen["rows"], seen["files"], seen["bytes"]) == (902, len(arc.contents), APPARENT_BYTES)
-    assert seen["bad"] == []
-    assert "273 GB" in seen["plan"]
+    assert observed["seconds"] < 2  # of the processor: another test may have the other core
+    assert observed["peak"] < 100_000_000
+    assert (observed["rows"], observed["files"], observed["bytes"]) == (902, len(arc.contents), APPARENT_BYTES)
+    assert observed["bad"] == []
+    assert "273 GB" in observed["plan"]
 
     for path in [row["lesion"] for row in arc.rows if row["lesion"]][:30]:
         (arc.root / path).unlink()
@@ -224,8 +224,8 @@ def test_two_files_where_one_is_expected(arc: Layout) -> None:
     second = arc.write(row["lesion"].replace("_space-T2w", "_run-2_space-T2w"))
     with pytest.raises(SourceError) as caught:
         read(arc, "arc")
-    words = [row["lesion"], second, f"subject_id={row['subject_id']} session_id={row['session_id']}"]
-    assert all(word in caught.value.message for word in words)
+    arguments = [row["lesion"], second, f"subject_id={row['subject_id']} session_id={row['session_id']}"]
+    assert all(argument in caught.value.message for argument in arguments)
     assert "list = true" in caught.value.hint
     assert {fault["path"] for fault in caught.value.facts["faults"]} == {row["lesion"], second}
     table = read(arc, "arc", exclude=("*run-2_space-T2w*",))
@@ -255,8 +255,8 @@ def test_an_unfetched_clone_still_has_its_counts(arc: Layout) -> None:
         (arc.root / path).unlink()
         (arc.root / path).symlink_to("../.git/annex/objects/x/y/z")
     table = read(arc, "arc")
-    said = {finding.name: int(finding.detail.split(";")[0]) for finding in table.expected if "with" in finding.name}
-    assert {name: said[f"rows with {name}"] for name in PUBLISHED} == {name: arc.count(name) for name in PUBLISHED}
+    messages = {finding.name: int(finding.detail.split(";")[0]) for finding in table.expected if "with" in finding.name}
+    assert {name: messages[f"rows with {name}"] for name in PUBLISHED} == {name: arc.count(name) for name in PUBLISHED}
     assert {r.path for r in table.refused} == set(arc.contents)
     assert {r.reason for r in table.refused} == {"annex"}
 
@@ -299,16 +299,16 @@ def test_round_trip(arc: Layout, tmp_path: Path) -> None:
     brim.build(read(arc, "arc"), tmp_path / "out", num_shards=3)
     rows = [row for shard in sorted((tmp_path / "out").rglob("*.parquet")) for row in pq.read_table(shard).to_pylist()]
     assert len(rows) == len(arc.rows)
-    seen = {}
-    for row, wanted in zip(rows, arc.rows, strict=True):
-        for name, cell in wanted.items():
+    observed = {}
+    for row, expected in zip(rows, arc.rows, strict=True):
+        for name, cell in expected.items():
             if name not in PUBLISHED:
                 assert row[name] == cell
                 continue
             files = row[name] if isinstance(cell, list) else [row[name]] if row[name] else []
             assert [file["path"] for file in files] == (cell if isinstance(cell, list) else [cell] if cell else [])
-            seen.update({file["path"]: file["bytes"] for file in files})
-    assert seen == arc.contents
+            observed.update({file["path"]: file["bytes"] for file in files})
+    assert observed == arc.contents
 
 
 def test_texts_and_literal_placeholders(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_texts_and_literal_placeholders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("people", "words"),
+    ("people", "arguments"),
     [
         ("who,age,left\nsub-1,old,1\n", ["'people.csv', line 2", "age is 'old'", "not a number"]),
         ("who,age,left\nsub-1,7.5,1\n", ["line 2", "'7.5'", "whole number"]),
@@ -343,11 +343,11 @@ def test_texts_and_literal_placeholders(tmp_path: Path) -> None:
         ("who,age,left\nsub-1,7,1\n\nsub-1,8,1\n", ["lists sub-1 twice: lines 2 and 4"]),
     ],
 )
-def test_bad_tables(tmp_path: Path, people: str, words: list[str]) -> None:
+def test_bad_tables(tmp_path: Path, people: str, arguments: list[str]) -> None:
     """A table's mistake is an error that names the file, the row and the value."""
     with pytest.raises(SourceError) as caught:
         small_people(tmp_path, people)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(argument in str(caught.value) for argument in arguments), str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_unreadable_folder(arc: Layout) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "arguments"),
     [
         ('key = ["subject_id"]', 'key = ["subject_id"', ["not valid TOML", "line"]),
         ('type = "image"', 'typ = "image"', ["columns[0]", "unknown key 'typ'", "name, pattern, type, list"]),
@@ -427,7 +427,7 @@ def test_unreadable_folder(arc: Layout) -> None:
         ("[expect]", "[expect.counts]\nscam = 1", ["expect.counts: unknown key 'scam'", "scan, notes, age"]),
     ],
 )
-def test_mistakes_in_recipes(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
+def test_mistakes_in_recipes(tmp_path: Path, old: str, new: str, arguments: list[str]) -> None:
     """A recipe with a mistake is an error that names the place and what is allowed there."""
     whole = SMALL + PEOPLE + "[expect]\n"
     assert parse_recipe(whole).name == "small"
@@ -437,7 +437,7 @@ def test_mistakes_in_recipes(tmp_path: Path, old: str, new: str, words: list[str
     with pytest.raises(InputError) as caught:
         load_recipe(str(path))
     assert "mine.toml" in caught.value.message
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(argument in str(caught.value) for argument in arguments), str(caught.value)
 
 
 def test_unknown_recipes(tmp_path: Path) -> None:
@@ -452,10 +452,10 @@ def test_unknown_recipes(tmp_path: Path) -> None:
 def test_the_verb_lists_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """`brim recipes` tells what each recipe takes and expects; with a name it prints the recipe itself."""
     show_recipes(RecipesCommand())
-    said = capsys.readouterr().out
-    words = ["OpenNeuro ds004884", "bold_rest (list)", "dwi_bvals (with dwi)", "participants.tsv", "lesion 228"]
-    words += ["commit 0885e593", "not compared", "isles24"]
-    assert all(word in said for word in words), said
+    output = capsys.readouterr().out
+    arguments = ["OpenNeuro ds004884", "bold_rest (list)", "dwi_bvals (with dwi)", "participants.tsv", "lesion 228"]
+    arguments += ["commit 0885e593", "not compared", "isles24"]
+    assert all(argument in output for argument in arguments), output
     show_recipes(RecipesCommand("isles24"))
     assert parse_recipe(capsys.readouterr().out) == load_recipe("isles24")
     show_recipes(RecipesCommand(json=True))
@@ -554,8 +554,8 @@ def test_every_cell_of_the_full_trees(tmp_path: Path, name: str, make: Any, coun
 
 
 def arc_check(root: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
-    done = command("check", root, "--recipe", "arc", "--json", *options, check=None)
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+    result = command("check", root, "--recipe", "arc", "--json", *options, check=None)
+    return result.returncode, [json.loads(line) for line in result.stdout.splitlines()]
 
 
 @contextmanager
@@ -563,7 +563,7 @@ def arc_damaged(arc: Layout, what: str) -> Iterator[str]:
     """With one of the damages that must be found; the file it is about."""
     before = dict(arc.contents)
     path = arc_damage(arc, what)
-    gone = path.replace(".nii.gz", ".bval")
+    removed = path.replace(".nii.gz", ".bval")
     try:
         yield path
     finally:
@@ -571,40 +571,40 @@ def arc_damaged(arc: Layout, what: str) -> Iterator[str]:
             (arc.root / added).unlink()
         arc.contents = before
         if what == "no bval":
-            arc.text(gone, "0 1000 0\n")
+            arc.text(removed, "0 1000 0\n")
         elif path in before:
             (arc.root / path).write_bytes(before[path] or b"")
 
 
-def arc_damage(arc: Layout, what: str) -> str:
+def arc_damage(arc: Layout, label: str) -> str:
     """Do one of the damages, and return the file it is about."""
     row = next(row for row in arc.rows if row["dwi"] and (row["bold_rest"] or row["bold_naming40"]))
     stem = f"{row['subject_id']}/{row['session_id']}"
-    if what == "no bval":
+    if label == "no bval":
         path = row["dwi"][0]
         (arc.root / path.replace(".nii.gz", ".bval")).unlink()
         return str(path)
-    if what == "unknown task":
+    if label == "unknown task":
         name = f"{row['subject_id']}_{row['session_id']}"
         return arc.write(f"{stem}/func/{name}_task-unknown_bold.nii.gz")
-    if what == "three T1w":
+    if label == "three T1w":
         row = next(row for row in arc.rows if len(row["t1w"]) == 1)
         for run in (2, 3):
             path = arc.write(row["t1w"][0].replace("_T1w", f"_run-{run}_T1w"))
         return path
     path = str(next(row["lesion"] for row in arc.rows if row["lesion"]))
-    (arc.root / path).write_bytes(b"" if what == "empty lesion" else b"broken" * 10)
+    (arc.root / path).write_bytes(b"" if label == "empty lesion" else b"broken" * 10)
     return path
 
 
-@pytest.mark.parametrize("what", ["no bval", "unknown task", "three T1w", "broken header", "empty lesion"])
-def test_damages_are_found_and_refused(tmp_path: Path, whole_arc: Layout, what: str) -> None:
+@pytest.mark.parametrize("label", ["no bval", "unknown task", "three T1w", "broken header", "empty lesion"])
+def test_damages_are_found_and_refused(tmp_path: Path, whole_arc: Layout, label: str) -> None:
     """Each damage is found by check in words that name the file or the count, and refused or told by build."""
-    with arc_damaged(whole_arc, what) as path:
-        _damage_is_found(tmp_path, whole_arc, what, path)
+    with arc_damaged(whole_arc, label) as path:
+        _damage_is_found(tmp_path, whole_arc, label, path)
 
 
-def _damage_is_found(tmp_path: Path, arc: Layout, what: str, path: str) -> None:
+def _damage_is_found(tmp_path: Path, arc: Layout, label: str, path: str) -> None:
     code, lines = arc_check(arc.root, "--all")
     assert code == 3
     bad = {line["name"]: line for line in lines if line["event"] == "check" and not line["ok"]}
@@ -615,9 +615,9 @@ def _damage_is_found(tmp_path: Path, arc: Layout, what: str, path: str) -> None:
         "broken header": ["NIfTI headers"],
         "empty lesion": ["is not empty"],
     }
-    assert checks[what][0] in bad
-    assert set(bad) <= set(checks[what])
-    if what == "three T1w":
+    assert checks[label][0] in bad
+    assert set(bad) <= set(checks[label])
+    if label == "three T1w":
         assert bad["files in t1w"]["detail"].startswith("449; expected 447 in ds004884")
         built = command("build", arc.root, tmp_path / "out", "--recipe", "arc")
         assert "files in t1w: 449; expected 447" in built.stderr
@@ -625,8 +625,8 @@ def _damage_is_found(tmp_path: Path, arc: Layout, what: str, path: str) -> None:
             brim.build(read(arc, "arc"), tmp_path / "strict", strict=True)
         assert not (tmp_path / "strict").exists()
         return
-    assert path in bad[checks[what][0]]["failed"]
-    if what == "broken header":
+    assert path in bad[checks[label][0]]["failed"]
+    if label == "broken header":
         return  # what is inside of a file is the business of check
     with pytest.raises((SourceError, InvalidFilesError)) as caught:
         brim.build(read(arc, "arc"), tmp_path / "out")
@@ -712,7 +712,7 @@ def test_columns_by_the_values_that_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("extra", "arguments"),
     [
         ('aligned_with = "nothing"', "aligned_with names 'nothing', which is not a column of files"),
         ('beside = "nothing"', "aligned_with names 'nothing', which is not a column of files"),
@@ -725,10 +725,10 @@ def test_columns_by_the_values_that_are_there(tmp_path: Path) -> None:
         ('entity = "acq"\nof = "notes"', "unknown key 'pattern'"),
     ],
 )
-def test_recipe_keys_that_do_not_go_together_are_refused(more: str, words: str) -> None:
+def test_recipe_keys_that_do_not_go_together_are_refused(extra: str, arguments: str) -> None:
     """Keys that do not go together are errors that name the place."""
-    with pytest.raises(InputError, match=words):
-        parse_recipe(SMALL + more + "\n")
+    with pytest.raises(InputError, match=arguments):
+        parse_recipe(SMALL + extra + "\n")
 
 
 def test_nothing_is_left_out_in_silence(arc: Layout, tmp_path: Path) -> None:
@@ -767,8 +767,8 @@ def test_an_unfetched_clone_is_planned(arc: Layout, tmp_path: Path) -> None:
     assert facts["fingerprint"] == whole.plan.fingerprint
     assert facts["absent"]["get"] == f"datalad get derivatives/lesion_masks {subjects}"
     assert set(facts["absent"]["files"]) == set(arc.contents)
-    done = command("build", arc.root, tmp_path / "out", "--recipe", "arc", "--json", check=2)
-    assert f"datalad get derivatives/lesion_masks {subjects}" in json.loads(done.stdout.splitlines()[-1])["message"]
+    result = command("build", arc.root, tmp_path / "out", "--recipe", "arc", "--json", check=2)
+    assert f"datalad get derivatives/lesion_masks {subjects}" in json.loads(result.stdout.splitlines()[-1])["message"]
     assert not (tmp_path / "out" / "data").exists()
 
 

@@ -36,16 +36,16 @@ def walked(tree: Tree) -> tuple[list[str], list[str]]:
 @example(["a/1", "a-b/1", "a.b", "a!/1"])
 def test_a_bucket_is_walked_as_a_folder_is(paths: list[str]) -> None:
     """Names are sorted within their folder, hidden ones and brim's outputs are passed over, as on disk."""
-    taken: list[str] = []
+    subset: list[str] = []
     for path in paths:  # on disk a file and a folder cannot share a name
-        if not any(path == t or path.startswith(f"{t}/") or t.startswith(f"{path}/") for t in taken):
-            taken.append(path)
+        if not any(path == t or path.startswith(f"{t}/") or t.startswith(f"{path}/") for t in subset):
+            subset.append(path)
     with tempfile.TemporaryDirectory() as folder:
-        local = LocalTree(str(write_files(Path(folder), dict.fromkeys(taken, b"abc"))))
-        objects = tree_of(*sorted(taken))
+        local = LocalTree(str(write_files(Path(folder), dict.fromkeys(subset, b"abc"))))
+        objects = tree_of(*sorted(subset))
         assert walked(objects) == walked(local)
         assert sorted(objects.walk("")) == sorted((top, sorted(f), sorted(n)) for top, f, n in local.walk(""))
-        for path in {*taken, *(os.path.dirname(path) for path in taken), "nothing", "a/nothing"}:
+        for path in {*subset, *(os.path.dirname(path) for path in subset), "nothing", "a/nothing"}:
             for question in ("exists", "is_folder", "is_file"):
                 assert getattr(objects, question)(path) == getattr(local, question)(path), (question, path)
             if objects.is_folder(path):

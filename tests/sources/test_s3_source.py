@@ -76,7 +76,7 @@ class Kind:
 def _kinds() -> dict[str, Kind]:
     photos = {f"{'train' if i % 3 else 'test'}/c{i % 2}/{i}.png": random_bytes(900 + i, i) for i in range(9)}
     hidden = {".DS_Store": b"x", "__MACOSX/1.png": b"x", "old/.brim/ledger": b"x", "old/data/x.png": b"x"}
-    named = "file_name,label\n" + "".join(f"{i}.png,{i % 2}\n" for i in range(5))
+    names = "file_name,label\n" + "".join(f"{i}.png,{i % 2}\n" for i in range(5))
     people = {f"p-{i}/scan.nii.gz": bids.nifti(i) for i in range(1, 12)}
     people |= {f"p-{i}/note.txt": f"No. {i}\r\n".encode() for i in range(1, 12, 2)}
     rows = "image,age\n" + "".join(f"./img/{i}.png,00{i}\n" for i in range(5))
@@ -84,7 +84,7 @@ def _kinds() -> dict[str, Kind]:
     return {
         "plain": Kind(photos | hidden, "test/c0/0.png", SourceOptions(label_from="parent")),
         "odd": Kind({name: random_bytes(50, i) for i, name in enumerate(ODD)}, "e%20f.png"),
-        "metadata": Kind(images | {"metadata.csv": named.encode()}, "3.png"),
+        "metadata": Kind(images | {"metadata.csv": names.encode()}, "3.png"),
         "bids": Kind(bids.sessions(), "sub-01/ses-a/anat/sub-01_ses-a_T1w.nii.gz"),
         "eeg": Kind(bids.eeg(), "sub-1/eeg/sub-1_task-x_eeg.vhdr"),
         "recipe": Kind(
@@ -138,7 +138,7 @@ def bucket(s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Buc
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Disk | Bucket:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Disk | Bucket:
     return Disk(tmp_path / "elsewhere") if request.param == "folder" else request.getfixturevalue("bucket")
 
 
@@ -162,27 +162,27 @@ def build(table: Any, out: Path, **options: Any) -> dict[str, str]:
 class TestSources:
     """What every source keeps, wherever its files are."""
 
-    def test_table_and_shards(self, kind: str, place: Disk | Bucket, tmp_path: Path) -> None:
+    def test_table_and_shards(self, kind: str, store: Disk | Bucket, tmp_path: Path) -> None:
         """The same files give the same table and the same bytes; a job begun from one copy continues from another."""
         about = KINDS[kind]
         home = write_files(tmp_path / "home", about.files)
-        address = place.put(about.files)
+        address = store.put(about.files)
         theirs = read_source(home / about.table, about.options)
         mine = read_source(f"{address}/{about.table}".rstrip("/"), about.options)
         same_table(mine, theirs)
         assert about.sample in mine.files.paths.to_pylist()
         assert build(mine, tmp_path / "mine", rows_per_shard=2) == build(theirs, tmp_path / "theirs", rows_per_shard=2)
-        again = library.build(mine, tmp_path / "theirs", allow_empty=True, rows_per_shard=2)
-        assert again.written == 0
+        repeated = library.build(mine, tmp_path / "theirs", allow_empty=True, rows_per_shard=2)
+        assert repeated.written == 0
 
-    def test_changed(self, kind: str, place: Disk | Bucket, tmp_path: Path) -> None:
+    def test_changed(self, kind: str, store: Disk | Bucket, tmp_path: Path) -> None:
         """A file that is not what was planned is named, and no shard holds it."""
         about = KINDS[kind]
-        address = place.put(about.files)
+        address = store.put(about.files)
         table = read_source(f"{address}/{about.table}".rstrip("/"), about.options)
         plan = library.plan(table, tmp_path / "out", allow_empty=True)
         before, after = about.files[about.sample], about.files[about.sample][::-1]
-        place.put({about.sample: after})
+        store.put({about.sample: after})
         with pytest.raises(SourceChangedError) as caught:
             plan.run()
         assert caught.value.facts["path"] == about.sample
@@ -190,12 +190,12 @@ class TestSources:
         assert not any(before in shard or after in shard for shard in shards)
 
 
-def test_missing_and_pointers(place: Disk | Bucket) -> None:
+def test_missing_and_pointers(store: Disk | Bucket) -> None:
     """What would ruin a build is refused before it, wherever it is."""
     lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
     files = {"a.png": b"x" * 2000, "lfs.png": lfs, "none.png": b"", "folder/b.png": b"x" * 2000}
     table = b"image\na.png\nlfs.png\nnone.png\ngone.png\nfolder\nhttp://x/y.png\n"
-    address = place.put(files | {"t.csv": table})
+    address = store.put(files | {"t.csv": table})
     with pytest.raises(InvalidFilesError) as caught:
         library.plan(library.table(f"{address}/t.csv", files="image")).check()
     refused = {problem["path"]: problem["reason"] for problem in caught.value.facts["problems"]}
@@ -204,17 +204,17 @@ def test_missing_and_pointers(place: Disk | Bucket) -> None:
     }  # fmt: skip
 
 
-def test_check(place: Disk | Bucket) -> None:
+def test_check(store: Disk | Bucket) -> None:
     """`brim check` looks into objects by ranges, and gzip streams to their last byte."""
     whole = gzip.compress(gzip.decompress(bids.nifti(3)) + random_bytes(5000))
     png = bytes.fromhex("89504e470d0a1a0a0000000d494844520000000100000001080200000090")
     files = {"ok.nii.gz": whole, "cut.nii.gz": whole[:-9], "no.nii.gz": b"not gzip" * 9, "broken.png": png}
-    table = library.files(place.put(files), column="scan:file")
+    table = library.files(store.put(files), column="scan:file")
     report = library.check(table, everything=True)
-    found = {path: fault for check in report.failed for path, fault in zip(check.failed, check.faults, strict=True)}
-    assert sorted(found) == ["broken.png", "cut.nii.gz", "no.nii.gz"]
-    assert found["no.nii.gz"] == "is not gzip"
-    assert "is cut off" in found["cut.nii.gz"]
+    actual = {path: fault for check in report.failed for path, fault in zip(check.failed, check.faults, strict=True)}
+    assert sorted(actual) == ["broken.png", "cut.nii.gz", "no.nii.gz"]
+    assert actual["no.nii.gz"] == "is not gzip"
+    assert "is cut off" in actual["cut.nii.gz"]
 
 
 def test_marks_of_folders(bucket: Bucket, tmp_path: Path) -> None:
@@ -271,15 +271,15 @@ class TestTables:
         assert (table.files.paths.to_pylist(), table.refused) == (["1.png"], ())
 
     @pytest.mark.parametrize(
-        ("paths", "words"),
+        ("paths", "arguments"),
         [
             (["s3://private/a.png", "s3://public/a.png"], "several buckets"),
             (["s3://private/a.png", "b.png"], "and files of this machine"),
         ],
     )
-    def test_two_places(self, bucket: Bucket, paths: list[str], words: str) -> None:
+    def test_two_places(self, bucket: Bucket, paths: list[str], arguments: str) -> None:
         """One table is one bucket."""
-        with pytest.raises(SourceError, match=words):
+        with pytest.raises(SourceError, match=arguments):
             library.table([{"image": path} for path in paths], files="image")
 
 
@@ -334,8 +334,8 @@ class TestErrors:
         listed = b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>x/a//b.png</Key><Size>1</Size>"
         listed += b"<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>"
 
-        words = r"holds a key that obstore cannot name: 'x/a//b\.png'"
-        with answering(200, listed) as endpoint, pytest.raises(SourceError, match=words):
+        arguments = r"holds a key that obstore cannot name: 'x/a//b\.png'"
+        with answering(200, listed) as endpoint, pytest.raises(SourceError, match=arguments):
             library.files("s3://private/x", endpoint_url=endpoint)
 
     def test_another_region(self, bucket: Bucket) -> None:
@@ -417,46 +417,48 @@ class TestFaults:
 def test_large_objects_come_in_pieces(bucket: Bucket, s3_proxy: FaultProxy) -> None:
     """What is handed on says where it lies, is never much, and is right although the line was cut in the middle."""
     large, small = random_bytes(10_000_001, 1), b"0123456789"
-    where = parse_location(bucket.put({"large.bin": large, "small.bin": small}), Access(s3_proxy.endpoint))
+    location = parse_location(bucket.put({"large.bin": large, "small.bin": small}), Access(s3_proxy.endpoint))
     rule: Any = s3_proxy.cut(after_bytes=3_000_000, times=2, method="GET", contains="large.bin")
-    file = RemoteFile(where, "large.bin", len(large), "")
+    file = RemoteFile(location, "large.bin", len(large), "")
     ranges = [*file.ranges(5, len(large)), ByteRange("small.bin", 2, 10)]
-    given = [(one, bytes(data)) for one, data in RangeStream(where, ranges)]
+    inputs = [(item, bytes(data)) for item, data in RangeStream(location, ranges)]
     assert rule.fired
-    assert b"".join(data for _, data in given) == large[5:] + small[2:]
-    for one, data in given:
-        assert data == (large if one.name == "large.bin" else small)[one.start : one.stop]
-    assert [len(data) for _, data in given[:2]] == [RANGE_BYTES - 5, RANGE_BYTES]
-    assert len(given) == 4
+    assert b"".join(data for _, data in inputs) == large[5:] + small[2:]
+    for entry, data in inputs:
+        assert data == (large if entry.name == "large.bin" else small)[entry.start : entry.stop]
+    assert [len(data) for _, data in inputs[:2]] == [RANGE_BYTES - 5, RANGE_BYTES]
+    assert len(inputs) == 4
 
 
 def test_a_piece_is_held_by_whoever_took_it(bucket: Bucket) -> None:
     """While the next one is waited for, nobody else holds the last: a build would take the memory of one more."""
     data = random_bytes(3 * RANGE_BYTES, 1)
-    where = parse_location(bucket.put({"large.bin": data}))
-    coming = RangeStream(where, RemoteFile(where, "large.bin", len(data), "").ranges(0, len(data)))
+    location = parse_location(bucket.put({"large.bin": data}))
+    coming = RangeStream(location, RemoteFile(location, "large.bin", len(data), "").ranges(0, len(data)))
     _, view = next(coming)
-    held = view.obj
+    retained = view.obj
     del view
     until = time.monotonic() + 20
-    while sys.getrefcount(held) > 2 and time.monotonic() < until:  # the thread of the requests may still be in its turn
+    while (
+        sys.getrefcount(retained) > 2 and time.monotonic() < until
+    ):  # the thread of the requests may still be in its turn
         time.sleep(0.01)
-    assert sys.getrefcount(held) == 2
-    assert sum(len(rest) for _, rest in coming) == 2 * RANGE_BYTES
+    assert sys.getrefcount(retained) == 2
+    assert sum(len(remainder) for _, remainder in coming) == 2 * RANGE_BYTES
 
 
 def test_threads_of_requests_share_one_heap(bucket: Bucket) -> None:
     """Each with a heap of its own, they would hold what the others have freed."""
-    where = bucket.put({f"{i}.bin": random_bytes(8 << 20, i) for i in range(4)})
-    words = ["brim", "plan", where, "--quiet"]
+    location = bucket.put({f"{i}.bin": random_bytes(8 << 20, i) for i in range(4)})
+    arguments = ["brim", "plan", location, "--quiet"]
     program = f"""
 import ctypes, sys, brim.cli
-sys.argv, sys.exit = {words!r}, lambda code: ctypes.CDLL("libc.so.6").malloc_stats()
+sys.argv, sys.exit = {arguments!r}, lambda code: ctypes.CDLL("libc.so.6").malloc_stats()
 brim.cli.main()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "Arena 0:" in done.stderr
-    assert "Arena 1:" not in done.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "Arena 0:" in result.stderr
+    assert "Arena 1:" not in result.stderr
 
 
 def test_sidecars_are_asked_for_together(bucket: Bucket, s3_proxy: FaultProxy) -> None:
@@ -469,28 +471,31 @@ def test_sidecars_are_asked_for_together(bucket: Bucket, s3_proxy: FaultProxy) -
     s3_proxy.stall(0.05, times=None, method="GET", contains=".json")
     table = library.bids(address, endpoint_url=s3_proxy.endpoint)
     assert table.rows.column("t1w_json")[7].as_py() == '{"EchoTime": 7}'
-    asked = [exchange.path for exchange in s3_proxy.requests]
+    requested = [exchange.path for exchange in s3_proxy.requests]
     assert sum("list-type" in exchange.query for exchange in s3_proxy.requests) == 1
-    assert len(asked) == len(set(asked))
+    assert len(requested) == len(set(requested))
     assert s3_proxy.most_at_once > 8
 
 
 @pytest.fixture
-def stranger() -> dict[str, str]:
+def anonymous_environment() -> dict[str, str]:
     """The environment of somebody without credentials."""
     return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
 
 
-def test_the_command(bucket: Bucket, stranger: dict[str, str], tmp_path: Path) -> None:
+def test_the_command(bucket: Bucket, anonymous_environment: dict[str, str], tmp_path: Path) -> None:
     """A public bucket is planned, checked, built and proved without credentials; the ledger remembers no endpoint."""
     public = Bucket(bucket.server, bucket.prefix, PUBLIC)
     address = public.put(KINDS["bids"].files)
-    there = ("--anonymous", "--endpoint-url", bucket.server.endpoint)
-    assert "rows  3" in brim("plan", address, *there, env=stranger).stdout
-    brim("check", address, *there, env=stranger)
-    done = brim("build", address, tmp_path / "out", *there, env=stranger)
-    assert f"{address} --endpoint-url {bucket.server.endpoint} --anonymous" in " ".join(done.stdout.split())
-    assert "files are inside, byte for byte" in brim("verify", tmp_path / "out", address, *there, env=stranger).stdout
+    existing = ("--anonymous", "--endpoint-url", bucket.server.endpoint)
+    assert "rows  3" in brim("plan", address, *existing, env=anonymous_environment).stdout
+    brim("check", address, *existing, env=anonymous_environment)
+    result = brim("build", address, tmp_path / "out", *existing, env=anonymous_environment)
+    assert f"{address} --endpoint-url {bucket.server.endpoint} --anonymous" in " ".join(result.stdout.split())
+    assert (
+        "files are inside, byte for byte"
+        in brim("verify", tmp_path / "out", address, *existing, env=anonymous_environment).stdout
+    )
     ledger = "".join(path.read_text() for path in (tmp_path / "out" / ".brim").iterdir())
     assert bucket.server.endpoint not in ledger
     assert "s3://" not in ledger
@@ -505,8 +510,8 @@ def test_from_bucket_to_hub(bucket: Bucket, tmp_path: Path) -> None:
     with TestHub(tmp_path / "hub") as hub:
         machine = Machine(hub, tmp_path / "machine", more=bucket.server.environment)
         brim("build", address, DEST, "--recipe", recipe, env=machine.environment)
-        done = brim("verify", DEST, address, "--deep", env=machine.environment)
-        assert f"{theirs.file_count()} files are inside" in done.stdout
+        result = brim("verify", DEST, address, "--deep", env=machine.environment)
+        assert f"{theirs.file_count()} files are inside" in result.stdout
 
 
 def test_access_is_not_remembered() -> None:

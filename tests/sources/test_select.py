@@ -69,8 +69,8 @@ def test_where_is_pyarrows_filter(tmp_path: Path) -> None:
     """The rows, values and schema of a filter are those that pyarrow gives, and verify proves them."""
     table = people()
     source = shards(tmp_path / "in", table)
-    done = brim("select", source, tmp_path / "out", "--where", 'age > 40 and sex == "F"', "--shard-size", "40KB")
-    assert "of 90 rows" in done.stdout
+    result = brim("select", source, tmp_path / "out", "--where", 'age > 40 and sex == "F"', "--shard-size", "40KB")
+    assert "of 90 rows" in result.stdout
     import pyarrow.compute as pc
 
     expected = table.filter((pc.field("age") > 40) & (pc.field("sex") == "F"))
@@ -88,18 +88,18 @@ def test_several_conditions_hold_together(tmp_path: Path) -> None:
     """For every verb that takes one: none is dropped, and one that is no condition of its own is refused."""
     table = people()
     source = shards(tmp_path / "in", table)
-    given = ["--where", "age > 40 or age < 27", "--where", 'sex == "F"']
+    inputs = ["--where", "age > 40 or age < 27", "--where", 'sex == "F"']
     expected = library.dataset(source).where('(age > 40 or age < 27) and sex == "F"').small(["age"])
-    brim("select", source, tmp_path / "out", *given)
+    brim("select", source, tmp_path / "out", *inputs)
     assert read(tmp_path / "out").column("age").to_pylist() == expected.column("age").to_pylist()
     (tmp_path / "same.py").write_text("def same(row):\n    return row\n")
-    brim("map", source, tmp_path / "mapped", "--fn", f"{tmp_path}/same.py:same", *given)
+    brim("map", source, tmp_path / "mapped", "--fn", f"{tmp_path}/same.py:same", *inputs)
     assert read(tmp_path / "mapped").column("age").to_pylist() == expected.column("age").to_pylist()
     for verb in (("unpack", source, tmp_path / "files"), ("check", source)):
         none = brim(*verb, "--where", "age > 40", "--where", "age < 40", check=2)
         assert "No row was selected" in none.stderr
-    done = brim("select", source, tmp_path / "no", *given, "--where", "1) or (1", check=2)
-    assert "--where is not an expression" in done.stderr
+    result = brim("select", source, tmp_path / "no", *inputs, "--where", "1) or (1", check=2)
+    assert "--where is not an expression" in result.stderr
 
 
 def test_a_shuffle_is_the_same_for_ever(tmp_path: Path) -> None:
@@ -116,28 +116,28 @@ def test_a_shuffle_is_the_same_for_ever(tmp_path: Path) -> None:
 def test_a_split_leaks_no_subject(tmp_path: Path) -> None:
     """With --group-by, no subject is on both sides; every row is on one."""
     source = shards(tmp_path / "in", people())
-    done = brim("select", source, tmp_path / "out", "--split-into", "train=0.8,test=0.2", "--group-by", "subject")
+    result = brim("select", source, tmp_path / "out", "--split-into", "train=0.8,test=0.2", "--group-by", "subject")
     train, test = (read(tmp_path / "out", split) for split in ("train", "test"))
-    assert f"train {len(train)}, test {len(test)}" in done.stdout
+    assert f"train {len(train)}, test {len(test)}" in result.stdout
     assert not set(train["subject"].to_pylist()) & set(test["subject"].to_pylist())
     assert len(train) + len(test) == 90
     assert 9 <= len(test) <= 27
     names = [*train["scan"].to_pylist(), *test["scan"].to_pylist()]
-    assert sorted(one["path"] for one in names) == sorted(one["path"] for one in people()["scan"].to_pylist())
+    assert sorted(item["path"] for item in names) == sorted(entry["path"] for entry in people()["scan"].to_pylist())
 
 
 def test_join_sort_unique(tmp_path: Path) -> None:
     """Two datasets as one, in another order, each content once."""
     table = people(30)
-    one, two = shards(tmp_path / "one", table.slice(0, 20), 1), shards(tmp_path / "two", table.slice(10, 20), 2)
+    first, two = shards(tmp_path / "one", table.slice(0, 20), 1), shards(tmp_path / "two", table.slice(10, 20), 2)
     out = tmp_path / "out"
-    brim("select", one, out, "--also", two, "--unique", "content", "--sort-by", "-subject,sex", "--num-shards", "1")
+    brim("select", first, out, "--also", two, "--unique", "content", "--sort-by", "-subject,sex", "--num-shards", "1")
     expected = table.sort_by([("subject", "descending"), ("sex", "ascending")])
     assert read(out).column("scan").to_pylist() == expected.column("scan").to_pylist()
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "arguments"),
     [
         (["--where", "agee > 4"], "Did you mean age"),
         (["--where", "age >"], "is not an expression"),
@@ -162,11 +162,11 @@ def test_join_sort_unique(tmp_path: Path) -> None:
         (["--split-into", "a=0.5,b=0.5", "--group-by", "scan"], "cannot be grouped by the files"),
     ],
 )
-def test_what_is_wrong_is_said_before(tmp_path: Path, options: list[str], words: str) -> None:
+def test_what_is_wrong_is_said_before(tmp_path: Path, options: list[str], arguments: str) -> None:
     """Mistakes are errors of the command, and nothing is built."""
     source = shards(tmp_path / "in", people(9), 1)
-    done = brim("select", source, tmp_path / "out", *options, check=2)
-    assert words in done.stderr
+    result = brim("select", source, tmp_path / "out", *options, check=2)
+    assert arguments in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -183,8 +183,8 @@ def test_shards_in_another_order_of_columns(tmp_path: Path) -> None:
     expected = pa.concat_tables([full, table]).filter((pc.field("age") < 27) | pc.is_null(pc.field("age")))
     assert read(tmp_path / "out").to_pylist() == expected.to_pylist()
     pq.write_table(table.set_column(1, "age", table["age"].cast(pa.string())), tmp_path / "in" / "d.parquet")
-    done = brim("select", tmp_path / "in", tmp_path / "out2", check=2)
-    assert "d.parquet has different columns than a.parquet: age (string, not int64)" in done.stderr
+    result = brim("select", tmp_path / "in", tmp_path / "out2", check=2)
+    assert "d.parquet has different columns than a.parquet: age (string, not int64)" in result.stderr
 
 
 def test_steps_on_every_type(tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ def test_the_source_is_never_the_destination(tmp_path: Path) -> None:
 def test_a_split_without_rows_is_told(tmp_path: Path) -> None:
     """A part for which no row is left is not silently missing."""
     source = shards(tmp_path / "in", people(9), 1)
-    done = brim("select", source, tmp_path / "out", "--split-into", "train=0.99,test=0.01", "--limit", "3")
-    assert "no row is left for the split 'test'" in done.stderr
+    result = brim("select", source, tmp_path / "out", "--split-into", "train=0.99,test=0.01", "--limit", "3")
+    assert "no row is left for the split 'test'" in result.stderr
     assert len(read(tmp_path / "out")) == 3
 
 
@@ -244,8 +244,8 @@ def test_unpack_of_one_subject(tmp_path: Path) -> None:
     table = people(9)
     source = shards(tmp_path / "in", table, 1)
     brim("unpack", source, tmp_path / "files", "--where", 'subject == "s01"', "--columns", "scan")
-    found = {str(path.relative_to(tmp_path / "files")) for path in (tmp_path / "files").rglob("*") if path.is_file()}
-    assert found == {"s3/scan.png", "s4/scan.png", "s5/scan.png"}
+    actual = {str(path.relative_to(tmp_path / "files")) for path in (tmp_path / "files").rglob("*") if path.is_file()}
+    assert actual == {"s3/scan.png", "s4/scan.png", "s5/scan.png"}
     assert (tmp_path / "files/s4/scan.png").read_bytes() == table["scan"][4].as_py()["bytes"]
     refused = [("../out.png", VerificationError), ("/etc/x", VerificationError), ("a/", VerificationError)]
     refused += [(path, InputError) for path in ("a.png", "./a.png", "a.png/b", ".brim-unpack/file", "x" * 300)]
@@ -272,9 +272,9 @@ def test_every_verb_takes_what_was_chosen(tmp_path: Path) -> None:
         return {"size": len(row["scan"]["bytes"]), "first": row["deep"]["raw"][0]}
 
     library.map(rows, sizes, destination=tmp_path / "mapped")
-    made = read(tmp_path / "mapped").to_pylist()
+    mapped = read(tmp_path / "mapped").to_pylist()
     first = {row["age"]: row["deep"]["raw"][0] for row in table.filter(pc.field("age") > 22).to_pylist()}
-    assert [(row["age"], row["size"], row["first"]) for row in made] == [(age, 4000, first[age]) for age in order]
+    assert [(row["age"], row["size"], row["first"]) for row in mapped] == [(age, 4000, first[age]) for age in order]
     assert "nothing to do" in str(library.map(rows, sizes, destination=tmp_path / "mapped"))
     assert library.unpack(rows, tmp_path / "files").files == len(order)
     assert library.check(rows).ok
@@ -287,21 +287,21 @@ def test_every_verb_takes_what_was_chosen(tmp_path: Path) -> None:
     assert len(read(tmp_path / "split")) == len(parts.rows_of[1][1])
 
 
-@pytest.mark.parametrize("given", ["*.parquet", "train-00000-of-00001.parquet"])
-def test_unpack_of_files(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize("inputs", ["*.parquet", "train-00000-of-00001.parquet"])
+def test_unpack_of_files(tmp_path: Path, inputs: str) -> None:
     """Shards by their names, and never to a folder among them."""
     source = shards(tmp_path / "in", people(9), 1)
-    assert "9 files" in brim("unpack", source / given, tmp_path / "files").stdout
+    assert "9 files" in brim("unpack", source / inputs, tmp_path / "files").stdout
     assert len(list((tmp_path / "files").rglob("*.png"))) == 9
-    done = brim("unpack", source, source / "files", "--where", "age > 22", check=2)
-    assert "is inside the folder of the shards" in done.stderr
+    result = brim("unpack", source, source / "files", "--where", "age > 22", check=2)
+    assert "is inside the folder of the shards" in result.stderr
     assert [path.name for path in source.iterdir()] == ["train-00000-of-00001.parquet"]
 
 
 def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([b"x"])], names=["a", "a"]), tmp_path / "in.parquet")
-    done = brim("select", tmp_path / "in.parquet", tmp_path / "out", check=2)
-    assert "in.parquet has two columns of the name 'a'" in done.stderr
+    result = brim("select", tmp_path / "in.parquet", tmp_path / "out", check=2)
+    assert "in.parquet has two columns of the name 'a'" in result.stderr
 
 
 def test_encrypted_files_are_told(tmp_path: Path) -> None:
@@ -315,31 +315,33 @@ def test_encrypted_files_are_told(tmp_path: Path) -> None:
     factory = encryption.CryptoFactory(lambda _: Keys())
     table = people(9)
     for name, plain in (("whole", False), ("column", True)):
-        how = encryption.EncryptionConfiguration(footer_key="f", column_keys={"c": ["sex"]}, plaintext_footer=plain)
-        properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), how)
+        configuration = encryption.EncryptionConfiguration(
+            footer_key="f", column_keys={"c": ["sex"]}, plaintext_footer=plain
+        )
+        properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), configuration)
         with pq.ParquetWriter(tmp_path / f"{name}.parquet", table.schema, encryption_properties=properties) as writer:
             writer.write_table(table)
-    done = brim("select", tmp_path / "whole.parquet", tmp_path / "out", check=2)
-    assert "whole.parquet is encrypted, and brim has no key" in done.stderr
-    done = brim("select", tmp_path / "column.parquet", tmp_path / "out", check=2)
-    assert "The column 'sex' of column.parquet is encrypted" in done.stderr
+    result = brim("select", tmp_path / "whole.parquet", tmp_path / "out", check=2)
+    assert "whole.parquet is encrypted, and brim has no key" in result.stderr
+    result = brim("select", tmp_path / "column.parquet", tmp_path / "out", check=2)
+    assert "The column 'sex' of column.parquet is encrypted" in result.stderr
     assert len(library.dataset(tmp_path / "column.parquet").columns(["age"]).where("age > 22")) == 6
     (tmp_path / "step.py").write_text("def step(row):\n    return {'k': 1}\n")
     for name in ("whole", "column"):
         options = ("--fn", f"{tmp_path}/step.py:step", "--workers", "1")
-        for command, more in (("map", options), ("build", ())):
-            done = brim(command, tmp_path / f"{name}.parquet", tmp_path / "out", *more, check=2)
-            assert re.search(rf"{name}\.parquet'? is encrypted, and brim has no key", done.stderr)
+        for command, extra in (("map", options), ("build", ())):
+            result = brim(command, tmp_path / f"{name}.parquet", tmp_path / "out", *extra, check=2)
+            assert re.search(rf"{name}\.parquet'? is encrypted, and brim has no key", result.stderr)
 
 
 def test_unpack_of_somebody_elses_dataset(tmp_path: Path) -> None:
     """Without a condition too: all files, of shards that brim did not write."""
     table = people(9)
-    done = brim("unpack", shards(tmp_path / "in", table, 2), tmp_path / "files")
-    assert "9 files" in done.stdout
-    assert "without a receipt" in done.stdout
-    found = {path.parent.name: path.read_bytes() for path in (tmp_path / "files").rglob("*.png")}
-    assert found == {f"s{n}": row["bytes"] for n, row in enumerate(table["scan"].to_pylist())}
+    result = brim("unpack", shards(tmp_path / "in", table, 2), tmp_path / "files")
+    assert "9 files" in result.stdout
+    assert "without a receipt" in result.stdout
+    actual = {path.parent.name: path.read_bytes() for path in (tmp_path / "files").rglob("*.png")}
+    assert actual == {f"s{n}": row["bytes"] for n, row in enumerate(table["scan"].to_pylist())}
 
 
 def test_bytes_deep_inside(tmp_path: Path) -> None:
@@ -349,8 +351,10 @@ def test_bytes_deep_inside(tmp_path: Path) -> None:
     lists = [[[rng.randbytes(50)], []] if n % 3 else None for n in range(40)]
     table = pa.table({"n": range(40), "sample": pa.array(deep), "more": pa.array(lists)})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=7)
-    done = brim("select", tmp_path / "in.parquet", tmp_path / "out", "--where", "sample.site == 'b'", "--shuffle", "1")
-    assert "decoded" not in done.stderr + done.stdout
+    result = brim(
+        "select", tmp_path / "in.parquet", tmp_path / "out", "--where", "sample.site == 'b'", "--shuffle", "1"
+    )
+    assert "decoded" not in result.stderr + result.stdout
     assert read(tmp_path / "out").sort_by("n").to_pylist() == [row for row in table.to_pylist() if row["n"] % 2]
     with pytest.raises(InputError, match="has bytes inside"):
         library.dataset(tmp_path / "in.parquet").unique("sample").table()
@@ -363,8 +367,8 @@ def test_bytes_in_maps_are_decoded(tmp_path: Path) -> None:
     kinds = {"map": pa.map_(pa.string(), pa.binary()), "fixed": pa.list_(pa.binary(), 2)}
     table = pa.table({"n": range(40), "map": pa.array(maps, kinds["map"]), "fixed": pa.array(fixed, kinds["fixed"])})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=7)
-    done = brim("select", tmp_path / "in.parquet", tmp_path / "out", "--where", "n > 20", "--shuffle", "1")
-    assert "bytes inside of 'map', 'fixed' are decoded to disk" in done.stderr
+    result = brim("select", tmp_path / "in.parquet", tmp_path / "out", "--where", "n > 20", "--shuffle", "1")
+    assert "bytes inside of 'map', 'fixed' are decoded to disk" in result.stderr
     assert read(tmp_path / "out").sort_by("n").to_pylist() == table.slice(21).to_pylist()
 
 
@@ -399,18 +403,18 @@ def test_features_of_the_card(tmp_path: Path) -> None:
             "pair": datasets.List(datasets.Value("int8"), 2),
         }
     )
-    said = {"dataset_info": {"features": yaml.safe_load(yaml.safe_dump(features._to_yaml_list()))}}
-    read_back = features_in(said, "default")
+    messages = {"dataset_info": {"features": yaml.safe_load(yaml.safe_dump(features._to_yaml_list()))}}
+    read_back = features_in(messages, "default")
     assert read_back is not None
     assert datasets.Features.from_dict(read_back) == features
     table = people(4).select(["age", "scan"]).append_column("label", pa.array([0, 1, 1, 0]))
     source = shards(tmp_path / "in", table, 1)
-    (source / "README.md").write_text(f"---\n{yaml.safe_dump(said)}---\n")
-    found = library.dataset(source)
-    assert found.features is not None
-    assert found.features["label"]["names"] == ["cat", "dog"]
-    assert found.features["age"] == {"dtype": "int64", "_type": "Value"}  # which the card has otherwise
-    assert len(found.where("label == 'dog'")) == 2
+    (source / "README.md").write_text(f"---\n{yaml.safe_dump(messages)}---\n")
+    actual = library.dataset(source)
+    assert actual.features is not None
+    assert actual.features["label"]["names"] == ["cat", "dog"]
+    assert actual.features["age"] == {"dtype": "int64", "_type": "Value"}  # which the card has otherwise
+    assert len(actual.where("label == 'dog'")) == 2
 
 
 def test_licences_and_citations(tmp_path: Path) -> None:
@@ -418,42 +422,42 @@ def test_licences_and_citations(tmp_path: Path) -> None:
     for name, licence in (("one", "mit"), ("two", "cc-by-4.0")):
         cited = "```bibtex\n@misc{" + name + ", title={T}}\n```\n"
         (shards(tmp_path / name, people(6), 1) / "README.md").write_text(f"---\nlicense: {licence}\n---\n{cited}")
-    done = brim("select", tmp_path / "one", tmp_path / "out", "--also", tmp_path / "two", "--where", "age > 21")
-    assert "the sources have different licenses: mit; cc-by-4.0" in done.stderr
+    result = brim("select", tmp_path / "one", tmp_path / "out", "--also", tmp_path / "two", "--where", "age > 21")
+    assert "the sources have different licenses: mit; cc-by-4.0" in result.stderr
     card = (tmp_path / "out" / "README.md").read_text()
     assert "license: other" in card
     assert "@misc{one" in card
     assert "@misc{two" in card
     assert "one + two" in card
     assert "of 12 rows" in card
-    done = brim("select", tmp_path / "out", tmp_path / "again", "--limit", "2")
-    assert "the sources have different licenses: mit; cc-by-4.0" in done.stderr
-    again = (tmp_path / "again" / "README.md").read_text()
-    assert "license_name: several" in again
-    assert "- **License**: mit; cc-by-4.0 (the licenses of the sources differ" in again
-    assert "```bibtex\n@misc{one, title={T}}\n\n@misc{two, title={T}}\n```" in again
+    result = brim("select", tmp_path / "out", tmp_path / "again", "--limit", "2")
+    assert "the sources have different licenses: mit; cc-by-4.0" in result.stderr
+    reread = (tmp_path / "again" / "README.md").read_text()
+    assert "license_name: several" in reread
+    assert "- **License**: mit; cc-by-4.0 (the licenses of the sources differ" in reread
+    assert "```bibtex\n@misc{one, title={T}}\n\n@misc{two, title={T}}\n```" in reread
 
 
 def test_joined_features_must_agree(tmp_path: Path) -> None:
     """Columns of other types are refused by name, and can be left out."""
-    other = people(6).set_column(1, "age", pa.array(["old"] * 6))
-    one, two = shards(tmp_path / "one", people(6), 1), shards(tmp_path / "two", other, 1)
-    done = brim("select", one, tmp_path / "out", "--also", two, check=2)
-    assert "'age' has different types in one and in two" in done.stderr
-    brim("select", one, tmp_path / "out", "--also", two, "--columns", "subject,scan")
+    second = people(6).set_column(1, "age", pa.array(["old"] * 6))
+    first, two = shards(tmp_path / "one", people(6), 1), shards(tmp_path / "two", second, 1)
+    result = brim("select", first, tmp_path / "out", "--also", two, check=2)
+    assert "'age' has different types in one and in two" in result.stderr
+    brim("select", first, tmp_path / "out", "--also", two, "--columns", "subject,scan")
     assert len(read(tmp_path / "out")) == 12
 
 
 def test_joined_by_what_is_the_same(tmp_path: Path) -> None:
     """Columns may stand in another order, only some may have one that is dropped, and rows are chosen by any."""
     table = people(12)
-    more = table.append_column("more", [[1] * 12]).select(["more", "scan", "sex", "age", "subject"])
-    one, two = shards(tmp_path / "one", table, 1), shards(tmp_path / "two", more, 1)
-    where = ["--where", "age > 25", "--drop", "more,age"]
-    brim("select", one, tmp_path / "out", "--also", two, *where)
+    extra = table.append_column("more", [[1] * 12]).select(["more", "scan", "sex", "age", "subject"])
+    first, two = shards(tmp_path / "one", table, 1), shards(tmp_path / "two", extra, 1)
+    location = ["--where", "age > 25", "--drop", "more,age"]
+    brim("select", first, tmp_path / "out", "--also", two, *location)
     expected = table.filter(pc.greater(table.column("age"), 25)).drop_columns("age")
     assert read(tmp_path / "out").to_pylist() == expected.to_pylist() * 2
-    assert "no column 'moer'" in brim("select", one, tmp_path / "no", "--also", two, "--drop", "moer", check=2).stderr
+    assert "no column 'moer'" in brim("select", first, tmp_path / "no", "--also", two, "--drop", "moer", check=2).stderr
 
 
 def test_what_is_no_dataset_says_what_it_is(tmp_path: Path) -> None:
@@ -482,8 +486,8 @@ def test_webdataset(tmp_path: Path) -> None:
     with webdataset.TarWriter(str(tmp_path / "a-00000.tar")) as writer:
         for row in table.to_pylist():
             writer.write({"__key__": row["scan"]["path"].partition("/")[0], "png": row["scan"]["bytes"], "cls": 3})
-    found = library.dataset(tmp_path / "a-00000.tar")
-    assert found.column_names == ["__key__", "cls", "png"]
+    actual = library.dataset(tmp_path / "a-00000.tar")
+    assert actual.column_names == ["__key__", "cls", "png"]
     library.select(tmp_path / "a-00000.tar", tmp_path / "other", where="cls == 3")
     files = [row["png"]["bytes"] for row in read(tmp_path / "other").to_pylist()]
     assert files == [row["scan"]["bytes"] for row in table.to_pylist()]
@@ -528,8 +532,8 @@ def test_from_the_hub(hub: TestHub, tmp_path: Path) -> None:
     hub.log.clear()
     out = tmp_path / "files"
     brim("unpack", DEST, out, "--where", 'subject == "s40"', "--columns", "scan", env=machine.environment)
-    found = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    assert found == {one["path"]: one["bytes"] for one in table["scan"].to_pylist()[120:123]}
+    actual = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert actual == {item["path"]: item["bytes"] for item in table["scan"].to_pylist()[120:123]}
     ranged = [line for line in hub.log if "/resolve/" not in line and "/api/" not in line]
     assert len(ranged) <= 6 * 3, hub.log  # of three shards: two ends, small columns, and pages of one
     brim("select", DEST, tmp_path / "out", "--where", "age > 300", env=machine.environment)
@@ -565,7 +569,7 @@ def test_rows_of_datasets(tmp_path: Path) -> None:
             "scan": datasets.Image(decode=False),
         }
     )
-    one = datasets.Dataset(table.cast(features.arrow_schema)).cast(features)
+    first = datasets.Dataset(table.cast(features.arrow_schema)).cast(features)
     cache = tmp_path / "cache"
 
     def same(mine: Any, theirs: Any) -> None:
@@ -574,16 +578,16 @@ def test_rows_of_datasets(tmp_path: Path) -> None:
         assert mine.cache_files
         assert mine.to_list() == theirs.to_list()
 
-    same(library.shuffle(one, seed=3, cache_dir=cache), one.shuffle(seed=3))
-    same(library.sort(one, "age", reverse=True, cache_dir=cache), one.sort("age", reverse=True))
-    other = one.select(range(5, 9))
-    same(library.concatenate_datasets([one, other], cache_dir=cache), datasets.concatenate_datasets([one, other]))
-    same(library.flatten_indices(other, cache_dir=cache), other)
-    mine = library.train_test_split(one, test_size=0.25, seed=1, cache_dir=cache)
-    theirs = one.train_test_split(test_size=0.25, seed=1)
+    same(library.shuffle(first, seed=3, cache_dir=cache), first.shuffle(seed=3))
+    same(library.sort(first, "age", reverse=True, cache_dir=cache), first.sort("age", reverse=True))
+    second = first.select(range(5, 9))
+    same(library.concatenate_datasets([first, second], cache_dir=cache), datasets.concatenate_datasets([first, second]))
+    same(library.flatten_indices(second, cache_dir=cache), second)
+    mine = library.train_test_split(first, test_size=0.25, seed=1, cache_dir=cache)
+    theirs = first.train_test_split(test_size=0.25, seed=1)
     for split in ("train", "test"):
         same(mine[split], theirs[split])
-    several = datasets.DatasetDict(a=one, b=other)
+    several = datasets.DatasetDict(a=first, b=second)
     for seed in (3, {"a": 1, "b": 2}):
         shuffled, expected = library.shuffle(several, seed, cache_dir=cache), several.shuffle(seed)
         for split in several:
@@ -597,38 +601,38 @@ def test_rows_of_datasets_have_a_bar(tmp_path: Path) -> None:
     """One for all splits, as long as their rows; none where they are there already."""
     import datasets
 
-    said: list[Any] = []
+    messages: list[Any] = []
 
     class Listening(Progress):
-        def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
-            said.extend([what, total_bytes])
+        def start(self, label: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
+            messages.extend([label, total_bytes])
 
         def advance(self, size: int) -> None:
-            said.append(size)
+            messages.append(size)
 
         def finish(self) -> None:
-            said.append("finish")
+            messages.append("finish")
 
-    one, watched = datasets.Dataset.from_dict({"n": list(range(2500))}), Listening()
+    first, watched = datasets.Dataset.from_dict({"n": list(range(2500))}), Listening()
     for _ in range(2):
-        library.train_test_split(one, test_size=500, seed=1, cache_dir=tmp_path, progress=watched)
-    what, total, *sizes, end = said
-    assert (what, total, sum(sizes), end) == ("split", 8 * 2500, 8 * 2500, "finish")
+        library.train_test_split(first, test_size=500, seed=1, cache_dir=tmp_path, progress=watched)
+    subject, total, *sizes, end = messages
+    assert (subject, total, sum(sizes), end) == ("split", 8 * 2500, 8 * 2500, "finish")
 
 
 def test_from_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dataset in a bucket is a source like any other."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
-    table, place = people(60, 20_000), f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}"
-    brim("select", shards(tmp_path / "in", table, 2), place, "--shard-size", "300KB")
-    brim("select", place, tmp_path / "out", "--where", "age > 60", "--shuffle", "2")
-    found = read(tmp_path / "out").to_pylist()
+    table, destination = people(60, 20_000), f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}"
+    brim("select", shards(tmp_path / "in", table, 2), destination, "--shard-size", "300KB")
+    brim("select", destination, tmp_path / "out", "--where", "age > 60", "--shuffle", "2")
+    actual = read(tmp_path / "out").to_pylist()
     expected = [row for row in table.to_pylist() if row["age"] is not None and row["age"] > 60]
-    assert sorted(found, key=lambda row: row["age"]) == expected
-    for itself in (f"{place}/", f"{place}/data/*.parquet"):
-        assert "is the source itself" in brim("select", itself, place, "--limit", "1", "--fresh", check=2).stderr
-    brim("unpack", place, tmp_path / "files", "--where", "age == 61")
+    assert sorted(actual, key=lambda row: row["age"]) == expected
+    for itself in (f"{destination}/", f"{destination}/data/*.parquet"):
+        assert "is the source itself" in brim("select", itself, destination, "--limit", "1", "--fresh", check=2).stderr
+    brim("unpack", destination, tmp_path / "files", "--where", "age == 61")
     assert [path.read_bytes() for path in (tmp_path / "files").rglob("*.png")] == [expected[0]["scan"]["bytes"]]
 
 
@@ -665,7 +669,7 @@ def test_from_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         address = f"http://127.0.0.1:{server.server_port}/a.parquet"
         brim("unpack", address, tmp_path / "files", "--where", 'subject == "s07"')
         server.shutdown()
-    found = {path.parent.name: path.read_bytes() for path in (tmp_path / "files").rglob("*.png")}
-    assert found == {f"s{n}": table["scan"][n].as_py()["bytes"] for n in (21, 22, 23)}
+    actual = {path.parent.name: path.read_bytes() for path in (tmp_path / "files").rglob("*.png")}
+    assert actual == {f"s{n}": table["scan"][n].as_py()["bytes"] for n in (21, 22, 23)}
     assert all(line.startswith("None ") for line in _Ranges.asked)
     assert sum(int(line.split()[1]) for line in _Ranges.asked) < 700_000

@@ -45,8 +45,10 @@ def kinds(depth: int) -> st.SearchStrategy[pa.DataType]:
         return st.sampled_from(LEAVES)
     inner = kinds(depth - 1)
     fields = st.lists(st.tuples(inner, st.booleans()), min_size=1, max_size=3)
-    structs = fields.map(lambda of: pa.struct([pa.field(f"f{n}", k, nullable=null) for n, (k, null) in enumerate(of)]))
-    items = st.tuples(inner, st.booleans()).map(lambda of: pa.field("element", of[0], nullable=of[1]))
+    structs = fields.map(
+        lambda source: pa.struct([pa.field(f"f{n}", k, nullable=null) for n, (k, null) in enumerate(source)])
+    )
+    items = st.tuples(inner, st.booleans()).map(lambda owner: pa.field("element", owner[0], nullable=owner[1]))
     return st.one_of(inner, structs, items.map(pa.list_), items.map(pa.large_list))
 
 
@@ -96,13 +98,15 @@ def test_levels_make_the_shape_again(kind: pa.DataType, nullable: bool, seed: in
     assert [len(cells.drop_null()) for cells, _ in leaf_cells(whole, kind)] == expected
     empty = with_empty_bytes(whole, kind)
     assert empty.type == kind
-    assert empty.to_pylist() == [_emptied(one) for one in array.to_pylist()]
+    assert empty.to_pylist() == [_emptied(item) for item in array.to_pylist()]
 
 
 def _emptied(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _emptied(one) for name, one in value.items()}
-    return [_emptied(one) for one in value] if isinstance(value, list) else b"" if isinstance(value, bytes) else value
+        return {name: _emptied(item) for name, item in value.items()}
+    return (
+        [_emptied(entry) for entry in value] if isinstance(value, list) else b"" if isinstance(value, bytes) else value
+    )
 
 
 def _without_bytes(array: pa.Array) -> pa.Array | None:
@@ -112,9 +116,9 @@ def _without_bytes(array: pa.Array) -> pa.Array | None:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"x": array}), sink)
     file = pq.ParquetFile(pa.BufferReader(sink.getvalue()))
-    leaves = [n for n in range(len(file.schema.names)) if file.schema.column(n).physical_type != "BYTE_ARRAY"]
-    leaves += [n for n in range(len(file.schema.names)) if file.schema.column(n).logical_type.type == "STRING"]
-    return file.reader.read_all(column_indices=sorted(leaves)).column(0).combine_chunks() if leaves else None
+    leaf_values = [n for n in range(len(file.schema.names)) if file.schema.column(n).physical_type != "BYTE_ARRAY"]
+    leaf_values += [n for n in range(len(file.schema.names)) if file.schema.column(n).logical_type.type == "STRING"]
+    return file.reader.read_all(column_indices=sorted(leaf_values)).column(0).combine_chunks() if leaf_values else None
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -133,14 +137,14 @@ def test_random_nested_tables(
     fields = [pa.field("n", pa.int64()), pa.field("x", kind, nullable=nullable)]
     writer(pa.table([pa.array(range(rows)), pa.array(values, kind)], schema=pa.schema(fields)), path, rng)
     expected = pq.read_table(path, use_threads=False)
-    found = open_dataset(path)
-    vars(found.origin)["_far"] = as_if_far
-    table = found.table()
+    actual = open_dataset(path)
+    vars(actual.origin)["_far"] = as_if_far
+    table = actual.table()
     assert rows_of(table) == expected.to_pylist()
     assert not [note for note in table.notes() if "needs it" in note or "inside of" in note]
     some = [n for n in range(rows) if rng.random() < 0.5]
     rng.shuffle(some)
-    assert rows_of(found.take(some).table()) == [expected.to_pylist()[n] for n in some]
+    assert rows_of(actual.take(some).table()) == [expected.to_pylist()[n] for n in some]
 
 
 def test_levels_that_take_more_than_their_values(tmp_path: Path) -> None:
@@ -153,7 +157,7 @@ def test_levels_that_take_more_than_their_values(tmp_path: Path) -> None:
         assert rows_of(open_dataset(path).table()) == table.to_pylist()
 
 
-@pytest.mark.parametrize("writer", [one for one in WRITERS if one not in (by_datasets, by_fastparquet)])
+@pytest.mark.parametrize("writer", [item for item in WRITERS if item not in (by_datasets, by_fastparquet)])
 def test_nested_columns_are_written_again(tmp_path: Path, writer: Writer) -> None:
     """Chosen, shuffled, joined and re-sharded, with the types that they had; and proved, and chosen from again."""
     rng = random.Random(4)
@@ -165,13 +169,13 @@ def test_nested_columns_are_written_again(tmp_path: Path, writer: Writer) -> Non
     rows = open_dataset(tmp_path / "in.parquet").where("n >= 10").shuffle(2)
     order = rows.small(["n"]).column("n").to_pylist()
     library.build(rows.concat(open_dataset(tmp_path / "in.parquet").where("n < 10")), tmp_path / "out", num_shards=3)
-    made = pa.concat_tables([pq.read_table(file) for file in sorted((tmp_path / "out" / "data").iterdir())])
+    combined = pa.concat_tables([pq.read_table(file) for file in sorted((tmp_path / "out" / "data").iterdir())])
     expected = source.take(pa.array([*order, *range(10)]))
-    assert made.to_pylist() == expected.to_pylist()
+    assert combined.to_pylist() == expected.to_pylist()
     library.verify(tmp_path / "out")
     library.select(tmp_path / "out", tmp_path / "again", sort_by="n")
-    (again,) = (tmp_path / "again" / "data").iterdir()
-    assert pq.read_table(again).to_pylist() == source.to_pylist()
+    (repeated,) = (tmp_path / "again" / "data").iterdir()
+    assert pq.read_table(repeated).to_pylist() == source.to_pylist()
     library.verify(tmp_path / "again", open_dataset(tmp_path / "out").sort("n"))
 
 
@@ -190,15 +194,15 @@ def test_structs_of_datasets(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "in.parquet")
     library.select(tmp_path / "in.parquet", tmp_path / "out", where="one.label < 5", shuffle=1)
     cache = str(tmp_path / "cache")
-    made = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=cache).sort("n")
+    ordered = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=cache).sort("n")
     source = datasets.load_dataset("parquet", data_files=str(tmp_path / "in.parquet"), split="train", cache_dir=cache)
-    assert made.features == source.features
-    wanted = [row for row in source if row["one"]["label"] < 5]
-    assert list(made) == wanted
+    assert ordered.features == source.features
+    expected = [row for row in source if row["one"]["label"] < 5]
+    assert list(ordered) == expected
     # One that is open has its bytes where others have numbers.
-    whole, opened = library.dataset(tmp_path / "in.parquet"), datasets.Dataset.from_dict(rows, features)
-    for name, joined in (("a", whole.concat(library.dataset(opened))), ("b", library.dataset(opened).concat(whole))):
-        library.build(joined, tmp_path / name)
+    whole, reader = library.dataset(tmp_path / "in.parquet"), datasets.Dataset.from_dict(rows, features)
+    for name, combined in (("a", whole.concat(library.dataset(reader))), ("b", library.dataset(reader).concat(whole))):
+        library.build(combined, tmp_path / name)
         (file,) = (tmp_path / name / "data").iterdir()
-        assert pq.read_table(file).to_pylist() == opened.to_list() * 2
+        assert pq.read_table(file).to_pylist() == reader.to_list() * 2
     shutil.rmtree(cache)

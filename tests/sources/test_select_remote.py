@@ -83,12 +83,12 @@ def test_a_manifest_lists_the_rows(hub: TestHub, tmp_path: Path) -> None:
     hub.log.clear()
     brim("select", DEST, tmp_path / "out", "--where", "n >= 60 and n < 63", env=machine.environment)
     assert read(tmp_path / "out").to_pylist() == table.slice(60, 3).to_pylist()
-    asked = {name for name in names if any(line.endswith(name) for line in hub.log)}
-    assert len(asked) <= 3  # the first, for its columns, and those with the rows
+    requested = {name for name in names if any(line.endswith(name) for line in hub.log)}
+    assert len(requested) <= 3  # the first, for its columns, and those with the rows
     hub.log.clear()
     brim("select", DEST, tmp_path / "site", "--where", "deep.site == 'x' and n > 100", env=machine.environment)
-    chosen = [row for row in table.to_pylist() if row["deep"] and row["deep"]["site"] == "x" and row["n"] > 100]
-    assert read(tmp_path / "site").to_pylist() == chosen
+    selection = [row for row in table.to_pylist() if row["deep"] and row["deep"]["site"] == "x" and row["n"] > 100]
+    assert read(tmp_path / "site").to_pylist() == selection
     assert len({name for name in names if any(line.endswith(name) for line in hub.log)}) < len(names)
     brim("select", DEST, tmp_path / "all", "--shuffle", "3", "--num-shards", "1", env=machine.environment)
     assert read(tmp_path / "all").sort_by("n").to_pylist() == table.to_pylist()
@@ -102,8 +102,8 @@ def test_a_manifest_that_does_not_fit_is_left_alone(
     """Whatever a manifest says: the rows are those of the shards, or it is an error."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
-    place, table = f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}", people(30, 3000)
-    brim("select", shards(tmp_path / "in", table, 1), place, "--rows-per-shard", "10")
+    destination, table = f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}", people(30, 3000)
+    brim("select", shards(tmp_path / "in", table, 1), destination, "--rows-per-shard", "10")
     key = f"{s3_prefix.rstrip('/')}/{MANIFEST}"
     records = list(records_of(s3.read(PRIVATE, key).splitlines(keepends=True)))
     listings = [record for record in records if record["type"] == "listing"]
@@ -122,9 +122,9 @@ def test_a_manifest_that_does_not_fit_is_left_alone(
     else:
         next(record for record in records if record["type"] == "shard")["etag"] = '"another"'
     s3.write(PRIVATE, key, b"".join(map(record_line, records)))
-    found = library.dataset(place).where("age > 40")
+    actual = library.dataset(destination).where("age > 40")
     expected = [row for row in table.to_pylist() if row["age"] is not None and row["age"] > 40]
-    assert found.small(["subject", "age"]).to_pylist() == [
+    assert actual.small(["subject", "age"]).to_pylist() == [
         {"subject": row["subject"], "age": row["age"]} for row in expected
     ]
 
@@ -133,9 +133,9 @@ def test_changed_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monke
     """A shard that becomes another one after the plan is SourceChangedError, and nothing is published."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
-    place = f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}"
-    brim("select", shards(tmp_path / "in", people(30, 3000), 1), place, "--rows-per-shard", "10")
-    plan = library.plan(library.dataset(place).where("age > 40"), tmp_path / "out")
+    destination = f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}"
+    brim("select", shards(tmp_path / "in", people(30, 3000), 1), destination, "--rows-per-shard", "10")
+    plan = library.plan(library.dataset(destination).where("age > 40"), tmp_path / "out")
     for key in s3.objects(PRIVATE, s3_prefix):
         if key.endswith(".parquet"):
             s3.write(PRIVATE, key, s3.read(PRIVATE, key)[::-1])
@@ -149,11 +149,11 @@ def test_changed_on_the_hub(hub: TestHub, tmp_path: Path, monkeypatch: pytest.Mo
     machine = Machine(hub, tmp_path)
     first, second = people(30, 3000), people(60, 3000)
     brim("select", shards(tmp_path / "one", first, 1), DEST, env=machine.environment)
-    again = [sys.executable, "-m", "brim", "select", str(tmp_path / "two"), DEST, "--fresh"]
+    repeated = [sys.executable, "-m", "brim", "select", str(tmp_path / "two"), DEST, "--fresh"]
     code = f"""
 import brim, subprocess
 rows = brim.dataset({DEST!r}).where('age > 21')
-subprocess.run({again!r}, check=True)
+subprocess.run({repeated!r}, check=True)
 brim.plan(rows, {str(tmp_path / "out")!r}).run()
 """
     shards(tmp_path / "two", second, 1)
@@ -208,17 +208,17 @@ def test_no_token_follows_a_redirect(tmp_path: Path, monkeypatch: pytest.MonkeyP
     listens = functools.partial(_Listens, directory=str(tmp_path))
     _Listens.told.clear()
     with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), listens) as far,
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Sends) as near,
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), listens) as remote,
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Sends) as local,
     ):
-        _Sends.to = f"http://127.0.0.1:{far.server_port}"
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{near.server_port}")
-        for server in (far, near):
+        _Sends.to = f"http://127.0.0.1:{remote.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{local.server_port}")
+        for server in (remote, local):
             threading.Thread(target=server.serve_forever, daemon=True).start()
-        found = library.dataset(f"http://127.0.0.1:{near.server_port}/a.parquet").where("age > 21")
-        assert found.table().rows.num_rows == 4
-        far.shutdown()
-        near.shutdown()
+        actual = library.dataset(f"http://127.0.0.1:{local.server_port}/a.parquet").where("age > 21")
+        assert actual.table().rows.num_rows == 4
+        remote.shutdown()
+        local.shutdown()
     assert _Listens.told
     assert not any("hf_secret" in line or "uthorization" in line for line in _Listens.told)
 
@@ -252,8 +252,8 @@ def peak_of(*arguments: str | os.PathLike[str]) -> int:
     """What a command of brim that succeeds holds at most of memory that is no file's, in bytes: looked at 100 times a
     second from outside."""
     online = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    words = [sys.executable, "-m", "brim", *map(os.fspath, arguments)]
-    with subprocess.Popen(words, env=online, stdout=subprocess.DEVNULL) as run:
+    args = [sys.executable, "-m", "brim", *map(os.fspath, arguments)]
+    with subprocess.Popen(args, env=online, stdout=subprocess.DEVNULL) as run:
         peak = 0
         while run.poll() is None:
             peak = max(peak, tree_bytes(run.pid))
@@ -339,11 +339,11 @@ def test_statistics_leave_row_groups_out(
 
         assert len(rows.where("age > 1000 or subject == 'x'")) == 0
         assert asked() <= 3  # the footer, and the names of the first files, on both sides of their bytes
-        one = rows.where("subject in ['s150']")
-        assert len(one) == 3
-        assert one.small(["sex"])["sex"].to_pylist() == ["F", "M", None]
+        first = rows.where("subject in ['s150']")
+        assert len(first) == 3
+        assert first.small(["sex"])["sex"].to_pylist() == ["F", "M", None]
         assert asked() <= 5
-        one.where("age is not None").sort("-age").table()
+        first.where("age is not None").sort("-age").table()
         assert asked() <= 7
         brim("select", f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}", tmp_path / "out", "--where", "subject == 's150'")
     assert read(tmp_path / "out").to_pylist() == table.slice(450, 3).to_pylist()
@@ -369,10 +369,10 @@ def test_lengths_are_followed(
     table = table.append_column("deep", pa.array(deep, kind))
     by_pyarrow(table, tmp_path / "a.parquet", rng)
     s3.write(PRIVATE, f"{s3_prefix}{seed}.parquet", (tmp_path / "a.parquet").read_bytes())
-    found = library.dataset(f"s3://{PRIVATE}/{s3_prefix}{seed}.parquet")
+    actual = library.dataset(f"s3://{PRIVATE}/{s3_prefix}{seed}.parquet")
     some = sorted(rng.sample(range(rows), rng.randrange(1, rows + 1)))
     rng.shuffle(some)
-    assert rows_of(found.take(some).table()) == [table.to_pylist()[n] for n in some]
+    assert rows_of(actual.take(some).table()) == [table.to_pylist()[n] for n in some]
 
 
 @pytest.mark.parametrize(
@@ -391,9 +391,11 @@ def test_one_subject_costs_its_bytes(
     with FaultProxy(s3.endpoint) as proxy:
         for name, value in s3.environment_at(proxy.endpoint).items():
             monkeypatch.setenv(name, value)
-        done = library.unpack(f"s3://{PRIVATE}/{s3_prefix}a.parquet", tmp_path / "files", where="n in [12, 13, 14, 35]")
+        result = library.unpack(
+            f"s3://{PRIVATE}/{s3_prefix}a.parquet", tmp_path / "files", where="n in [12, 13, 14, 35]"
+        )
         size = sum(request.received_bytes for request in proxy.requests)
-    assert done.files == 4
+    assert result.files == 4
     assert size < 1.1 * 4 * 300_000 + 2 * 66_000  # the footer, and small columns on both sides of the values
     for n in (12, 13, 14, 35):
         assert (tmp_path / "files" / f"{n}.bin").read_bytes() == values[n]["bytes"]

@@ -85,10 +85,10 @@ def by_datafusion(table: pa.Table, path: Path, rng: random.Random) -> None:
     frame.write_parquet(str(path), compression=rng.choice(["zstd", "snappy", "uncompressed", "lz4_raw"]))
     if path.is_dir():
         (part,) = path.glob("*.parquet")
-        moved = path.with_suffix(".moved")
-        part.rename(moved)
+        moved_path = path.with_suffix(".moved")
+        part.rename(moved_path)
         shutil.rmtree(path)
-        moved.rename(path)
+        moved_path.rename(path)
 
 
 def by_datasets(table: pa.Table, path: Path, rng: random.Random) -> None:
@@ -170,17 +170,17 @@ def test_random_queries(
     for number, part in enumerate(parts):
         writer(part, folder / f"train-{number:05d}-of-{len(parts):05d}.parquet", rng)
     read = [pq.read_table(file, use_threads=False) for file in sorted(folder.iterdir())]
-    expected = pa.concat_tables([one.replace_schema_metadata(None) for one in read])
+    expected = pa.concat_tables([item.replace_schema_metadata(None) for item in read])
     expected = expected.append_column("__row", pa.array(range(len(expected)), pa.int64()))
-    found = open_dataset(folder)
-    vars(found.origin)["_far"] = as_if_far
+    actual = open_dataset(folder)
+    vars(actual.origin)["_far"] = as_if_far
     for _ in range(data.draw(st.integers(0, 3))):
         names = [name for name in expected.column_names if name != "__row"]
         mine, its = data.draw(st.sampled_from(steps_of(names)))
-        found, expected = mine(found), its(expected)
-        if "raw" not in found.column_names or len(found.column_names) < 3:
+        actual, expected = mine(actual), its(expected)
+        if "raw" not in actual.column_names or len(actual.column_names) < 3:
             break
-    assert rows_of(found.table()) == expected.drop_columns(["__row"]).to_pylist()
+    assert rows_of(actual.table()) == expected.drop_columns(["__row"]).to_pylist()
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -190,9 +190,9 @@ def test_built_and_read_by_others(tmp_path: Path, writer: Writer) -> None:
     writer(random_table(rng, 50), tmp_path / "in.parquet", rng)
     library.select(tmp_path / "in.parquet", tmp_path / "out", where="n >= 10", num_shards=2)
     expected = pq.read_table(tmp_path / "in.parquet", use_threads=False).filter(pc.field("n") >= 10)
-    made = [pq.read_table(file) for file in sorted((tmp_path / "out" / "data").iterdir())]
-    assert pa.concat_tables(made).to_pylist() == expected.to_pylist()
-    assert [field.name for field in made[0].schema] == [field.name for field in expected.schema]
+    table = [pq.read_table(file) for file in sorted((tmp_path / "out" / "data").iterdir())]
+    assert pa.concat_tables(table).to_pylist() == expected.to_pylist()
+    assert [field.name for field in table[0].schema] == [field.name for field in expected.schema]
 
 
 def _tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
@@ -214,9 +214,9 @@ def test_tars_in_any_order(tmp_path: Path) -> None:
         ("0.cls", b"-1"),
     ]
     members += [("README", b"hi"), ("1.cls", b"2"), ("1.json", b'{"age": 4, "__columns__": 1}'), ("1.jpg", b"y")]
-    found = library.dataset(_tar(tmp_path / "a.tar", members))
-    assert found.column_names == ["__key__", "age", "txt", "cls", "jpg", "__columns__"]
-    table = found.where("age > 3 or cls == -1").table()
+    actual = library.dataset(_tar(tmp_path / "a.tar", members))
+    assert actual.column_names == ["__key__", "age", "txt", "cls", "jpg", "__columns__"]
+    table = actual.where("age > 3 or cls == -1").table()
     assert table.warnings == ("2 member(s) of the tars without a key and an extension are left out, such as '._0.jpg'",)
     assert table.rows.drop_columns(["jpg"]).to_pylist() == [
         {"__key__": "0", "age": 3, "txt": "a", "cls": -1, "__columns__": None},
@@ -226,36 +226,36 @@ def test_tars_in_any_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "words"),
+    ("members", "arguments"),
     [
         ([("0.jpg", b"x"), ("0.jpg", b"y")], "0.jpg comes twice"),
         ([("0.json", b'{"a": 99999999999999999999}')], "too large"),
         ([("0.json", b'{"a": "\\ud800"}')], "surrogates not allowed"),
     ],
 )
-def test_tars_that_cannot_be_rows(tmp_path: Path, members: list[tuple[str, bytes]], words: str) -> None:
+def test_tars_that_cannot_be_rows(tmp_path: Path, members: list[tuple[str, bytes]], arguments: str) -> None:
     """Said in words, and nothing is lost in silence."""
-    with pytest.raises(BrimError, match=words):
+    with pytest.raises(BrimError, match=arguments):
         library.dataset(_tar(tmp_path / "a.tar", members))
 
 
 def test_every_verb_chooses_by_the_same_words(tmp_path: Path) -> None:
     """Labels by their names and texts that are views, also for a map; no row at all is an error of every verb."""
-    said = {"n": {"dtype": "int64", "_type": "Value"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    messages = {"n": {"dtype": "int64", "_type": "Value"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
     files = pa.array([{"bytes": bytes([n]), "path": f"{n}.bin"} for n in range(4)], FILE)
     table = pa.table({"n": range(4), "label": [0, 1, 1, 0], "t": pa.array(list("abcd"), pa.string_view()), "f": files})
     path = tmp_path / "in.parquet"
-    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": said}})}), path)
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": messages}})}), path)
     rows = library.dataset(path)
 
     def twice(row: dict[str, Any]) -> dict[str, Any]:
         return {"twice": 2 * row["n"]}
 
-    where = "label == 'dog' and t.startswith('c')"
-    library.map(path, twice, destination=tmp_path / "out", where=where)
-    (made,) = (tmp_path / "out" / "data").glob("*.parquet")
-    assert pq.read_table(made)["twice"].to_pylist() == [4]
-    assert rows.where(where).small(["n"])["n"].to_pylist() == [2]
+    location = "label == 'dog' and t.startswith('c')"
+    library.map(path, twice, destination=tmp_path / "out", where=location)
+    (created,) = (tmp_path / "out" / "data").glob("*.parquet")
+    assert pq.read_table(created)["twice"].to_pylist() == [4]
+    assert rows.where(location).small(["n"])["n"].to_pylist() == [2]
     none = rows.where("n > 9")
     for verb in (
         lambda: library.map(path, twice, destination=tmp_path / "no", where="n > 9"),
@@ -288,13 +288,13 @@ def test_select_reads_shards_whose_numbers_have_several_widths(tmp_path: Path, n
     for number, table in enumerate([NARROW, WIDE] if narrow_first else [WIDE, NARROW]):
         pq.write_table(table, tmp_path / "in" / f"{number}.parquet")
     brim("select", tmp_path / "in", tmp_path / "out", "--where", "a >= 2 and b > 1", "--sort-by", "b")
-    found = pq.read_table(next((tmp_path / "out" / "data").iterdir()))
-    assert found.select(["a", "b", "s", "z"]).to_pylist() == [
+    actual = pq.read_table(next((tmp_path / "out" / "data").iterdir()))
+    assert actual.select(["a", "b", "s", "z"]).to_pylist() == [
         {"a": 2, "b": 2.0, "s": "y", "z": None},
         {"a": 2**40, "b": 3.0, "s": "u", "z": 1},
         {"a": 4, "b": 4.0, "s": "v", "z": None},
     ]
-    types = [found.schema.field(name).type for name in ("a", "b", "s", "z")]
+    types = [actual.schema.field(name).type for name in ("a", "b", "s", "z")]
     assert types == [pa.int64(), pa.float64(), pa.large_string(), pa.int64()]
 
 
@@ -328,7 +328,7 @@ def test_select_names_a_command_that_makes_parquet_of_text(tmp_path: Path, kind:
         path.write_text('{"a": 1}\n{"a": 2}\n' if ending == "jsonl" else "a\n1\n2\n")
     source = {"folder": "in", "glob": "in/*.jsonl"}.get(kind, f"in/a.{ending}")
     refused = brim("select", source, "out", check=2, cwd=tmp_path).stderr
-    named = refused[refused.index("brim map") :].split("\n")[0]
-    brim(*shlex.split(named)[1:], cwd=tmp_path)
+    names = refused[refused.index("brim map") :].split("\n")[0]
+    brim(*shlex.split(names)[1:], cwd=tmp_path)
     brim("select", "shards/", "out", "--where", "a == 2", cwd=tmp_path)
     assert pq.read_table(next((tmp_path / "out" / "data").iterdir()))["a"].to_pylist() == [2]

@@ -45,8 +45,8 @@ def test_splits_of_a_metadata_file_at_the_top(pictures: Path) -> None:
     paths = sorted(str(path.relative_to(pictures)) for path in pictures.rglob("*.png"))
     (pictures / "metadata.csv").write_text("file_name\n" + "\n".join(paths) + "\n")
     assert json.loads(brim("plan", pictures, "--json").stdout)["splits"] == {"train": 4, "test": 4}
-    one = json.loads(brim("plan", pictures, "--json", "--split", "train").stdout)
-    assert one["splits"] == {"train": 8}
+    entry = json.loads(brim("plan", pictures, "--json", "--split", "train").stdout)
+    assert entry["splits"] == {"train": 8}
 
 
 def test_files_without_a_row_are_counted(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_the_printed_command_works(tmp_path: Path) -> None:
     """The command that brim prints to verify a build can be pasted, with --root and spaces in names."""
     files = write_files(tmp_path / "my files", {"a.bin": b"a"})
     (tmp_path / "my table.csv").write_text("f\na.bin\n")
-    done = brim("build", "my table.csv", "my out", "--root", files, cwd=tmp_path)
-    command = next(line.split("verify with", 1)[1] for line in done.stdout.splitlines() if "verify with" in line)
+    result = brim("build", "my table.csv", "my out", "--root", files, cwd=tmp_path)
+    command = next(line.split("verify with", 1)[1] for line in result.stdout.splitlines() if "verify with" in line)
     program = f"{sys.executable} -m {command.strip()}"
     assert subprocess.run(program, shell=True, cwd=tmp_path, check=False).returncode == 0
 
@@ -149,12 +149,12 @@ def test_the_printed_command_works(tmp_path: Path) -> None:
 def test_nested_paths_stay_home(tmp_path: Path) -> None:
     """Absolute paths inside lists, structs, dictionaries and texts are found too."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
-    place = f"{source}/a.bin"
+    destination = f"{source}/a.bin"
     for values in (
-        pa.array([[place]]),
-        pa.array([{"x": place}]),
-        pa.array([place]).dictionary_encode(),
-        pa.array([f"src={place}"]),
+        pa.array([[destination]]),
+        pa.array([{"x": destination}]),
+        pa.array([destination]).dictionary_encode(),
+        pa.array([f"src={destination}"]),
     ):
         table = api.table(pa.table({"f": ["a.bin"], "origin": values}), files="f", root=source)
         with pytest.raises(InputError, match="origin"):
@@ -169,8 +169,8 @@ def test_appended_rows_leave_the_cuts_alone(tmp_path: Path) -> None:
     rows = [{"f": "a.bin", "text": "x" * (i % 50)} for i in range(1000)]
     out = tmp_path / "out"
     first = api.build(api.table(rows, files="f", root=source), out, shard_size="20KB")
-    more = [*rows, *({"f": "a.bin", "text": "y" * 900} for _ in range(30))]
-    second = api.build(api.table(more, files="f", root=source), out, shard_size="20KB", update=True)
+    extra = [*rows, *({"f": "a.bin", "text": "y" * 900} for _ in range(30))]
+    second = api.build(api.table(extra, files="f", root=source), out, shard_size="20KB", update=True)
     assert second.kept >= first.shards - 1
 
 
@@ -183,12 +183,12 @@ def test_bytes_depend_on_values_alone(tmp_path: Path) -> None:
         pa.table({"f": ["a.bin", "b.bin"], "k": pa.DictionaryArray.from_arrays([2, 0], ["y", "unused", "x"])}),
     ]
     tables.append(pa.concat_tables([tables[0].slice(0, 1), tables[0].slice(1, 1)]))
-    seen = []
+    observed = []
     for number, table in enumerate(tables):
         plan = api.plan(api.table(table, files="f:file", root=source), tmp_path / f"out{number}")
         plan.run()
-        seen.append((plan.plan.fingerprint, tree_digest(tmp_path / f"out{number}")))
-    assert seen[0] == seen[1] == seen[2]
+        observed.append((plan.plan.fingerprint, tree_digest(tmp_path / f"out{number}")))
+    assert observed[0] == observed[1] == observed[2]
 
 
 def test_required_columns_views_and_odd_names(tmp_path: Path) -> None:

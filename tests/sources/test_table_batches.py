@@ -52,20 +52,24 @@ VALUES = {
 @pytest.mark.usefixtures("small_blocks")
 def test_csv_in_blocks_has_the_types_values_and_chunks_of_the_whole_file(tmp_path: Path, seed: int) -> None:
     """Each column changes its kind of values at random rows."""
-    chosen = random.Random(seed)
+    generator = random.Random(seed)
     columns = []
-    rows = chosen.randrange(1, 120)
-    for _ in range(chosen.randrange(2, 6)):
-        kinds = [chosen.choice(list(VALUES))]
+    rows = generator.randrange(1, 120)
+    for _ in range(generator.randrange(2, 6)):
+        kinds = [generator.choice(list(VALUES))]
         column = []
         for _ in range(rows):
-            if chosen.random() < 0.03:
-                kinds.append(chosen.choice(list(VALUES)))
-            column.append(chosen.choice(VALUES[kinds[-1]]))
+            if generator.random() < 0.03:
+                kinds.append(generator.choice(list(VALUES)))
+            column.append(generator.choice(VALUES[kinds[-1]]))
         columns.append(column)
     lines = [",".join(f"c{number}" for number in range(len(columns)))]
     lines += [",".join(row) for row in zip(*columns, strict=True)]
-    text = chosen.choice(["", "\ufeff"]) + chosen.choice(["\n", "\r\n"]).join(lines) + chosen.choice(["", "\n", "\n\n"])
+    text = (
+        generator.choice(["", "\ufeff"])
+        + generator.choice(["\n", "\r\n"]).join(lines)
+        + generator.choice(["", "\n", "\n\n"])
+    )
     path = tmp_path / "t.csv"
     path.write_bytes(text.encode())
     whole = csv.read_csv(
@@ -73,20 +77,20 @@ def test_csv_in_blocks_has_the_types_values_and_chunks_of_the_whole_file(tmp_pat
         csv.ReadOptions(use_threads=False, block_size=CHUNK),
         csv.ParseOptions(newlines_in_values=True),
     )
-    found = read_table(str(path))
-    assert found.schema == whole.schema
-    assert found.equals(whole) or "nan" in text
-    assert found.to_pydict().__repr__() == whole.to_pydict().__repr__()
-    assert lengths(found) == lengths(whole)
+    actual = read_table(str(path))
+    assert actual.schema == whole.schema
+    assert actual.equals(whole) or "nan" in text
+    assert actual.to_pydict().__repr__() == whole.to_pydict().__repr__()
+    assert lengths(actual) == lengths(whole)
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_csv_number_that_would_lose_digits_in_a_late_block_makes_its_column_text(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "".join(f"{n},{n}\n" for n in range(200)) + "NA,1\n007,2\n")
-    found = read_table(str(path))
-    assert found.schema.types == [pa.string(), pa.int64()]
-    assert found.column("a").to_pylist() == [*map(str, range(200)), None, "007"]
+    actual = read_table(str(path))
+    assert actual.schema.types == [pa.string(), pa.int64()]
+    assert actual.column("a").to_pylist() == [*map(str, range(200)), None, "007"]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -96,9 +100,9 @@ def test_csv_error_names_the_row_of_the_file(tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(pa.ArrowInvalid) as whole:
         csv.read_csv(io.BytesIO(text.encode()), csv.ReadOptions(use_threads=False))
-    with pytest.raises(SourceError, match="is not valid") as found:
+    with pytest.raises(SourceError, match="is not valid") as caught:
         read_table(str(path))
-    assert str(whole.value).strip() in str(found.value)
+    assert str(whole.value).strip() in str(caught.value)
 
 
 ROWS = {
@@ -115,16 +119,16 @@ ROWS = {
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.usefixtures("small_blocks")
 def test_jsonl_in_blocks_has_the_types_values_and_chunks_of_the_whole_file(tmp_path: Path, seed: int) -> None:
-    chosen = random.Random(seed)
-    kinds = [chosen.choice(list(ROWS))]
+    generator = random.Random(seed)
+    kinds = [generator.choice(list(ROWS))]
     lines = []
-    for _ in range(chosen.randrange(1, 150)):
-        if chosen.random() < 0.1:
-            kinds.append(chosen.choice(list(ROWS)))
-        lines.append("{" + f'"n": {chosen.randrange(9)}, ' + chosen.choice(ROWS[kinds[-1]]) + "}")
-    if chosen.random() < 0.2:
-        lines.insert(chosen.randrange(len(lines)), '{"b": "' + "x" * chosen.randrange(3000) + '"}')
-    text = chosen.choice(["\n", "\r\n"]).join(lines) + chosen.choice(["", "\n", "\n\n"])
+    for _ in range(generator.randrange(1, 150)):
+        if generator.random() < 0.1:
+            kinds.append(generator.choice(list(ROWS)))
+        lines.append("{" + f'"n": {generator.randrange(9)}, ' + generator.choice(ROWS[kinds[-1]]) + "}")
+    if generator.random() < 0.2:
+        lines.insert(generator.randrange(len(lines)), '{"b": "' + "x" * generator.randrange(3000) + '"}')
+    text = generator.choice(["\n", "\r\n"]).join(lines) + generator.choice(["", "\n", "\n\n"])
     path = tmp_path / "t.jsonl"
     path.write_bytes(text.encode())
     block = CHUNK
@@ -137,10 +141,10 @@ def test_jsonl_in_blocks_has_the_types_values_and_chunks_of_the_whole_file(tmp_p
             return
         except pa.ArrowInvalid:  # a line longer than a block
             block *= 8
-    found = read_table(str(path))
-    assert found.schema == whole.schema
-    assert found.equals(whole)
-    assert lengths(found) == lengths(whole)
+    actual = read_table(str(path))
+    assert actual.schema == whole.schema
+    assert actual.equals(whole)
+    assert lengths(actual) == lengths(whole)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -186,11 +190,11 @@ def test_parquet_by_columns_has_the_types_values_and_chunks_of_the_whole_file(tm
         nested = nested.drop_columns(["nulls"])
         pq.write_table(nested, path, row_group_size=11)
     whole = pq.ParquetFile(path).read()
-    found = read_table(str(path))
-    assert found.schema == whole.schema
-    assert found.equals(whole)
-    assert lengths(found) == lengths(whole)
-    assert mapped_columns(found) == set(nested.column_names) - {"dict", "nothing"}
+    actual = read_table(str(path))
+    assert actual.schema == whole.schema
+    assert actual.equals(whole)
+    assert lengths(actual) == lengths(whole)
+    assert mapped_columns(actual) == set(nested.column_names) - {"dict", "nothing"}
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -200,9 +204,9 @@ def test_growing_array_takes_slices(tmp_path: Path) -> None:
             growing = GrowingArray(column.type)
             for start in range(0, 120, 13):
                 growing.append(column.chunk(0).slice(start, 13))
-            made = growing.finish()
-            made.validate(full=True)
-            assert made.equals(column.chunk(0))
+            created = growing.finish()
+            created.validate(full=True)
+            assert created.equals(column.chunk(0))
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -212,7 +216,7 @@ def test_rows_of_a_spool_stay_in_a_spool_when_they_are_chosen_and_ordered(tmp_pa
     table = read_table(str(path))
     assert mapped_columns(table) == {"a", "b"}
     order = pa.array(range(299, -1, -2))
-    found = spooled(table, lambda columns: columns.take(order))
-    assert found.equals(table.take(order))
-    assert mapped_columns(found) == {"a", "b"}
+    actual = spooled(table, lambda columns: columns.take(order))
+    assert actual.equals(table.take(order))
+    assert mapped_columns(actual) == {"a", "b"}
     assert mapped_columns(table.take(order)) == frozenset()

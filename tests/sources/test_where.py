@@ -69,7 +69,7 @@ def test_class_labels_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "position"),
+    ("text", "arguments", "position"),
     [
         ("age > 3 and agee > 4", "no|agee", 12),
         ("age > ", "not an expression", None),
@@ -88,9 +88,9 @@ def test_class_labels_by_name() -> None:
         ("  ", "is empty", None),
     ],
 )
-def test_errors_point(text: str, words: str, position: int | None) -> None:
+def test_errors_point(text: str, arguments: str, position: int | None) -> None:
     """What is wrong is said with the place where it is."""
-    with pytest.raises(InputError, match=words) as error:
+    with pytest.raises(InputError, match=arguments) as error:
         where_mask(text, TABLE)
     assert "^" in error.value.message or not text.strip()
     if position is not None:
@@ -293,13 +293,13 @@ def test_the_order_of_a_shuffle_is_fixed() -> None:
 
 def test_pieces_are_taken_with_their_values() -> None:
     """Values in several pieces keep them when some are taken in another order."""
-    pieces = Segments(np.array([0, 2, 5]), np.array([10, 30, 50, 70, 90]), np.array([1, 2, 3, 4, 5]))
+    segments = Segments(np.array([0, 2, 5]), np.array([10, 30, 50, 70, 90]), np.array([1, 2, 3, 4, 5]))
     starts = np.array([-2, 7, -1])
-    kept, anew = pieces.take(starts)
+    remaining, anew = segments.take(starts)
     assert anew.tolist() == [-1, 7, -2]
-    assert kept.starts.tolist() == [50, 70, 90, 10, 30]
-    assert kept.edges.tolist() == [0, 3, 5]
-    ranges = Ranges(None, np.zeros(3, np.int32), starts, pieces)  # type: ignore[arg-type]
+    assert remaining.starts.tolist() == [50, 70, 90, 10, 30]
+    assert remaining.edges.tolist() == [0, 3, 5]
+    ranges = Ranges(None, np.zeros(3, np.int32), starts, segments)  # type: ignore[arg-type]
     assert ranges.first_bytes(np.arange(3)).tolist() == [50, 7, 10]
 
 
@@ -307,13 +307,15 @@ _NUMBERS = st.none() | st.integers(-5, 5) | st.sampled_from([-0.0, 0.5, 2.5, flo
 _SIDES = st.sampled_from(["n", "x", "t", "3", "-2", "0.5", "'b'", "'bé'", "None", "n + 1", "len(t)"])
 _SIGNS = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
 _CHAINED = st.builds(
-    lambda one, sign, other, more: f"{one} {sign} {other}{more}",
+    lambda first, sign, second, extra: f"{first} {sign} {second}{extra}",
     _SIDES, _SIGNS, _SIDES, st.sampled_from(["", " < 2", " >= 'a'"]),
 )  # fmt: skip
-_OTHERS = st.sampled_from(["n in [3, 4]", "n not in [3]", "t in ('b',)", "t is None", "x in [0.5, -1]", "not n > 2"])
-_WORDS = st.sampled_from(["and", "or"])
+_OTHER_VALUES = st.sampled_from(
+    ["n in [3, 4]", "n not in [3]", "t in ('b',)", "t is None", "x in [0.5, -1]", "not n > 2"]
+)
+_ARGUMENTS = st.sampled_from(["and", "or"])
 _TEXTS = st.recursive(
-    _CHAINED | _OTHERS, lambda inner: st.builds(lambda a, word, b: f"({a} {word} {b})", inner, _WORDS, inner)
+    _CHAINED | _OTHER_VALUES, lambda inner: st.builds(lambda a, text, b: f"({a} {text} {b})", inner, _ARGUMENTS, inner)
 )
 
 
@@ -331,8 +333,8 @@ def test_no_row_is_left_out_by_bounds(rows: list[tuple[Any, Any, str | None]], t
     file = pa.BufferOutputStream()
     pq.write_table(table, file)
     columns = pq.read_metadata(pa.BufferReader(file.getvalue())).row_group(0)
-    told = {columns.column(number).path_in_schema: columns.column(number).statistics for number in range(3)}
-    bounds = {name: (one.min, one.max) for name, one in told.items() if one.has_min_max}
+    records = {columns.column(number).path_in_schema: columns.column(number).statistics for number in range(3)}
+    bounds = {name: (item.min, item.max) for name, item in records.items() if item.has_min_max}
     try:
         mask = where_mask(text, table)
     except InputError:

@@ -27,9 +27,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def shortened(name: str) -> Callable[..., int]:
         plain = getattr(os, name)
 
-        def call(descriptor: int, data: Any, *at: int) -> int:
+        def call(descriptor: int, data: Any, *position: int) -> int:
             calls[0] += 1
-            return int(plain(descriptor, memoryview(data)[:3], *at))
+            return int(plain(descriptor, memoryview(data)[:3], *position))
 
         return call
 
@@ -39,35 +39,35 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 10])
-@pytest.mark.parametrize("at", [None, 0, 2])
-def test_a_short_write_is_completed(tmp_path: Path, short: list[int], size: int, at: int | None) -> None:
+@pytest.mark.parametrize("position", [None, 0, 2])
+def test_a_short_write_is_completed(tmp_path: Path, short: list[int], size: int, position: int | None) -> None:
     """Every byte is at its place, however little the system takes at a time."""
     data = bytes(range(1, size + 1))
     descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    write_all(descriptor, data, at)
+    write_all(descriptor, data, position)
     os.close(descriptor)
-    assert (tmp_path / "file").read_bytes() == (b"\0" * (at or 0) if size else b"") + data
+    assert (tmp_path / "file").read_bytes() == (b"\0" * (position or 0) if size else b"") + data
     assert short[0] == -(-size // 3)
 
 
 def test_a_short_line_is_completed_or_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of a ledger is there as a whole, or not at all when the disk is full in its middle."""
     descriptor = os.open(tmp_path / "lines", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    plain, room = os.write, [100]
+    plain, budget = os.write, [100]
 
     def write(descriptor: int, data: Any) -> int:
-        taken = min(4, room[0])
-        if not taken:
+        subset = min(4, budget[0])
+        if not subset:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        room[0] -= taken
-        return plain(descriptor, memoryview(data)[:taken])
+        budget[0] -= subset
+        return plain(descriptor, memoryview(data)[:subset])
 
     monkeypatch.setattr(os, "write", write)
     append_line(descriptor, b"first line\n")
-    room[0] = 6
+    budget[0] = 6
     with pytest.raises(OSError, match="No space"):
         append_line(descriptor, b"second line\n")
-    room[0] = 100
+    budget[0] = 100
     append_line(descriptor, b"third line\n")
     os.close(descriptor)
     assert (tmp_path / "lines").read_bytes() == b"first line\nthird line\n"
@@ -101,16 +101,16 @@ def test_a_file_is_on_its_way_while_it_is_written(
     file = HashedFile(tmp_path / "unit", hashed=True)
     for _ in range(13):
         file.write(data)
-        for at in range(0, 300_000, 1000):  # what is small is held, and is in its place
-            file.write(data[at : at + 1000])
+        for index in range(0, 300_000, 1000):  # what is small is held, and is in its place
+            file.write(data[index : index + 1000])
     assert file.tell() == 13 * (len(data) + 300_000)
     file.close()
     whole = (data + data[:300_000]) * 13
     assert (tmp_path / "unit").stat().st_size == file.size == len(whole)
     assert file.sha256 == hashlib.sha256(whole).hexdigest() == durable.sha256_of(tmp_path / "unit", lambda _: None)
-    gone = os.open(tmp_path / "unit", os.O_RDWR)
-    outflow = Outflow(gone)
-    os.close(gone)
+    removed = os.open(tmp_path / "unit", os.O_RDWR)
+    outflow = Outflow(removed)
+    os.close(removed)
     with pytest.raises(OSError, match="Bad file descriptor"):
         outflow.wrote(64 << 20)
 
@@ -125,13 +125,13 @@ def test_mounts_are_those_that_psutil_finds() -> None:
 
 def test_the_file_system_of_a_folder(tmp_path: Path) -> None:
     """The deepest mount decides, and of several at one place the last."""
-    found = [("/home/me/shared", "nfs4"), ("/", "ext4"), ("/home", "xfs"), ("/data set", "lustre"), ("/twice", "ext4")]
-    found += [("/twice", "nfs4"), ("/homes", "fuse.sshfs")]
+    actual = [("/home/me/shared", "nfs4"), ("/", "ext4"), ("/home", "xfs"), ("/data set", "lustre"), ("/twice", "ext4")]
+    actual += [("/twice", "nfs4"), ("/homes", "fuse.sshfs")]
     mounts = tmp_path / "mounts"
-    lines = [f"/dev/x {where} {kind} rw 0 0".replace("data set", r"data\040set") for where, kind in found]
+    lines = [f"/dev/x {position} {kind} rw 0 0".replace("data set", r"data\040set") for position, kind in actual]
     mounts.write_text("\n".join(lines))
     expected = {"/a": "ext4", "/home/me": "xfs", "/homeless": "ext4", "/home/me/shared2": "xfs", "/twice/a": "nfs4"}
     expected |= {"/home/me/shared/x": "nfs4", "/data set/a": "lustre", "/homes": "fuse.sshfs", "/": "ext4"}
-    assert {where: file_system(where, str(mounts)) for where in expected} == expected
+    assert {location: file_system(location, str(mounts)) for location in expected} == expected
     mounts.write_text("")
     assert file_system("/a", str(mounts)) == ""

@@ -9,14 +9,14 @@ from brim.state.ledger import LEDGER, JobRecord, Ledger, PackedReceipts, Receipt
 from brim.state.record_log import record_line
 
 JOB = JobRecord("f" * 64, {"rows": 3}, {"brim": "0"})
-ONE = Receipt("data/a", "train", 1, 10, "aa", "key-a", "m", "job")
-TWO = replace(ONE, name="data/b", sha256="bb", key="key-b")
+SINGLE = Receipt("data/a", "train", 1, 10, "aa", "key-a", "m", "job")
+TWO = replace(SINGLE, name="data/b", sha256="bb", key="key-b")
 
 
 def written(folder: Path) -> Ledger:
     ledger = Ledger(folder)
     ledger.start_job(JOB)
-    ledger.add(ONE)
+    ledger.add(SINGLE)
     ledger.add(TWO)
     ledger.close()
     return ledger
@@ -25,10 +25,10 @@ def written(folder: Path) -> Ledger:
 def test_receipts_are_read_back(tmp_path: Path) -> None:
     """What was added is there in the next run."""
     written(tmp_path)
-    again = Ledger(tmp_path)
-    assert again.job == JOB
-    assert again.receipts == {"data/a": ONE, "data/b": TWO}
-    assert not again.is_finished
+    reopened = Ledger(tmp_path)
+    assert reopened.job == JOB
+    assert reopened.receipts == {"data/a": SINGLE, "data/b": TWO}
+    assert not reopened.is_finished
 
 
 def test_every_cut_leaves_a_readable_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,20 +41,20 @@ def test_every_cut_leaves_a_readable_ledger(tmp_path: Path, monkeypatch: pytest.
         ledger = Ledger(tmp_path)
         whole_lines = data[:cut].count(b"\n")
         # The last line counts without its newline too: its checksum says that it is whole.
-        known = len(ledger.receipts) + (ledger.job is not None)
-        assert known in (whole_lines, whole_lines + 1)
-        ledger.add(replace(ONE, name="data/new", key="key-new"))
+        known_values = len(ledger.receipts) + (ledger.job is not None)
+        assert known_values in (whole_lines, whole_lines + 1)
+        ledger.add(replace(SINGLE, name="data/new", key="key-new"))
         ledger.close()
         assert "data/new" in Ledger(tmp_path).receipts
         assert len(Ledger(tmp_path).receipts) == len(ledger.receipts)
 
 
-@pytest.mark.parametrize("at", [5, 40, 200, -30])
-def test_a_damaged_line_counts_as_not_written(tmp_path: Path, at: int) -> None:
+@pytest.mark.parametrize("position", [5, 40, 200, -30])
+def test_a_damaged_line_counts_as_not_written(tmp_path: Path, position: int) -> None:
     """A flipped byte loses its own line only."""
     written(tmp_path)
     data = bytearray((tmp_path / LEDGER).read_bytes())
-    data[at] ^= 1
+    data[position] ^= 1
     (tmp_path / LEDGER).write_bytes(bytes(data))
     ledger = Ledger(tmp_path)
     assert len(ledger.receipts) + (ledger.job is not None) == 2
@@ -65,7 +65,7 @@ def test_a_damaged_line_counts_as_not_written(tmp_path: Path, at: int) -> None:
 )
 def test_a_line_that_reaches_outside_counts_as_not_written(tmp_path: Path, harm: dict[str, str]) -> None:
     """A folder may come from a stranger, and what is no longer needed is removed by the names in its ledger."""
-    (tmp_path / LEDGER).write_bytes(finished_ledger(JOB, [replace(ONE, **harm), TWO]))
+    (tmp_path / LEDGER).write_bytes(finished_ledger(JOB, [replace(SINGLE, **harm), TWO]))
     assert Ledger(tmp_path).names == {"data/b"}
 
 
@@ -74,12 +74,12 @@ def test_finishing_forgets_the_way_there(tmp_path: Path) -> None:
     ledger = written(tmp_path)
     ledger.add(TWO)
     ledger.forget("data/a")
-    ledger.add(ONE)
-    ledger.finish([ONE, TWO])
+    ledger.add(SINGLE)
+    ledger.finish([SINGLE, TWO])
     first = (tmp_path / LEDGER).read_bytes()
     (tmp_path / LEDGER).unlink()
     straight = written(tmp_path)
-    straight.finish([ONE, TWO])
+    straight.finish([SINGLE, TWO])
     assert (tmp_path / LEDGER).read_bytes() == first
     assert Ledger(tmp_path).is_finished
 
@@ -91,14 +91,14 @@ def test_a_ledger_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         Ledger(tmp_path)
 
 
-HASHES = replace(ONE, name="data/c", sha256="0a" * 32, key="b1" * 32, mtimes="c2" * 8, staged_at=7)
+HASHES = replace(SINGLE, name="data/c", sha256="0a" * 32, key="b1" * 32, mtimes="c2" * 8, staged_at=7)
 
 
 @pytest.mark.parametrize(
     "receipt",
     [
         HASHES,
-        ONE,
+        SINGLE,
         replace(HASHES, mtimes=""),
         replace(HASHES, sha256="0A" * 32),
         replace(HASHES, key="b1 " * 32),
@@ -125,30 +125,30 @@ def test_what_was_here_once_is_known(tmp_path: Path) -> None:
     ledger.forget("data/a")
     ledger.add(replace(TWO, key="key-new", job="next"))
     ledger.close()
-    for known in (ledger, Ledger(tmp_path)):
-        assert known.receipts_by_key() == {
-            "key-a": ONE,
+    for known_values in (ledger, Ledger(tmp_path)):
+        assert known_values.receipts_by_key() == {
+            "key-a": SINGLE,
             "key-b": TWO,
             "key-new": replace(TWO, key="key-new", job="next"),
         }
-        assert known.names == {"data/a", "data/b"}
-        assert not known.has_only("next")
-    ledger.add(replace(ONE, name="data/z", job="next"))
+        assert known_values.names == {"data/a", "data/b"}
+        assert not known_values.has_only("next")
+    ledger.add(replace(SINGLE, name="data/z", job="next"))
     assert ledger.receipts_by_key()["key-a"].name == "data/z"
 
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was synced to disk, by the names it had then."""
-    found: list[str] = []
+    actual: list[str] = []
     plain = os.fsync
 
     def fsync(descriptor: int) -> None:
-        found.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        actual.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
         plain(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    return found
+    return actual
 
 
 def test_a_receipt_is_on_disk_when_it_is_written(tmp_path: Path, synced: list[str]) -> None:
@@ -157,10 +157,10 @@ def test_a_receipt_is_on_disk_when_it_is_written(tmp_path: Path, synced: list[st
     for number, call in enumerate(
         [
             lambda: ledger.start_job(JOB),
-            lambda: ledger.add(ONE),
+            lambda: ledger.add(SINGLE),
             lambda: ledger.remember("a", 1),
             lambda: ledger.forget("data/a"),
-            lambda: ledger.add_all([ONE, TWO]),
+            lambda: ledger.add_all([SINGLE, TWO]),
         ],
         1,
     ):
@@ -179,21 +179,21 @@ def test_many_receipts_are_written_in_parts(tmp_path: Path, synced: list[str], m
     assert module._BATCH == 10_000
     monkeypatch.setattr(module, "_BATCH", 2)
     ledger = Ledger(tmp_path)
-    many = [replace(ONE, name=f"data/{n}", key=f"key-{n}") for n in range(5)]
-    ledger.add_all(iter(many))
+    items = [replace(SINGLE, name=f"data/{n}", key=f"key-{n}") for n in range(5)]
+    ledger.add_all(iter(items))
     assert synced == [LEDGER] * 3
     ledger.close()
-    assert list(Ledger(tmp_path).receipts.values()) == many
+    assert list(Ledger(tmp_path).receipts.values()) == items
 
 
 def test_a_finished_ledger_is_on_disk_with_its_name(tmp_path: Path, synced: list[str]) -> None:
     ledger = written(tmp_path)
     del synced[:]
-    ledger.finish([ONE, TWO])
+    ledger.finish([SINGLE, TWO])
     assert len(synced) == 2
     assert synced[1] == tmp_path.name
     assert ledger.is_finished
-    assert (tmp_path / LEDGER).read_bytes() == finished_ledger(JOB, [ONE, TWO])
+    assert (tmp_path / LEDGER).read_bytes() == finished_ledger(JOB, [SINGLE, TWO])
 
 
 def test_nothing_is_finished_that_has_not_begun(tmp_path: Path) -> None:
@@ -210,17 +210,17 @@ def test_notes_are_of_a_job(tmp_path: Path) -> None:
     ledger.remember("c", None)
     assert (ledger.recall("a"), ledger.recall("c"), ledger.recall("other")) == (2, None, None)
     ledger.close()
-    again = Ledger(tmp_path)
-    assert again.recall("a") == 2
-    again.start_job(replace(JOB, left_out=("x", "y")))
-    assert again.recall("a") is None
+    reopened = Ledger(tmp_path)
+    assert reopened.recall("a") == 2
+    reopened.start_job(replace(JOB, left_out=("x", "y")))
+    assert reopened.recall("a") is None
     assert Ledger(tmp_path).job == replace(JOB, left_out=("x", "y"))
-    again.close()
+    reopened.close()
 
 
 def test_a_new_job_is_not_done(tmp_path: Path) -> None:
     ledger = written(tmp_path)
-    ledger.finish([ONE])
+    ledger.finish([SINGLE])
     ledger.start_job(replace(JOB, fingerprint="e" * 64))
     assert not ledger.is_finished
     assert not Ledger(tmp_path).is_finished
@@ -230,21 +230,21 @@ def test_a_new_job_is_not_done(tmp_path: Path) -> None:
 
 def test_a_published_ledger_counts_unless_a_job_is_under_way(tmp_path: Path) -> None:
     """The destination is the truth; names that it knows are known in either case."""
-    other = replace(JOB, fingerprint="d" * 64)
-    three = replace(ONE, name="data/c", key="key-c")
-    published = finished_ledger(other, [three])
-    for begun, takes in (("nothing", True), ("under way", False), ("done", True), ("same", False)):
-        folder = tmp_path / begun
+    second = replace(JOB, fingerprint="d" * 64)
+    three = replace(SINGLE, name="data/c", key="key-c")
+    published = finished_ledger(second, [three])
+    for started_at, takes in (("nothing", True), ("under way", False), ("done", True), ("same", False)):
+        folder = tmp_path / started_at
         folder.mkdir()
         ledger = Ledger(folder)
-        if begun != "nothing":
-            ledger.start_job(other if begun == "same" else JOB)
-            ledger.add(ONE)
-        if begun in ("done", "same"):
-            ledger.finish([ONE])
+        if started_at != "nothing":
+            ledger.start_job(second if started_at == "same" else JOB)
+            ledger.add(SINGLE)
+        if started_at in ("done", "same"):
+            ledger.finish([SINGLE])
         ledger.agree_with(published)
         ledger.close()
-        assert ("data/c" in ledger.receipts) == takes, begun
+        assert ("data/c" in ledger.receipts) == takes, started_at
         assert "data/c" in ledger.names
         assert ((folder / LEDGER).read_bytes() == published if (folder / LEDGER).exists() else not takes) == takes
         assert list(Ledger(folder).receipts) == list(ledger.receipts)
@@ -277,18 +277,18 @@ def test_what_receipts_add_up_to() -> None:
     """By split; and lists of a million that are made when they are asked for."""
     from brim.state.ledger import LazySequence, SplitTotal, split_totals
 
-    test = replace(ONE, split="test", size=5)
-    assert split_totals([ONE, TWO, test]) == {"train": SplitTotal(2, 20), "test": SplitTotal(1, 5)}
-    made: list[str] = []
+    test = replace(SINGLE, split="test", size=5)
+    assert split_totals([SINGLE, TWO, test]) == {"train": SplitTotal(2, 20), "test": SplitTotal(1, 5)}
+    created: list[str] = []
 
     def make(name: str) -> str:
-        made.append(name)
+        created.append(name)
         return name.upper()
 
     lazy = LazySequence(["a", "b", "c"], make)
-    assert (len(lazy), made) == (3, [])
+    assert (len(lazy), created) == (3, [])
     assert lazy[1] == "B"
-    assert made == ["b"]
+    assert created == ["b"]
     part = lazy[1:]
     assert isinstance(part, LazySequence)
     assert list(part) == ["B", "C"]
@@ -330,7 +330,7 @@ def test_all_of_one_job(tmp_path: Path) -> None:
     """Whether every shard that was ever here is of it: also those that have no receipt any more."""
     ledger = Ledger(tmp_path)
     assert ledger.has_only("job")
-    ledger.add(ONE)
+    ledger.add(SINGLE)
     assert ledger.has_only("job")
     assert not ledger.has_only("other")
     ledger.forget("data/a")
@@ -347,7 +347,7 @@ def test_what_is_gone_is_known_as_former(tmp_path: Path) -> None:
     ledger.close()
     for each in (ledger, Ledger(tmp_path)):
         assert each.receipts == {"data/b": TWO}
-        assert each.old_receipts == {"key-a": ONE}
+        assert each.old_receipts == {"key-a": SINGLE}
 
 
 def with_boot(ledger: Path, *receipts: Receipt, finished: bool = False) -> None:
@@ -363,16 +363,16 @@ def test_receipts_with_a_boot_count_once_they_are_written_again(tmp_path: Path) 
     ledger = Ledger(tmp_path)
     ledger.start_job(JOB)
     ledger.close()
-    with_boot(tmp_path / LEDGER, ONE, TWO, finished=True)
-    again = Ledger(tmp_path)
-    assert (again.is_finished, again.finished_unsynced, dict(again.receipts)) == (False, True, {})
-    assert again.unsynced == {ONE.name: ONE, TWO.name: TWO}
-    again.forget(TWO.name)
-    again.add_all([ONE])
-    assert not again.unsynced
-    kept = Ledger(tmp_path)
-    assert (dict(kept.receipts), kept.unsynced) == ({ONE.name: ONE}, {})
-    kept.finish([ONE])
+    with_boot(tmp_path / LEDGER, SINGLE, TWO, finished=True)
+    reopened = Ledger(tmp_path)
+    assert (reopened.is_finished, reopened.finished_unsynced, dict(reopened.receipts)) == (False, True, {})
+    assert reopened.unsynced == {SINGLE.name: SINGLE, TWO.name: TWO}
+    reopened.forget(TWO.name)
+    reopened.add_all([SINGLE])
+    assert not reopened.unsynced
+    remaining = Ledger(tmp_path)
+    assert (dict(remaining.receipts), remaining.unsynced) == ({SINGLE.name: SINGLE}, {})
+    remaining.finish([SINGLE])
     assert b"boot" not in (tmp_path / LEDGER).read_bytes()
     assert Ledger(tmp_path).is_finished
 
@@ -380,11 +380,11 @@ def test_receipts_with_a_boot_count_once_they_are_written_again(tmp_path: Path) 
 def test_a_receipt_with_a_boot_replaces_an_earlier_one(tmp_path: Path) -> None:
     """The file of the earlier one is not the same any more."""
     written(tmp_path)
-    with_boot(tmp_path / LEDGER, replace(ONE, key="another"))
-    again = Ledger(tmp_path)
-    assert set(again.receipts) == {TWO.name}
-    assert again.unsynced[ONE.name].key == "another"
-    assert not again.finished_unsynced
+    with_boot(tmp_path / LEDGER, replace(SINGLE, key="another"))
+    reopened = Ledger(tmp_path)
+    assert set(reopened.receipts) == {TWO.name}
+    assert reopened.unsynced[SINGLE.name].key == "another"
+    assert not reopened.finished_unsynced
 
 
 def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> 
     (tmp_path / LEDGER).write_bytes(torn)
     assert Ledger(tmp_path).broken == 0
     (tmp_path / LEDGER).write_bytes(data)
-    ledger.finish([ONE, TWO])
+    ledger.finish([SINGLE, TWO])
     (tmp_path / LEDGER).write_bytes((tmp_path / LEDGER).read_bytes().replace(b"key-a", b"key-x"))
     assert (Ledger(tmp_path).is_finished, Ledger(tmp_path).broken) == (True, 2)
 
@@ -411,15 +411,15 @@ def test_where_there_is_no_ledger(tmp_path: Path) -> None:
 def test_a_shard_that_is_back_is_no_former_one(tmp_path: Path) -> None:
     """Under its name or another: it is found by what it is made of."""
     ledger = written(tmp_path)
-    ledger.forget(ONE.name)
-    assert set(ledger.old_receipts) == {ONE.key}
-    ledger.add(replace(ONE, name="data/c"))
+    ledger.forget(SINGLE.name)
+    assert set(ledger.old_receipts) == {SINGLE.key}
+    ledger.add(replace(SINGLE, name="data/c"))
     assert not ledger.old_receipts
 
 
 def test_a_job_whose_receipt_is_gone_is_not_done(tmp_path: Path) -> None:
     """Killed before it is done again, it would be taken for whole without it."""
     ledger = written(tmp_path)
-    ledger.finish([ONE, TWO])
-    Ledger(tmp_path).forget(ONE.name)
+    ledger.finish([SINGLE, TWO])
+    Ledger(tmp_path).forget(SINGLE.name)
     assert not Ledger(tmp_path).is_finished

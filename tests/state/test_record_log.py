@@ -39,10 +39,10 @@ def test_a_cut_loses_no_line_before_it(tmp_path_factory: pytest.TempPathFactory,
     os.truncate(path, min(cut, path.stat().st_size))
     whole = list(RecordLog(path).replay())
     assert whole == records[: len(whole)]
-    again = RecordLog(path)
-    again.append({"next": 1})
-    again.close()
-    assert list(again.replay()) == [*whole, {"next": 1}]
+    reopened = RecordLog(path)
+    reopened.append({"next": 1})
+    reopened.close()
+    assert list(reopened.replay()) == [*whole, {"next": 1}]
 
 
 def test_a_damaged_line_is_none() -> None:
@@ -65,15 +65,15 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files and folders that were synced to disk, by the names they had then."""
-    found: list[str] = []
+    actual: list[str] = []
     plain = os.fsync
 
     def fsync(descriptor: int) -> None:
-        found.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        actual.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
         plain(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    return found
+    return actual
 
 
 def test_a_record_is_on_disk_when_it_is_written(tmp_path: Path, synced: list[str]) -> None:

@@ -53,19 +53,19 @@ def test_only_what_may_succeed_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_as_often_as_there_are_waits() -> None:
     """One try, and one after each wait; the last error is raised."""
-    asked: list[int] = []
+    requested: list[int] = []
 
     def ask() -> int:
-        asked.append(len(asked))
-        if len(asked) < 3:
-            raise Passing(str(len(asked)))
-        return len(asked)
+        requested.append(len(requested))
+        if len(requested) < 3:
+            raise Passing(str(len(requested)))
+        return len(requested)
 
     assert of(0.0, 0.0).call(ask) == 3
-    asked.clear()
+    requested.clear()
     with pytest.raises(Passing, match="2"):
         of(0.0).call(ask)
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
 def test_a_stop_ends_a_wait() -> None:
@@ -74,13 +74,13 @@ def test_a_stop_ends_a_wait() -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
-    begin = time.monotonic()
+    started_at = time.monotonic()
     with pytest.raises(KeyboardInterrupt), interrupted_by(stop):
         pause(60.0)
     with pytest.raises(KeyboardInterrupt):
         pause(60.0, stop)
     pause(0.01)
-    assert time.monotonic() - begin < 30.0
+    assert time.monotonic() - started_at < 30.0
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_what_may_pass(status: int | None, code: str, passes: bool) -> None:
     assert may_pass(status, code) == passes
     if status is not None:
         for by_hub in (True, False):
-            told = explained_answer(HubAnswer(status, code, "", by_hub), "ada/data")
-            assert told.exit_code == (5 if passes else 2)
-            assert ("same command" in told.hint) == passes
+            report = explained_answer(HubAnswer(status, code, "", by_hub), "ada/data")
+            assert report.exit_code == (5 if passes else 2)
+            assert ("same command" in report.hint) == passes
         error = classify(status, code)
         assert explain(error, Location("s3", "b", "", Access())).exit_code == (5 if passes else 2)

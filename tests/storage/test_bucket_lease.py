@@ -51,14 +51,14 @@ class Bucket:
         return Lease(PLACE, owner, self.notes.append)
 
     def body(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(obstore.get(self.store, KEY).bytes().to_bytes())
-        return found
+        actual: dict[str, Any] = json.loads(obstore.get(self.store, KEY).bytes().to_bytes())
+        return actual
 
     def put(self, data: bytes) -> None:
         obstore.put(self.store, KEY, data)
 
     def empty(self) -> bool:
-        return not [found for page in obstore.list(self.store) for found in page]
+        return not [match for page in obstore.list(self.store) for match in page]
 
 
 @pytest.fixture
@@ -85,11 +85,11 @@ def test_an_empty_place_is_taken_and_given_back(bucket: Bucket) -> None:
 def test_the_object_of_an_earlier_run_is_ones_own(bucket: Bucket) -> None:
     """A run that continues another with the same ledger need not wait."""
     bucket.lease().take(bucket.check)
-    again = bucket.lease()
-    again.take(bucket.check)
+    second_lease = bucket.lease()
+    second_lease.take(bucket.check)
     assert (bucket.slept, bucket.notes, bucket.checks) == ([], [], 0)
-    again.renew()
-    again.release()
+    second_lease.renew()
+    second_lease.release()
 
 
 def test_a_place_that_nobody_renews_is_taken_over(bucket: Bucket) -> None:
@@ -105,9 +105,9 @@ def test_a_place_that_nobody_renews_is_taken_over(bucket: Bucket) -> None:
 
 
 def test_a_place_that_is_renewed_is_refused(bucket: Bucket) -> None:
-    other = bucket.lease("other")
-    other.take(bucket.check)
-    bucket.while_asleep += [lambda: None] * 5 + [other.renew]
+    other_lease = bucket.lease("other")
+    other_lease.take(bucket.check)
+    bucket.while_asleep += [lambda: None] * 5 + [other_lease.renew]
     refused = bucket.lease()
     with pytest.raises(DestinationError, match="Another brim is building at this destination") as caught:
         refused.take(bucket.check)
@@ -115,13 +115,13 @@ def test_a_place_that_is_renewed_is_refused(bucket: Bucket) -> None:
     assert len(bucket.slept) == 6
     refused.release()
     assert bucket.body()["owner"] == "other"
-    other.release()
+    other_lease.release()
 
 
 def test_a_place_that_is_left_meanwhile_is_taken_at_once(bucket: Bucket) -> None:
-    other = bucket.lease("other")
-    other.take(bucket.check)
-    bucket.while_asleep += [lambda: None, other.release]
+    other_lease = bucket.lease("other")
+    other_lease.take(bucket.check)
+    bucket.while_asleep += [lambda: None, other_lease.release]
     mine = bucket.lease()
     mine.take(bucket.check)
     assert len(bucket.slept) == 2
@@ -157,11 +157,11 @@ def test_an_object_that_changes_before_it_is_taken_over(bucket: Bucket, monkeypa
     plain, reads = bucket_lease.read_file, [0]
 
     def read(*arguments: Any, **options: Any) -> Any:
-        found = plain(*arguments, **options)
+        actual = plain(*arguments, **options)
         reads[0] += 1
         if reads[0] == 1:
             bucket.put(b'{"owner": "me", "again": 1}')
-        return found
+        return actual
 
     monkeypatch.setattr(bucket_lease, "read_file", read)
     lease = bucket.lease()
@@ -281,9 +281,9 @@ def test_a_store_without_conditions_is_looked_at(unguarded: Bucket) -> None:
 
 def test_without_conditions_somebody_who_is_there_is_seen(unguarded: Bucket) -> None:
     """Alive: refused, and the object stays. Dead: the place is taken after twenty seconds."""
-    other = unguarded.lease("other")
-    other.take(unguarded.check)
-    unguarded.while_asleep += [lambda: None] * 5 + [other.renew]
+    other_lease = unguarded.lease("other")
+    other_lease.take(unguarded.check)
+    unguarded.while_asleep += [lambda: None] * 5 + [other_lease.renew]
     with pytest.raises(DestinationError, match="Another brim is building at this destination"):
         unguarded.lease().take(unguarded.check)
     assert unguarded.body()["owner"] == "other"
@@ -293,8 +293,8 @@ def test_without_conditions_somebody_who_is_there_is_seen(unguarded: Bucket) -> 
     assert unguarded.slept == [0.5] * 40
     assert unguarded.body()["owner"] == "me"
     with pytest.raises(DestinationUnavailableError, match="Another brim took over"):
-        other.renew()
-    other.release()
+        other_lease.renew()
+    other_lease.release()
     assert unguarded.body()["owner"] == "me"
     mine.release()
 
@@ -305,10 +305,10 @@ def test_without_conditions_the_last_who_began_stays(unguarded: Bucket, monkeypa
     sent = ObjectStorage.put_bytes
 
     def slow(self: ObjectStorage, name: str, data: bytes, expected: FileInfo | None = ANY_VERSION) -> FileInfo:
-        done = sent(self, name, data, expected)  # an error if there is a condition
+        result = sent(self, name, data, expected)  # an error if there is a condition
         monkeypatch.setattr(ObjectStorage, "put_bytes", sent)
         unguarded.put(json.dumps({"owner": "second", "count": 1}).encode())
-        return done
+        return result
 
     monkeypatch.setattr(ObjectStorage, "put_bytes", slow)
     unguarded.while_asleep.append(lambda: unguarded.put(b'{"owner": "second", "count": 2}'))
@@ -336,14 +336,14 @@ def test_other_failures_are_said(
         with pytest.raises(raised) as caught:
             bucket.lease("other").take(bucket.check)
     assert not bucket.notes
-    held = bucket.lease()
-    held.take(bucket.check)
+    retained = bucket.lease()
+    retained.take(bucket.check)
     break_conditions(monkeypatch, error)
     with pytest.raises(type(error)):
         bucket.lease()._take_over(bucket.check)
     with pytest.raises(type(caught.value)):
-        held.renew()
-    held.check()
+        retained.renew()
+    retained.check()
     monkeypatch.undo()
 
 
@@ -364,12 +364,12 @@ def test_a_failure_to_remove_is_no_matter(bucket: Bucket, monkeypatch: pytest.Mo
 def test_it_is_renewed_every_five_seconds_whatever_happens(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line may be down for a while: the next time decides."""
     lease = bucket.lease()
-    waits: list[float] = []
+    delays: list[float] = []
     renewals = [0]
 
     def wait(seconds: float) -> bool:
-        waits.append(seconds)
-        return len(waits) > 3
+        delays.append(seconds)
+        return len(delays) > 3
 
     def renew() -> None:
         renewals[0] += 1
@@ -378,7 +378,7 @@ def test_it_is_renewed_every_five_seconds_whatever_happens(bucket: Bucket, monke
     monkeypatch.setattr(lease, "_is_over", SimpleNamespace(wait=wait))
     monkeypatch.setattr(lease, "renew", renew)
     lease._renew_regularly()
-    assert (waits, renewals) == ([5.0] * 4, [3])
+    assert (delays, renewals) == ([5.0] * 4, [3])
 
 
 def test_a_renewal_waits_for_the_one_before(bucket: Bucket) -> None:

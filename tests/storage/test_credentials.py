@@ -36,9 +36,9 @@ def test_environment_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert known_keys(profile) == profile.keys
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "environment")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "e")
-    found = known_keys(find_profile())
-    assert found is not None
-    assert found.access == "environment"
+    actual = known_keys(find_profile())
+    assert actual is not None
+    assert actual.access == "environment"
     assert (find_region(), aws_endpoint(Access())) == ("eu-west-1", "https://s3.example.org")
 
 
@@ -63,14 +63,14 @@ def test_nothing_but_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     ["localhost:9000", "localhost", "ftp://x", "http://", "http://[", "http://a:99999", "http://a b", "http://a?x=1"],
 )
-def test_no_endpoint(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+def test_no_endpoint(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     """What is no address is refused wherever it is said: obstore would end the process."""
     with pytest.raises(InputError, match="endpoint_url= takes an address"):
-        Access(said)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", said)
+        Access(message)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", message)
     with pytest.raises(InputError, match="AWS_ENDPOINT_URL takes an address"):
         aws_endpoint(Access())
 
@@ -83,9 +83,9 @@ def test_password_in_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("said", ["http://127.0.0.1:9000", "https://a-b.example.org/some/path/", "http://[::1]:80"])
-def test_endpoint(said: str) -> None:
-    assert aws_endpoint(Access(said)) == said.rstrip("/")
+@pytest.mark.parametrize("message", ["http://127.0.0.1:9000", "https://a-b.example.org/some/path/", "http://[::1]:80"])
+def test_endpoint(message: str) -> None:
+    assert aws_endpoint(Access(message)) == message.rstrip("/")
 
 
 @pytest.mark.parametrize(

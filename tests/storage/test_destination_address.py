@@ -32,25 +32,25 @@ from tests.conftest import tree_digest
 STEP = MapStep(len, MapStepOptions())
 
 
-def dataset_job(verb: str, rows: Any, destination: Any, how: JobSettings) -> Job:
-    plan = ComputePlan(verb, rows, STEP, RowsOutput(), how.on_error)
-    return Job(plan, dataset_paths(parse_destination(destination), None, how.hub), how)
+def dataset_job(verb: str, rows: Any, destination: Any, settings: JobSettings) -> Job:
+    plan = ComputePlan(verb, rows, STEP, RowsOutput(), settings.on_error)
+    return Job(plan, dataset_paths(parse_destination(destination), None, settings.hub), settings)
 
 
-def vector_job(rows: Any, destination: Any, how: JobSettings) -> Job:
-    paths = file_paths(destination, None, how.access)
-    plan = ComputePlan("embed", rows, STEP, VectorOutput(paths.file_names[0], 1000), how.on_error)
-    return Job(plan, paths, how)
+def vector_job(rows: Any, destination: Any, settings: JobSettings) -> Job:
+    paths = file_paths(destination, None, settings.access)
+    plan = ComputePlan("embed", rows, STEP, VectorOutput(paths.file_names[0], 1000), settings.on_error)
+    return Job(plan, paths, settings)
 
 
 def test_another_store_is_another_place() -> None:
     """The same name in another store is no reason to refuse; in the same one it is."""
-    here, there = Access("http://127.0.0.1:1"), Access("http://127.0.0.1:2")
-    destination = parse_destination("s3://lab/scans", here)
-    refuse_source(destination, "s3://lab/scans", there)
-    refuse_source(destination, "s3://lab/scans/raw", here)
+    local, existing = Access("http://127.0.0.1:1"), Access("http://127.0.0.1:2")
+    destination = parse_destination("s3://lab/scans", local)
+    refuse_source(destination, "s3://lab/scans", existing)
+    refuse_source(destination, "s3://lab/scans/raw", local)
     with pytest.raises(DestinationError, match="source itself"):
-        refuse_source(destination, "s3://lab/scans/", here)
+        refuse_source(destination, "s3://lab/scans/", local)
 
 
 @pytest.mark.parametrize("source", ["", "data", "data/*.jsonl", "data/a.jsonl"])
@@ -112,20 +112,20 @@ def test_what_lies_beside_vectors_is_not_the_source(tmp_path: Path, rows: Path, 
 def test_a_dataset_takes_no_place_of_its_source(tmp_path: Path, rows: Path, inside: str, linked: str) -> None:
     """Rows below the folder of shards, or linked into it, are refused; beside it they may be."""
     (tmp_path / inside).mkdir(parents=True)
-    there, source = tmp_path / inside / "train-00000-of-00001.parquet", str(rows)
+    existing, source = tmp_path / inside / "train-00000-of-00001.parquet", str(rows)
     if linked == "symbolic":
-        there.symlink_to(rows)
+        existing.symlink_to(rows)
     elif linked == "hard":
-        there.hardlink_to(rows)
+        existing.hardlink_to(rows)
     else:
-        rows.rename(there)
-        source = str(there)
+        rows.rename(existing)
+        source = str(existing)
     for verb in ("map", "tokenize", "embed"):
         with pytest.raises(DestinationError, match="source itself"):
             dataset_job(verb, open_rows(source), tmp_path / "out", JobSettings(fresh=True))
-    other = JobSettings(hub=PublishOptions(data_dir="elsewhere"))
+    second = JobSettings(hub=PublishOptions(data_dir="elsewhere"))
     if not inside.startswith("out/.brim"):
-        dataset_job("map", open_rows(source), tmp_path / "out", other)
+        dataset_job("map", open_rows(source), tmp_path / "out", second)
 
 
 def test_build_takes_no_place_of_its_source(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ def test_build_takes_no_place_of_its_source(tmp_path: Path) -> None:
     source.mkdir(parents=True)
     (source / "a.txt").write_text("a")
     (tmp_path / "link").symlink_to(source)
-    for place, destination in ((source, tmp_path / "out"), (tmp_path / "link", source), (source, tmp_path / "link")):
+    for location, destination in ((source, tmp_path / "out"), (tmp_path / "link", source), (source, tmp_path / "link")):
         with pytest.raises(DestinationError, match="source itself"):
-            brim.build(place, destination)
+            brim.build(location, destination)
         with pytest.raises(DestinationError, match="source itself"):
-            brim.plan(place, destination).save(tmp_path / "job.plan")
+            brim.plan(location, destination).save(tmp_path / "job.plan")
     shutil.copytree(source, tmp_path / "copy")
     brim.plan(tmp_path / "copy", tmp_path / "out").save(tmp_path / "job.plan")
     with pytest.raises(DestinationError, match="source itself"):
@@ -161,9 +161,9 @@ def test_nothing_is_unpacked_into_its_dataset(tmp_path: Path) -> None:
     brim.build(source, tmp_path / "out")
     (tmp_path / "link").symlink_to(tmp_path / "out")
     before = tree_digest(tmp_path / "out")
-    for place in ("out", "link", "out/../out/", "out/data", "link/data/new/deeper"):
+    for destination in ("out", "link", "out/../out/", "out/data", "link/data/new/deeper"):
         with pytest.raises(BrimError, match=r"source itself|folder of the shards"):
-            brim.unpack(tmp_path / "out", tmp_path / place)
+            brim.unpack(tmp_path / "out", tmp_path / destination)
     assert tree_digest(tmp_path / "out") == before
     brim.unpack(tmp_path / "out", tmp_path / "out" / "beside")
 
@@ -171,15 +171,17 @@ def test_nothing_is_unpacked_into_its_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["lab/v.npy.rows.parquet", "lab/data/a.parquet", "lab/data/deep/a.parquet"])
 def test_keys_of_a_source_are_not_written(key: str) -> None:
     """In a bucket, by name: a key, or what lies below it; a name that only begins alike is another one."""
-    here = Access("http://127.0.0.1:1")
-    names = FileSetBuilder("s3://scans", parse_location("s3://scans", here))
+    local = Access("http://127.0.0.1:1")
+    names = FileSetBuilder("s3://scans", parse_location("s3://scans", local))
     names.add(key, FileInfo(3, "e"))
     files = names.finish()
-    taken = [parse_destination(f"s3://scans/{place}", here) for place in ("lab/v.npy.rows.parquet/", "lab/data")]
-    destination = parse_destination("s3://scans/lab", here)
+    subset = [
+        parse_destination(f"s3://scans/{position}", local) for position in ("lab/v.npy.rows.parquet/", "lab/data")
+    ]
+    destination = parse_destination("s3://scans/lab", local)
     with pytest.raises(DestinationError, match=f"s3://scans/{key}"):
-        refuse_source(destination, "s3://scans/", None, files, taken)
-    alike = [parse_destination(f"s3://scans/{place}", here) for place in ("lab/v.npy", "lab/dat", "data")]
+        refuse_source(destination, "s3://scans/", None, files, subset)
+    alike = [parse_destination(f"s3://scans/{location}", local) for location in ("lab/v.npy", "lab/dat", "data")]
     refuse_source(destination, "s3://scans/", None, files, alike)
     elsewhere = [parse_destination(f"s3://scans/{key}", Access("http://127.0.0.1:2"))]
     refuse_source(destination, "s3://scans/", None, files, elsewhere)

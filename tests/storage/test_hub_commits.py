@@ -37,20 +37,20 @@ class Client:
     def head(self) -> str:
         return f"commit {len(self.trees) - 1}"
 
-    def put(self, *pieces: StoredFile) -> None:
-        self.trees.append(self.trees[-1] | {p.name: FileInfo(p.size, sha256=p.sha256) for p in pieces})
+    def put(self, *segments: StoredFile) -> None:
+        self.trees.append(self.trees[-1] | {p.name: FileInfo(p.size, sha256=p.sha256) for p in segments})
 
     def snapshot(self, revision: str, commit: str = "") -> Snapshot:
         assert revision == "main"
         self.looks += not commit
         return Snapshot(revision, commit or self.head, self.trees[int((commit or self.head).split()[1])])
 
-    def commit(self, revision: str, parent: str, operations: Sequence[Any], *words: str | None) -> str:
+    def commit(self, revision: str, parent: str, operations: Sequence[Any], *arguments: str | None) -> str:
         if self.before:
             self.before.pop(0)()
         if parent != self.head:
             raise HubError(412)
-        self.commits.append((revision, [operation.path_in_repo for operation in operations], *words))
+        self.commits.append((revision, [operation.path_in_repo for operation in operations], *arguments))
         self.put(*(StoredFile(op.path_in_repo, op.upload_info.size, op.upload_info.sha256.hex()) for op in operations))
         if self.after:
             self.after.pop(0)()
@@ -64,21 +64,21 @@ class Asked:
         self.gone = gone
         self.pieces: list[StoredFile] = []
 
-    def request(self, pieces: Sequence[StoredFile]) -> dict[str, Any]:
-        self.pieces = list(pieces)
-        return {piece.sha256: {} for piece in pieces if piece.sha256 in self.gone}
+    def request(self, segments: Sequence[StoredFile]) -> dict[str, Any]:
+        self.pieces = list(segments)
+        return {segment.sha256: {} for segment in segments if segment.sha256 in self.gone}
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found: list[float] = []
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    actual: list[float] = []
 
     def wait_after(error: BaseException, wait_s: float) -> None:
         assert isinstance(error, HubError)
-        found.append(wait_s)
+        actual.append(wait_s)
 
     monkeypatch.setattr(hub_commits, "wait_after", wait_after)
-    return found
+    return actual
 
 
 def fail(status: int) -> Callable[[], None]:
@@ -88,22 +88,22 @@ def fail(status: int) -> Callable[[], None]:
     return call
 
 
-def bring(client: Client, lfs: Asked | None = None, *pieces: StoredFile) -> tuple[Snapshot, HubCommits, list[int]]:
-    told: list[int] = []
-    commits = HubCommits(client, lfs or Asked(), lambda: told.append(len(client.commits)))  # type: ignore[arg-type]
-    wanted = pieces or (A, B)
-    snapshot = commits.commit("main", lambda at: pointers(at, wanted), "title", "more words")
-    return snapshot, commits, told
+def bring(client: Client, lfs: Asked | None = None, *segments: StoredFile) -> tuple[Snapshot, HubCommits, list[int]]:
+    messages: list[int] = []
+    commits = HubCommits(client, lfs or Asked(), lambda: messages.append(len(client.commits)))  # type: ignore[arg-type]
+    expected = segments or (A, B)
+    snapshot = commits.commit("main", lambda position: pointers(position, expected), "title", "more words")
+    return snapshot, commits, messages
 
 
 def test_what_is_missing_is_committed_against_what_was_looked_at() -> None:
     """Once, with its words and its parent; the result is the new revision, and whoever counts is told."""
     client = Client()
     client.put(A)
-    snapshot, commits, told = bring(client)
+    snapshot, commits, reports = bring(client)
     assert client.commits == [("main", ["data/b"], "title", "more words")]
     assert snapshot == Snapshot("main", "commit 2", client.trees[2])
-    assert (commits.count, told) == (1, [1])
+    assert (commits.count, reports) == (1, [1])
     assert snapshot.contains(A)
     assert snapshot.contains(B)
 
@@ -111,13 +111,13 @@ def test_what_is_missing_is_committed_against_what_was_looked_at() -> None:
 def test_nothing_to_do_is_no_commit() -> None:
     client = Client()
     client.put(A, B)
-    snapshot, commits, told = bring(client)
-    assert (client.commits, commits.count, told) == ([], 0, [])
+    snapshot, commits, reports = bring(client)
+    assert (client.commits, commits.count, reports) == ([], 0, [])
     assert snapshot.commit == "commit 1"
 
 
 @pytest.mark.parametrize("status", [409, 412])
-def test_somebody_else_was_quicker(waits: list[float], status: int) -> None:
+def test_somebody_else_was_quicker(delays: list[float], status: int) -> None:
     """Then it is looked at again, at once, and only what is left is committed."""
     client = Client()
 
@@ -129,35 +129,35 @@ def test_somebody_else_was_quicker(waits: list[float], status: int) -> None:
     client.before.append(other)
     _, commits, _ = bring(client)
     assert client.commits == [("main", ["data/b"], "title", "more words")]
-    assert (commits.count, client.looks, waits) == (1, 2, [])
+    assert (commits.count, client.looks, delays) == (1, 2, [])
 
 
-def test_a_lost_answer_makes_no_second_commit(waits: list[float]) -> None:
+def test_a_lost_answer_makes_no_second_commit(delays: list[float]) -> None:
     """The commit was made: what is looked at again holds everything."""
     client = Client()
     client.after.append(fail(500))
-    snapshot, commits, told = bring(client)
+    snapshot, commits, reports = bring(client)
     assert len(client.commits) == 1
     assert snapshot.commit == client.head
-    assert (commits.count, told, waits) == (0, [], [1.0])
+    assert (commits.count, reports, delays) == (0, [], [1.0])
 
 
-def test_what_passes_is_waited_for(waits: list[float]) -> None:
+def test_what_passes_is_waited_for(delays: list[float]) -> None:
     """Longer each time."""
     client = Client()
     client.before += [fail(503), fail(429), fail(500)]
     _, commits, _ = bring(client)
     assert len(client.commits) == commits.count == 1
-    assert waits == [1.0, 2.0, 4.0]
+    assert delays == [1.0, 2.0, 4.0]
 
 
-def test_the_tries_have_an_end(waits: list[float]) -> None:
+def test_the_tries_have_an_end(delays: list[float]) -> None:
     """And the last error is raised, if the commit was not made after all."""
     client = Client()
     client.before += [fail(503)] * 6
     with pytest.raises(HubError, match="503"):
         bring(client)
-    assert (client.commits, len(waits)) == ([], 5)
+    assert (client.commits, len(delays)) == ([], 5)
     client = Client()
     client.before += [fail(503)] * 5
     client.after.append(fail(503))
@@ -165,24 +165,24 @@ def test_the_tries_have_an_end(waits: list[float]) -> None:
     assert (len(client.commits), snapshot.commit, commits.count) == (1, "commit 1", 0)
 
 
-def test_conflicts_without_end_are_raised(waits: list[float]) -> None:
+def test_conflicts_without_end_are_raised(delays: list[float]) -> None:
     client = Client()
     client.before += [fail(409)] * 6
     with pytest.raises(HubError, match="409"):
         bring(client)
-    assert (client.looks, waits) == (7, [])
+    assert (client.looks, delays) == (7, [])
 
 
-def test_what_does_not_pass_is_raised_at_once(waits: list[float]) -> None:
+def test_what_does_not_pass_is_raised_at_once(delays: list[float]) -> None:
     client = Client()
     client.before.append(fail(403))
     with pytest.raises(HubError, match="403"):
         bring(client)
-    assert (client.looks, waits) == (1, [])
+    assert (client.looks, delays) == (1, [])
 
 
 @pytest.mark.parametrize("status", [400, 404, 422])
-def test_objects_that_were_collected_are_named(waits: list[float], status: int) -> None:
+def test_objects_that_were_collected_are_named(delays: list[float], status: int) -> None:
     """The Hub refuses to point to what it no longer has; those shards, and no others, have to be sent again."""
     client, lfs = Client(), Asked(B.sha256)
     client.before.append(fail(status))
@@ -200,7 +200,7 @@ def test_a_refusal_of_what_is_there_is_an_error() -> None:
     assert lfs.pieces == [A, B]
 
 
-def test_objects_are_asked_for_only_when_a_commit_is_refused(waits: list[float]) -> None:
+def test_objects_are_asked_for_only_when_a_commit_is_refused(delays: list[float]) -> None:
     client, lfs = Client(), Asked(A.sha256)
     client.before.append(fail(500))
     bring(client, lfs)
@@ -223,10 +223,10 @@ def test_texts_that_are_the_same_are_left_alone() -> None:
 
     blob = hashlib.sha1(b"blob 3\0one", usedforsecurity=False).hexdigest()
     tree = {"a": FileInfo(3, blob=blob), "b": FileInfo(3, sha256=hashlib.sha256(b"two").hexdigest())}
-    wanted = {"a": b"one", "b": b"two", "c": b"new"}
-    at = Snapshot("main", "commit 1", tree)
-    assert [operation.path_in_repo for operation in texts(at, wanted)] == ["c"]
-    changed = texts(at, {"a": b"two", "b": b"one"})
+    expected = {"a": b"one", "b": b"two", "c": b"new"}
+    position = Snapshot("main", "commit 1", tree)
+    assert [operation.path_in_repo for operation in texts(position, expected)] == ["c"]
+    changed = texts(position, {"a": b"two", "b": b"one"})
     assert [(operation.path_in_repo, operation.path_or_fileobj.read()) for operation in changed] == [
         ("a", b"two"),
         ("b", b"one"),

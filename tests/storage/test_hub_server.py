@@ -53,9 +53,9 @@ def run_client(hub: TestHub, home: Path, code: str, *, token: str | None, xet: b
     environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "0" if xet else "1"}
     environment |= {"HF_TOKEN": token} if token else {}
     command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 or not check, done.stderr
-    return done.stdout.strip()
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0 or not check, result.stderr
+    return result.stdout.strip()
 
 
 @pytest.fixture
@@ -321,13 +321,13 @@ def test_expired_url(hub: TestHub, client: Client) -> None:
 
 def test_fault_cut(hub: TestHub, client: Client) -> None:
     """A connection cut in the middle of a PUT and of a download is resumed by the client; the bytes are counted."""
-    put = hub.faults.add("put", action="cut", after_bytes=500_000)
+    fault = hub.faults.add("put", action="cut", after_bytes=500_000)
     get = hub.faults.add("object", action="cut", after_bytes=300_000)
     client("""
         upload(1_500_000)
         assert open(hf_hub_download(**repo, filename="a.bin"), "rb").read() == content(1_500_000)
     """)
-    assert (put.fired, get.fired) == (1, 1)
+    assert (fault.fired, get.fired) == (1, 1)
     assert hub.counters.bytes_received == 2_000_000
     assert hub.counters.bytes_repeated == 500_000
     assert hub.counters.puts == 2
@@ -370,12 +370,12 @@ def test_restart(hub: TestHub, client: Client) -> None:
     """A server that restarts in the middle of an upload has lost no object, and the client's retry finds it."""
     before = hub.endpoint
     hub.faults.add("part", nth=2, action="stall", seconds=30)
-    done = threading.Thread(target=client, args=("upload(1000); upload(3_000_000, 'b.bin', 1)",))
-    done.start()
+    finished = threading.Thread(target=client, args=("upload(1000); upload(3_000_000, 'b.bin', 1)",))
+    finished.start()
     while hub.counters.requests["part"] < 2:
         time.sleep(0.02)
     hub.restart(pause_s=0.2)
-    done.join()
+    finished.join()
     assert hub.endpoint == before
     assert hub.files("ada/data")["b.bin"] == described(content(3_000_000, 1))
     assert hub.read("ada/data", "a.bin") == content(1000)

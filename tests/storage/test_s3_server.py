@@ -54,7 +54,7 @@ def open_store(s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def multipart_etag(content: bytes, part_bytes: int) -> str:
-    parts = [hashlib.md5(content[at : at + part_bytes]).digest() for at in range(0, len(content), part_bytes)]
+    parts = [hashlib.md5(content[index : index + part_bytes]).digest() for index in range(0, len(content), part_bytes)]
     return f'"{hashlib.md5(b"".join(parts)).hexdigest()}-{len(parts)}"'
 
 
@@ -69,8 +69,8 @@ def test_environment_is_enough(s3: S3Server, s3_prefix: str, open_store: Open) -
     obstore.put(store, "empty", b"")
     assert obstore.put(store, "large", content, chunk_size=PART)["e_tag"] == multipart_etag(content, PART)
     assert bytes(obstore.get_range(store, "large", start=PART - 5, length=10)) == content[PART - 5 : PART + 5]
-    found = {name.removeprefix(s3_prefix): size for name, (size, _) in s3.objects("private", s3_prefix).items()}
-    assert found == {"small": 3, "empty": 0, "large": len(content)}
+    actual = {name.removeprefix(s3_prefix): size for name, (size, _) in s3.objects("private", s3_prefix).items()}
+    assert actual == {"small": 3, "empty": 0, "large": len(content)}
     assert s3.read("private", f"{s3_prefix}large") == content
 
 
@@ -103,19 +103,19 @@ def test_conditional_puts(open_store: Open) -> None:
             return True
 
         assert sum(threads.map(lambda n: wins("create", AlreadyExistsError, n), range(8))) == 1
-        seen = {"e_tag": obstore.head(store, "a")["e_tag"]}
-        assert sum(threads.map(lambda n: wins(seen, PreconditionError, 100 + n), range(8))) == 1
+        observed = {"e_tag": obstore.head(store, "a")["e_tag"]}
+        assert sum(threads.map(lambda n: wins(observed, PreconditionError, 100 + n), range(8))) == 1
     with pytest.raises(PreconditionError):
-        obstore.put(store, "missing", b"", mode=seen)  # type: ignore[arg-type]
+        obstore.put(store, "missing", b"", mode=observed)  # type: ignore[arg-type]
 
 
 def test_conditional_get(open_store: Open) -> None:
     """A read, whole or of a range, of an object that is no longer the one that was listed is refused."""
     store = open_store()
-    seen = obstore.put(store, "a", b"before")["e_tag"]
-    assert bytes(obstore.get(store, "a", options={"if_match": seen, "range": (1, 3)}).bytes()) == b"ef"
+    observed = obstore.put(store, "a", b"before")["e_tag"]
+    assert bytes(obstore.get(store, "a", options={"if_match": observed, "range": (1, 3)}).bytes()) == b"ef"
     obstore.put(store, "a", b"after!")
-    for options in ({"if_match": seen}, {"if_match": seen, "range": (1, 3)}):
+    for options in ({"if_match": observed}, {"if_match": observed, "range": (1, 3)}):
         with pytest.raises(PreconditionError):
             obstore.get(store, "a", options=options)  # type: ignore[arg-type]
 
@@ -168,12 +168,12 @@ def test_unfinished_uploads(s3: S3Server, s3_prefix: str) -> None:
     """An upload that was begun is listed by prefix, is no object, and is gone when it was aborted."""
     for name in ("a", "b", "b"):
         assert s3.request("POST", "private", s3_prefix + name, query={"uploads": ""}).status == 200
-    found = s3.uploads("private", s3_prefix)
-    assert sorted(upload.key for upload in found) == [s3_prefix + name for name in ("a", "b", "b")]
-    assert len({upload.id for upload in found}) == 3
+    actual = s3.uploads("private", s3_prefix)
+    assert sorted(upload.key for upload in actual) == [s3_prefix + name for name in ("a", "b", "b")]
+    assert len({upload.id for upload in actual}) == 3
     assert s3.objects("private", s3_prefix) == {}
     assert len(s3.uploads("private", f"{s3_prefix}b")) == 2
-    for upload in found:
+    for upload in actual:
         s3.abort("private", upload)
     assert s3.uploads("private", s3_prefix) == []
 
@@ -207,16 +207,16 @@ def test_what_obstore_leaves_behind(s3: S3Server, s3_prefix: str, open_store: Op
     assert s3.uploads("private", s3_prefix) == []
 
     async def cancelled() -> None:
-        begun = asyncio.Event()
+        started_at = asyncio.Event()
 
         async def endless() -> AsyncIterator[bytes]:
             for _ in range(2):
                 yield block
-            begun.set()
+            started_at.set()
             await asyncio.sleep(60)
 
         task = asyncio.ensure_future(obstore.put_async(store, "cancelled", endless(), chunk_size=PART))
-        await begun.wait()
+        await started_at.wait()
         await asyncio.sleep(0.3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -224,16 +224,16 @@ def test_what_obstore_leaves_behind(s3: S3Server, s3_prefix: str, open_store: Op
 
     asyncio.run(cancelled())
     time.sleep(0.3)
-    left = s3.uploads("private", s3_prefix)
-    assert [upload.key for upload in left] == [f"{s3_prefix}cancelled"]
-    s3.abort("private", left[0])
+    remaining = s3.uploads("private", s3_prefix)
+    assert [upload.key for upload in remaining] == [f"{s3_prefix}cancelled"]
+    s3.abort("private", remaining[0])
     assert s3.objects("private", s3_prefix) == {}
 
 
 def test_kill_and_restart(s3: S3Server, s3_prefix: str, open_store: Open) -> None:
     """A server killed in the middle of an upload comes back with all it had; obstore's retries ride it out."""
     s3.write("private", f"{s3_prefix}kept", b"kept")
-    begun = s3.request("POST", "private", f"{s3_prefix}begun", query={"uploads": ""})
+    started_at = s3.request("POST", "private", f"{s3_prefix}begun", query={"uploads": ""})
     store, endpoint, block = open_store(), s3.endpoint, random_bytes(PART)
     half, killed = threading.Event(), threading.Event()
 
@@ -255,7 +255,7 @@ def test_kill_and_restart(s3: S3Server, s3_prefix: str, open_store: Open) -> Non
     assert s3.endpoint == endpoint
     assert s3.read("private", f"{s3_prefix}large") == block * 5
     assert s3.read("private", f"{s3_prefix}kept") == b"kept"
-    assert [upload.id for upload in s3.uploads("private", s3_prefix)] == [begun.xml().findtext("UploadId")]
+    assert [upload.id for upload in s3.uploads("private", s3_prefix)] == [started_at.xml().findtext("UploadId")]
 
 
 def test_server_ends_with_the_tests(tmp_path: Path) -> None:
@@ -298,8 +298,8 @@ def test_proxy_fails_and_logs(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy
     obstore.put(store, "a", content, chunk_size=PART, max_concurrency=3)
     assert s3.read("private", f"{s3_prefix}a") == content
     assert (busy.fired, broken.fired) == (2, 1)
-    parts = [one for one in s3_proxy.requests if one.method == "PUT"]
-    assert sorted(one.status for one in parts) == [0, 200, 200, 200, 503, 503]
+    parts = [request for request in s3_proxy.requests if request.method == "PUT"]
+    assert sorted(part.status for part in parts) == [0, 200, 200, 200, 503, 503]
     assert [one.sent_bytes for one in parts if one.status == 0] == [MIB]
     assert [one.sent_bytes for one in parts if one.status == 200] == [PART] * 3
     assert {one.path for one in parts} == {f"/private/{s3_prefix}a"}
@@ -314,7 +314,7 @@ def test_proxy_cuts_and_loses_answers(s3: S3Server, s3_prefix: str, s3_proxy: Fa
     s3_proxy.cut(MIB, method="GET")
     assert get(store, "a") == content
     until = time.monotonic() + 10  # the proxy counts what it has passed on, a moment after it was received
-    while sum(one.received_bytes for one in s3_proxy.requests) < 3 * MIB and time.monotonic() < until:
+    while sum(request.received_bytes for request in s3_proxy.requests) < 3 * MIB and time.monotonic() < until:
         time.sleep(0.01)
     assert [(one.status, one.received_bytes) for one in s3_proxy.requests] == [(200, MIB), (206, 2 * MIB)]
     s3_proxy.lose(method="PUT")
@@ -370,7 +370,7 @@ def test_proxy_speaks_http(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy) -
         assert (status, b"<Code>SlowDown</Code>" in body) == (503, True)
         send("GET", path)
         assert answer() == (200, b"fghij")
-    assert [(one.method, one.status) for one in s3_proxy.requests] == [
+    assert [(request.method, request.status) for request in s3_proxy.requests] == [
         ("PUT", 200),
         ("HEAD", 200),
         ("PUT", 200),

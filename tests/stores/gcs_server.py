@@ -98,15 +98,15 @@ class _Handler(BaseHTTPRequestHandler):
         with self.store.lock:
             self.store.requests.append(f"{self.command} {self.path}")
             if parts.path == TOKEN:
-                given = dict(parse_qsl(body.decode()))["assertion"]
-                self._json({"access_token": given, "expires_in": 3600, "token_type": "Bearer"})
+                inputs = dict(parse_qsl(body.decode()))["assertion"]
+                self._json({"access_token": inputs, "expires_in": 3600, "token_type": "Bearer"})
                 return
             name, _, key = parts.path.lstrip("/").partition("/")
             bucket = self.store.buckets.get(name)
             if not self._allowed():
                 self._error(401, "AuthenticationRequired")
-            elif (asked := _JSON.fullmatch(parts.path)) is not None:
-                self._answer_json(asked, query)
+            elif (requested := _JSON.fullmatch(parts.path)) is not None:
+                self._answer_json(requested, query)
             elif bucket is None:
                 self._error(404, "NoSuchBucket")
             elif key:
@@ -114,9 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._list(bucket, query)
 
-    def _answer_json(self, asked: re.Match[str], query: dict[str, str]) -> None:
+    def _answer_json(self, request: re.Match[str], query: dict[str, str]) -> None:
         """A bucket, its objects below a prefix, what an object is, or its bytes."""
-        name, key = asked["bucket"], unquote(asked["key"] or "")
+        name, key = request["bucket"], unquote(request["key"] or "")
         bucket = self.store.buckets.get(name)
         if bucket is None or self.command != "GET" or (key and key not in bucket.objects):
             self._json({"error": {"code": 404, "message": "Not Found"}}, 404)
@@ -124,40 +124,40 @@ class _Handler(BaseHTTPRequestHandler):
             self._read(bucket, key)
         elif key:
             self._json(self._about(name, key, bucket.objects[key]))
-        elif asked["objects"] is None:
+        elif request["objects"] is None:
             self._json({"kind": "storage#bucket", "id": name, "name": name, "location": "US"})
         else:
             below, cut = query.get("prefix", ""), query.get("delimiter", "")
-            found = sorted(one for one in bucket.objects if one.startswith(below))
-            deeper = [one for one in found if cut and cut in one[len(below) :]]
-            folders = sorted({below + one[len(below) :].partition(cut)[0] + cut for one in deeper})
-            items = [self._about(name, one, bucket.objects[one]) for one in found if one not in deeper]
+            actual = sorted(item for item in bucket.objects if item.startswith(below))
+            deeper = [entry for entry in actual if cut and cut in entry[len(below) :]]
+            folders = sorted({below + element[len(below) :].partition(cut)[0] + cut for element in deeper})
+            items = [self._about(name, one, bucket.objects[one]) for one in actual if one not in deeper]
             self._json({"kind": "storage#objects", "items": items, "prefixes": folders})
 
-    def _about(self, bucket: str, key: str, there: StoredObject) -> dict[str, str]:
+    def _about(self, bucket: str, key: str, existing: StoredObject) -> dict[str, str]:
         return {
             "kind": "storage#object",
             "bucket": bucket,
             "name": key,
-            "size": str(len(there.data)),
-            "generation": str(there.generation),
-            "etag": there.etag.strip('"'),
-            "md5Hash": base64.b64encode(hashlib.md5(there.data).digest()).decode(),
+            "size": str(len(existing.data)),
+            "generation": str(existing.generation),
+            "etag": existing.etag.strip('"'),
+            "md5Hash": base64.b64encode(hashlib.md5(existing.data).digest()).decode(),
             "timeCreated": "1970-01-01T00:00:00.000Z",
             "updated": "1970-01-01T00:00:00.000Z",
             "mediaLink": f"{self.store.endpoint}/download/storage/v1/b/{bucket}/o/{quote(key, safe='')}?alt=media",
         }
 
-    def _json(self, told: object, status: int = 200) -> None:
-        self._send(status, json.dumps(told).encode(), {"Content-Type": "application/json; charset=UTF-8"})
+    def _json(self, report: object, status: int = 200) -> None:
+        self._send(status, json.dumps(report).encode(), {"Content-Type": "application/json; charset=UTF-8"})
 
     def _allowed(self) -> bool:
         if self.store.issuer is None:
             return True
-        said = self.headers.get("authorization", "").removeprefix("Bearer ").split(".")
-        if len(said) != 3:
+        header = self.headers.get("authorization", "").removeprefix("Bearer ").split(".")
+        if len(header) != 3:
             return False
-        claims = json.loads(base64.urlsafe_b64decode(said[1] + "=="))
+        claims = json.loads(base64.urlsafe_b64decode(header[1] + "=="))
         return claims.get("iss") == self.store.issuer
 
     def _on_object(self, bucket: Bucket, key: str, query: dict[str, str], body: bytes) -> None:
@@ -193,13 +193,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, headers={"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
 
     def _write(self, bucket: Bucket, key: str, body: bytes) -> None:
-        wanted, there = self.headers.get("x-goog-if-generation-match"), bucket.objects.get(key)
-        if wanted is not None and int(wanted) != (there.generation if there else 0):
+        expected, destination = self.headers.get("x-goog-if-generation-match"), bucket.objects.get(key)
+        if expected is not None and int(expected) != (destination.generation if destination else 0):
             self._error(412, "PreconditionFailed")
             return
         if (source := self.headers.get("x-goog-copy-source")) is not None:
-            name, _, of = unquote(source).lstrip("/").partition("/")
-            body = self.store.buckets[name].objects[of].data
+            name, _, owner = unquote(source).lstrip("/").partition("/")
+            body = self.store.buckets[name].objects[owner].data
         self._stored(self.store.keep(bucket, key, body))
 
     def _complete(self, bucket: Bucket, upload: str, body: bytes) -> None:
@@ -208,38 +208,38 @@ class _Handler(BaseHTTPRequestHandler):
             return
         key, parts = bucket.uploads.pop(upload)
         numbers = [int(n) for n in re.findall(r"<PartNumber>(\d+)</PartNumber>", body.decode())]
-        done = self.store.keep(bucket, key, b"".join(parts[number] for number in numbers))
+        result = self.store.keep(bucket, key, b"".join(parts[number] for number in numbers))
         self._xml(
-            f"<CompleteMultipartUploadResult><ETag>{escape(done.etag)}</ETag></CompleteMultipartUploadResult>",
-            {"ETag": done.etag, "x-goog-generation": str(done.generation)},
+            f"<CompleteMultipartUploadResult><ETag>{escape(result.etag)}</ETag></CompleteMultipartUploadResult>",
+            {"ETag": result.etag, "x-goog-generation": str(result.generation)},
         )
 
     def _read(self, bucket: Bucket, key: str) -> None:
-        there = bucket.objects.get(key)
-        if there is None:
+        present = bucket.objects.get(key)
+        if present is None:
             self._error(404, "NoSuchKey")
             return
-        wanted = self.headers.get("if-match")
-        if wanted is not None and wanted not in (there.etag, "*"):
+        required = self.headers.get("if-match")
+        if required is not None and required not in (present.etag, "*"):
             self._error(412, "PreconditionFailed")
             return
         headers = {
-            "ETag": there.etag,
-            "x-goog-generation": str(there.generation),
+            "ETag": present.etag,
+            "x-goog-generation": str(present.generation),
             "Last-Modified": formatdate(0, usegmt=True),
         }
         asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("range", ""))
         if asked is None:
-            self._send(200, there.data, headers)
+            self._send(200, present.data, headers)
             return
-        size = len(there.data)
+        size = len(present.data)
         start = int(asked[1]) if asked[1] else max(size - int(asked[2]), 0)
         stop = min(int(asked[2]) + 1, size) if asked[1] and asked[2] else size
         if start >= size:
             self._error(416, "InvalidRange")
             return
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-        self._send(206, there.data[start:stop], headers)
+        self._send(206, present.data[start:stop], headers)
 
     def _list(self, bucket: Bucket, query: dict[str, str]) -> None:
         after = query.get("continuation-token") or query.get("start-after") or ""
@@ -251,19 +251,19 @@ class _Handler(BaseHTTPRequestHandler):
             f"<Size>{len(bucket.objects[name].data)}</Size></Contents>"
             for name in page
         )
-        more = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if len(page) < len(names) else ""
-        cut = str(bool(more)).lower()
-        self._xml(f"<ListBucketResult><IsTruncated>{cut}</IsTruncated>{rows}{more}</ListBucketResult>")
+        extra = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if len(page) < len(names) else ""
+        cut = str(bool(extra)).lower()
+        self._xml(f"<ListBucketResult><IsTruncated>{cut}</IsTruncated>{rows}{extra}</ListBucketResult>")
 
-    def _stored(self, done: StoredObject) -> None:
-        self._send(200, headers={"ETag": done.etag, "x-goog-generation": str(done.generation)})
+    def _stored(self, completed: StoredObject) -> None:
+        self._send(200, headers={"ETag": completed.etag, "x-goog-generation": str(completed.generation)})
 
     def _error(self, status: int, code: str) -> None:
         self._xml(f"<Error><Code>{code}</Code></Error>", status=status)
 
     def _xml(self, text: str, headers: dict[str, str] | None = None, status: int = 200) -> None:
-        told = {"Content-Type": "application/xml; charset=UTF-8", **(headers or {})}
-        self._send(status, f'<?xml version="1.0" encoding="UTF-8"?>{text}'.encode(), told)
+        records = {"Content-Type": "application/xml; charset=UTF-8", **(headers or {})}
+        self._send(status, f'<?xml version="1.0" encoding="UTF-8"?>{text}'.encode(), records)
 
     def _send(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

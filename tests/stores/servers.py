@@ -77,12 +77,21 @@ def s3rver(folder: Path) -> Iterator[RunningStore]:
 @contextmanager
 def rclone(folder: Path) -> Iterator[RunningStore]:
     """A folder of this machine, as rclone shows it to S3's clients."""
-    found = shutil.which("rclone", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-    if found is None or not _serves_s3(found):
+    actual = shutil.which("rclone", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    if actual is None or not _serves_s3(actual):
         pytest.skip("no rclone that serves S3 is installed: make test-stores")
     (folder / "data" / BUCKET).mkdir(parents=True)
     port = _free_port()
-    command = [found, "serve", "s3", str(folder / "data"), "--addr", f"127.0.0.1:{port}", "--auth-key", "rclone,rclone"]
+    command = [
+        actual,
+        "serve",
+        "s3",
+        str(folder / "data"),
+        "--addr",
+        f"127.0.0.1:{port}",
+        "--auth-key",
+        "rclone,rclone",
+    ]
     with _process([*command, "--config", str(folder / "none.conf")], folder, f"http://127.0.0.1:{port}/"):
         environment = _s3_environment(f"http://127.0.0.1:{port}", "rclone")
         yield RunningStore("rclone", "s3", environment, guarded=False, telling=False)
@@ -99,8 +108,8 @@ def azurite(folder: Path) -> Iterator[RunningStore]:
     command = [*_npm("azurite-blob"), "--silent", "--skipApiVersionCheck", "--blobPort", str(port)]
     with _process([*command, "--location", str(folder)], folder, endpoint):
         _ask("PUT", f"{endpoint}/{BUCKET}?restype=container", _azure_headers())
-        said = f"DefaultEndpointsProtocol=http;AccountName={_ACCOUNT};AccountKey={_KEY};BlobEndpoint={endpoint};"
-        yield RunningStore("Azurite", "az", {"AZURE_STORAGE_CONNECTION_STRING": said})
+        message = f"DefaultEndpointsProtocol=http;AccountName={_ACCOUNT};AccountKey={_KEY};BlobEndpoint={endpoint};"
+        yield RunningStore("Azurite", "az", {"AZURE_STORAGE_CONNECTION_STRING": message})
 
 
 @contextmanager
@@ -109,10 +118,10 @@ def google(folder: Path) -> Iterator[RunningStore]:
     with GcsServer(BUCKET, issuer="brim@tests.example") as server:
         credentials = folder / "key.json"
         credentials.write_text(json.dumps(service_account("brim@tests.example", server.endpoint + TOKEN)))
-        said = {"GOOGLE_APPLICATION_CREDENTIALS": str(credentials), "STORAGE_EMULATOR_HOST": server.endpoint}
+        messages = {"GOOGLE_APPLICATION_CREDENTIALS": str(credentials), "STORAGE_EMULATOR_HOST": server.endpoint}
         # gcsfs asks first, by gRPC with TLS, of what kind a bucket is: no emulator answers that.
-        said["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
-        yield RunningStore("gs:// (a server of brim's tests)", "gs", said)
+        messages["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+        yield RunningStore("gs:// (a server of brim's tests)", "gs", messages)
 
 
 ALL = {
@@ -154,10 +163,10 @@ def _s3_environment(endpoint: str, key: str) -> dict[str, str]:
 
 
 def _npm(name: str) -> list[str]:
-    found = STORES / "node_modules" / ".bin" / name
-    if not found.exists() or shutil.which("node") is None:
+    actual = STORES / "node_modules" / ".bin" / name
+    if not actual.exists() or shutil.which("node") is None:
         pytest.skip(f"{name} is not installed: make test-stores")
-    return [str(found)]
+    return [str(actual)]
 
 
 @contextmanager
@@ -194,13 +203,13 @@ def _azure_headers() -> dict[str, str]:
     """Those of a request that makes the container: brim makes none, and obstore cannot."""
     date = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
     version = "2021-08-06"
-    named = f"x-ms-date:{date}\nx-ms-version:{version}\n/{_ACCOUNT}/{_ACCOUNT}/{BUCKET}\nrestype:container"
-    text = "PUT" + "\n" * 12 + named
+    names = f"x-ms-date:{date}\nx-ms-version:{version}\n/{_ACCOUNT}/{_ACCOUNT}/{BUCKET}\nrestype:container"
+    text = "PUT" + "\n" * 12 + names
     mark = base64.b64encode(hmac.digest(base64.b64decode(_KEY), text.encode(), hashlib.sha256)).decode()
     return {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {_ACCOUNT}:{mark}"}
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as actual:
+        actual.bind(("127.0.0.1", 0))
+        return int(actual.getsockname()[1])

@@ -30,13 +30,18 @@ def filled(folder: Path) -> CheckpointLog:
 def test_checkpoints_are_read_back(folder: Path) -> None:
     """As they were, and the last one says how many rows there are."""
     log = filled(folder)
-    wanted = [Checkpoint(10, {"a": (40, 1)}), Checkpoint(25, {"a": (100, 2), "b": (7, 3)})]
-    assert log.checkpoints == wanted
+    expected = [Checkpoint(10, {"a": (40, 1)}), Checkpoint(25, {"a": (100, 2), "b": (7, 3)})]
+    assert log.checkpoints == expected
     log.close()
-    again = CheckpointLog(folder)
-    assert (again.job, again.checkpoints, again.moves, again.rows) == ({"tensors": ["a"]}, wanted, None, 25)
-    again.finish({"b": "c"})
-    again.close()
+    reopened = CheckpointLog(folder)
+    assert (reopened.job, reopened.checkpoints, reopened.moves, reopened.rows) == (
+        {"tensors": ["a"]},
+        expected,
+        None,
+        25,
+    )
+    reopened.finish({"b": "c"})
+    reopened.close()
     last = CheckpointLog(folder)
     assert last.moves == {"b": "c"}
     last.close()
@@ -49,10 +54,10 @@ def test_rows_are_taken_back(folder: Path, back: int, rows: list[int]) -> None:
     log.take_back(back)
     assert [checkpoint.rows for checkpoint in log.checkpoints] == rows
     log.close()
-    again = CheckpointLog(folder)
-    assert [checkpoint.rows for checkpoint in again.checkpoints] == rows
-    assert again.rows == (rows[-1] if rows else 0)
-    again.close()
+    reopened = CheckpointLog(folder)
+    assert [checkpoint.rows for checkpoint in reopened.checkpoints] == rows
+    assert reopened.rows == (rows[-1] if rows else 0)
+    reopened.close()
 
 
 def test_whether_starting_over_loses_anything(folder: Path) -> None:
@@ -85,7 +90,7 @@ def test_one_writer_at_a_time(folder: Path) -> None:
 
 
 def test_a_disk_without_locks_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(descriptor: int, how: int) -> None:
+    def flock(descriptor: int, method: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)

@@ -27,27 +27,27 @@ def request(folder: Path, name: str = "x.safetensors", rows: Any = None, **optio
     return Request(folder / name, tensors, counts, **options)
 
 
-def write(made: Any, files: Files, values: dict[str, list[bytes]]) -> None:
+def write(created: Any, files: Files, values: dict[str, list[bytes]]) -> None:
     """As a writer does: each stream from its beginning."""
     for name, streams in values.items():
-        for place, data in zip(made.find_spans[name], streams, strict=True):
-            at = 0
-            for span in place(0, len(data)):
-                files.write(span, memoryview(data)[at : at + span.size])
-                at += span.size
-            assert at == len(data)
+        for position, data in zip(created.find_spans[name], streams, strict=True):
+            offset = 0
+            for span in position(0, len(data)):
+                files.write(span, memoryview(data)[offset : offset + span.size])
+                offset += span.size
+            assert offset == len(data)
 
 
 def values(rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return np.arange(2 * rows, dtype="<f4").reshape(rows, 2) + 1, np.arange(rows, dtype="<i8") + 100
 
 
-def finish(made: Any, folder: Path, counts: dict[str, int], data: dict[str, list[bytes]]) -> dict[str, bytes]:
+def finish(created: Any, folder: Path, counts: dict[str, int], data: dict[str, list[bytes]]) -> dict[str, bytes]:
     """What the files become, by their names."""
     (folder / "partial").mkdir(exist_ok=True)
     files = Files(folder / "partial")
-    write(made, files, data)
-    moves = made.prepare(files, counts)
+    write(created, files, data)
+    moves = created.prepare(files, counts)
     files.close()
     return {name: (folder / "partial" / inside).read_bytes() for inside, name in moves}
 
@@ -56,26 +56,26 @@ def safetensors(data: bytes) -> dict[str, list[Any]]:
     length = int.from_bytes(data[:8], "little")
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
     kinds = {"F32": "<f4", "I64": "<i8"}
-    found = {}
+    actual = {}
     for name, about in header.items():
         if name != "__metadata__":
             start, end = about["data_offsets"]
-            found[name] = np.frombuffer(body[start:end], kinds[about["dtype"]]).reshape(about["shape"]).tolist()
+            actual[name] = np.frombuffer(body[start:end], kinds[about["dtype"]]).reshape(about["shape"]).tolist()
     assert len(body) == max(about["data_offsets"][1] for name, about in header.items() if name != "__metadata__")
-    return found
+    return actual
 
 
-@pytest.mark.parametrize(("known", "rows"), [(3, 3), (5, 3), (None, 3), (None, 0), (0, 0)])
-def test_a_file_of_several_tensors(tmp_path: Path, known: int | None, rows: int) -> None:
+@pytest.mark.parametrize(("known_values", "rows"), [(3, 3), (5, 3), (None, 3), (None, 0), (0, 0)])
+def test_a_file_of_several_tensors(tmp_path: Path, known_values: int | None, rows: int) -> None:
     """Known before, fewer than promised, or not known: the same file."""
-    made = layout_for(request(tmp_path, rows=known, metadata={"m": "n"}))
+    layout = layout_for(request(tmp_path, rows=known_values, metadata={"m": "n"}))
     a, b = values(rows)
-    found = finish(made, tmp_path, {"a": rows, "b": rows}, {"a": [a.tobytes()], "b": [b.tobytes()]})
-    assert list(found) == ["x.safetensors"]
-    assert safetensors(found["x.safetensors"]) == {"a": a.tolist(), "b": b.tolist()}
-    assert b'"m":"n"' in found["x.safetensors"].replace(b" ", b"")
-    assert made.targets == [tmp_path / "x.safetensors"]
-    assert made.need_bytes == (None if known is None else 16 * known)
+    actual = finish(layout, tmp_path, {"a": rows, "b": rows}, {"a": [a.tobytes()], "b": [b.tobytes()]})
+    assert list(actual) == ["x.safetensors"]
+    assert safetensors(actual["x.safetensors"]) == {"a": a.tolist(), "b": b.tolist()}
+    assert b'"m":"n"' in actual["x.safetensors"].replace(b" ", b"")
+    assert layout.targets == [tmp_path / "x.safetensors"]
+    assert layout.need_bytes == (None if known_values is None else 16 * known_values)
 
 
 def test_where_values_go(tmp_path: Path) -> None:
@@ -103,24 +103,24 @@ def test_the_checksum_is_of_the_header(tmp_path: Path) -> None:
     assert sharded.checksum == first.checksum, "the first of its shards has three rows too"
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(("rows", "shards"), [(0, [0]), (1, [1]), (3, [3]), (4, [3, 1]), (6, [3, 3]), (7, [3, 3, 1])])
-def test_shards_of_rows(tmp_path: Path, rows: int, shards: list[int], known: bool) -> None:
+def test_shards_of_rows(tmp_path: Path, rows: int, shards: list[int], is_known: bool) -> None:
     """As many rows as fit, at least one; an index names them."""
-    made = layout_for(request(tmp_path, rows=rows if known else None, shard_bytes=16 * 3 + 15))
+    layout = layout_for(request(tmp_path, rows=rows if is_known else None, shard_bytes=16 * 3 + 15))
     a, b = values(rows)
-    found = finish(made, tmp_path, {"a": rows, "b": rows}, {"a": [a.tobytes()], "b": [b.tobytes()]})
-    written = found.pop("x.safetensors.index.json")
+    actual = finish(layout, tmp_path, {"a": rows, "b": rows}, {"a": [a.tobytes()], "b": [b.tobytes()]})
+    written = actual.pop("x.safetensors.index.json")
     index = json.loads(written)
     assert written == json.dumps(index, indent=1).encode() + b"\n", "for people too"
     names = [f"x-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
-    assert list(found) == names
-    told = [{"file": name, "rows": count} for name, count in zip(names, shards, strict=True)]
-    assert index == {"format": "brim row shards", "rows": rows, "shards": told}
-    parts = [safetensors(data) for data in found.values()]
+    assert list(actual) == names
+    messages = [{"file": name, "rows": count} for name, count in zip(names, shards, strict=True)]
+    assert index == {"format": "brim row shards", "rows": rows, "shards": messages}
+    parts = [safetensors(data) for data in actual.values()]
     assert [row for part in parts for row in part["a"]] == a.tolist()
     assert [len(part["b"]) for part in parts] == shards
-    assert made.targets == [tmp_path / "x.safetensors.index.json", tmp_path / "x.safetensors"]
+    assert layout.targets == [tmp_path / "x.safetensors.index.json", tmp_path / "x.safetensors"]
 
 
 def test_a_row_larger_than_a_shard(tmp_path: Path) -> None:
@@ -142,55 +142,55 @@ def test_what_a_request_says_of_itself(tmp_path: Path) -> None:
     assert request(tmp_path).facts()["metadata"] is None
 
 
-@pytest.mark.parametrize("known", [4, 9, None])
-def test_a_file_for_each_array(tmp_path: Path, known: int | None) -> None:
+@pytest.mark.parametrize("known_values", [4, 9, None])
+def test_a_file_for_each_array(tmp_path: Path, known_values: int | None) -> None:
     """One that is alone has the name itself, others have theirs in it."""
     a, b = values(4)
     for tensors, names in (((A, B), ["x.a.npy", "x.b.npy"]), ((A,), ["x.npy"])):
-        made = layout_for(request(tmp_path, "x.npy", known, tensors=tensors))
+        layout = layout_for(request(tmp_path, "x.npy", known_values, tensors=tensors))
         data = {"a": [a.tobytes()], "b": [b.tobytes()]}
         counts = {tensor.name: 4 for tensor in tensors}
-        found = finish(made, tmp_path, counts, {name: data[name] for name in counts})
-        assert list(found) == names
-        assert [path.name for path in made.targets] == names
-        for name, wanted in zip(names, (a, b), strict=False):
-            (tmp_path / "read.npy").write_bytes(found[name])
-            assert np.load(tmp_path / "read.npy").tolist() == wanted.tolist()
+        actual = finish(layout, tmp_path, counts, {name: data[name] for name in counts})
+        assert list(actual) == names
+        assert [path.name for path in layout.targets] == names
+        for name, expected in zip(names, (a, b), strict=False):
+            (tmp_path / "read.npy").write_bytes(actual[name])
+            assert np.load(tmp_path / "read.npy").tolist() == expected.tolist()
         for path in (tmp_path / "partial").iterdir():
             path.unlink()
 
 
 def test_a_parquet_file(tmp_path: Path) -> None:
     """Strings in two streams; columns without rows have their files too."""
-    made = layout_for(request(tmp_path, "x.parquet", 2, tensors=(A, TEXT), metadata={"m": "n"}))
-    assert isinstance(made, ParquetLayout)
+    layout = layout_for(request(tmp_path, "x.parquet", 2, tensors=(A, TEXT), metadata={"m": "n"}))
+    assert isinstance(layout, ParquetLayout)
     a, _ = values(2)
     texts = [np.array([1, 2], "<i8").tobytes(), b"xyz"]
-    assert [span.file for place in made.find_spans["t"] for span in place(0, 1)] == ["1.lengths", "1.text"]
-    lengths = next(made.find_spans["t"][0](0, 8))
+    assert [span.file for position in layout.find_spans["t"] for span in position(0, 1)] == ["1.lengths", "1.text"]
+    lengths = next(layout.find_spans["t"][0](0, 8))
     assert lengths == FileSpan("1.lengths", 0, 8)
     (tmp_path / "partial").mkdir()
     files = Files(tmp_path / "partial")
-    write(made, files, {"a": [a.tobytes()], "t": texts})
-    assert made.prepare(files, {"a": 2, "t": 2}) == [("whole", "x.parquet")]
+    write(layout, files, {"a": [a.tobytes()], "t": texts})
+    assert layout.prepare(files, {"a": 2, "t": 2}) == [("whole", "x.parquet")]
     files.close()
     table = pq.read_table(tmp_path / "partial" / "whole")
     assert table.column("t").to_pylist() == ["x", "yz"]
     assert table.column("a").to_pylist() == a.tolist()
     assert table.schema.metadata[b"m"] == b"n"
-    assert made.targets == [tmp_path / "x.parquet"]
-    assert made.need_bytes == 2 * 2 * 8
+    assert layout.targets == [tmp_path / "x.parquet"]
+    assert layout.need_bytes == 2 * 2 * 8
     assert layout_for(request(tmp_path, "x.parquet")).need_bytes is None
     with pytest.raises(InputError, match="have the same rows") as caught:
-        made.prepare(files, {"a": 2, "t": 1})
+        layout.prepare(files, {"a": 2, "t": 1})
     assert caught.value.hint == "Write a .safetensors file."
 
 
 def test_columns_without_rows_have_files(tmp_path: Path) -> None:
-    made = layout_for(request(tmp_path, "x.parquet", tensors=(A, TEXT)))
+    layout = layout_for(request(tmp_path, "x.parquet", tensors=(A, TEXT)))
     (tmp_path / "partial").mkdir()
     files = Files(tmp_path / "partial")
-    made.prepare(files, {"a": 0, "t": 0})
+    layout.prepare(files, {"a": 0, "t": 0})
     files.close()
     assert pq.read_table(tmp_path / "partial" / "whole").num_rows == 0
     assert {path.name for path in (tmp_path / "partial").iterdir()} == {"0.rows", "1.lengths", "1.text", "whole"}
@@ -216,23 +216,23 @@ def test_whole_files_are_on_disk_before_they_get_their_names(
     synced: set[str],
 ) -> None:
     """Everything that will be renamed has been synced, header and index included."""
-    found: dict[str, int] = {}
+    actual: dict[str, int] = {}
     plain = os.fsync
 
     def fsync(descriptor: int) -> None:
-        found[os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))] = os.fstat(descriptor).st_size
+        actual[os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))] = os.fstat(descriptor).st_size
         plain(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    made = layout_for(request(tmp_path, name, rows, **options))
+    layout = layout_for(request(tmp_path, name, rows, **options))
     a, b = values(3)
-    finish(made, tmp_path, {"a": 3, "b": 3}, {"a": [a.tobytes()], "b": [b.tobytes()]})
-    assert found.keys() == synced
-    assert found == {name: (tmp_path / "partial" / name).stat().st_size for name in synced}, "all of it"
+    finish(layout, tmp_path, {"a": 3, "b": 3}, {"a": [a.tobytes()], "b": [b.tobytes()]})
+    assert actual.keys() == synced
+    assert actual == {name: (tmp_path / "partial" / name).stat().st_size for name in synced}, "all of it"
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "words", "hint"),
+    ("name", "options", "arguments", "hint"),
     [
         ("x.pt", {}, "'x.pt' does not end in .safetensors, .npy, .parquet", "The ending chooses the format."),
         ("x.npy", {"shard_bytes": 9}, "A .npy file is not cut into shards", "Leave shard_size out"),
@@ -240,10 +240,10 @@ def test_whole_files_are_on_disk_before_they_get_their_names(
         ("x.npy", {"metadata": {}}, "A .npy file has no room for metadata", "Leave it out"),
     ],
 )
-def test_requests_that_cannot_be(tmp_path: Path, name: str, options: dict[str, Any], words: str, hint: str) -> None:
+def test_requests_that_cannot_be(tmp_path: Path, name: str, options: dict[str, Any], arguments: str, hint: str) -> None:
     with pytest.raises(InputError) as caught:
         layout_for(request(tmp_path, name, **options))
-    assert words in caught.value.message
+    assert arguments in caught.value.message
     assert hint in caught.value.hint
 
 

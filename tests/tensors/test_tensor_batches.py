@@ -22,7 +22,7 @@ def content(tensor: Tensor, value: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("given", "dims", "dtype"),
+    ("inputs", "dims", "dtype"),
     [
         ((768, "float32"), (768,), "float32"),
         ([3, 5, np.float16], (3, 5), "float16"),
@@ -34,21 +34,21 @@ def content(tensor: Tensor, value: Any) -> bytes:
         (str, (), "string"),
     ],
 )
-def test_ways_to_describe_a_tensor(given: Any, dims: tuple[int, ...], dtype: str) -> None:
+def test_ways_to_describe_a_tensor(inputs: Any, dims: tuple[int, ...], dtype: str) -> None:
     """Names, NumPy types and torch types; the sizes of a row come first."""
-    assert tensors_from({"t": given}) == (Tensor("t", dims, dtype),)
+    assert tensors_from({"t": inputs}) == (Tensor("t", dims, dtype),)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "inputs",
     [{"t": (768,)}, {"t": ("float32", 768)}, {"t": (0, "float32")}, {"t": (-1, "int8")}, {"t": (2, "float31")},
      {"t": ()}, {"t": (True, "int8")}, {"t": (2, "string")}, {"t": None}, {"": "int8"}, {"__metadata__": "int8"},
      {"\udc80": "int8"}, {}],
 )  # fmt: skip
-def test_what_describes_no_tensor(given: dict[str, Any]) -> None:
+def test_what_describes_no_tensor(inputs: dict[str, Any]) -> None:
     """A clear error, with an example of how to write it."""
     with pytest.raises(InputError):
-        tensors_from(given)
+        tensors_from(inputs)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def _turned() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "value", "words"),
+    ("tensor", "value", "arguments"),
     [
         (Tensor("t", (4,), "float32"), np.zeros((6, 5), np.float32), r"\(5,\).*\(4,\)"),
         (Tensor("t", (4,), "float32"), np.zeros((6, 4)), "float64.*float32.*astype"),
@@ -116,9 +116,9 @@ def _turned() -> Any:
         (Tensor("t", (2, 3), "float32"), _turned(), "another order"),
     ],
 )
-def test_a_batch_that_does_not_fit(tensor: Tensor, value: Any, words: str) -> None:
+def test_a_batch_that_does_not_fit(tensor: Tensor, value: Any, arguments: str) -> None:
     """The error names the tensor and both sides."""
-    with pytest.raises(InputError, match=words) as caught:
+    with pytest.raises(InputError, match=arguments) as caught:
         batch_for(tensor, value)
     assert "'t'" in caught.value.message
 

@@ -29,26 +29,26 @@ tensors = st.dictionaries(
 
 def whole_file(spec: dict[str, tuple[str, list[int], int]], metadata: dict[str, str] | None) -> bytes:
     """What the library writes around whole tensors."""
-    given, kept = {}, []
+    inputs, remaining = {}, []
     for name, (dtype, dims, rows) in spec.items():
         array = np.ones((rows, *dims), Tensor(name, tuple(dims), dtype).carrier)
-        kept.append(array)
-        place = {"data_ptr": array.ctypes.data, "data_len": array.nbytes}
-        given[name] = theirs.TensorSpec(dtype=dtype, shape=[rows, *dims], **place)
-    return bytes(theirs.serialize(given, metadata=metadata))
+        remaining.append(array)
+        destination = {"data_ptr": array.ctypes.data, "data_len": array.nbytes}
+        inputs[name] = theirs.TensorSpec(dtype=dtype, shape=[rows, *dims], **destination)
+    return bytes(theirs.serialize(inputs, metadata=metadata))
 
 
 def our_file(spec: dict[str, tuple[str, list[int], int]], metadata: dict[str, str] | None) -> bytes:
     layout = SafetensorsLayout([Tensor(name, tuple(dims), dtype) for name, (dtype, dims, _) in spec.items()], metadata)
     body = layout.body({name: rows for name, (_, _, rows) in spec.items()})
-    made = io.BytesIO()
-    made.write(body.header)
+    created = io.BytesIO()
+    created.write(body.header)
     for name, start in body.starts.items():
         dtype, dims, rows = spec[name]
-        assert made.tell() == start
-        made.write(np.ones((rows, *dims), Tensor(name, tuple(dims), dtype).carrier).tobytes())
-    assert made.tell() == body.size
-    return made.getvalue()
+        assert created.tell() == start
+        created.write(np.ones((rows, *dims), Tensor(name, tuple(dims), dtype).carrier).tobytes())
+    assert created.tell() == body.size
+    return created.getvalue()
 
 
 @given(tensors, st.none() | st.dictionaries(st.text(st.characters(codec="utf-8")), st.text(), max_size=1))
@@ -59,9 +59,9 @@ def test_any_names_types_and_shapes(spec: dict[str, Any], metadata: dict[str, st
 
 def test_every_two_types() -> None:
     """The library orders by type before name: every pair, both ways round."""
-    for one, other in itertools.product(TYPES, repeat=2):
-        spec = {"b": (one, [3], 2), "a": (other, [2, 2], 5)}
-        assert our_file(spec, None) == whole_file(spec, None), (one, other)
+    for item, second in itertools.product(TYPES, repeat=2):
+        spec = {"b": (item, [3], 2), "a": (second, [2, 2], 5)}
+        assert our_file(spec, None) == whole_file(spec, None), (item, second)
 
 
 def test_several_notes_are_sorted() -> None:
@@ -96,7 +96,7 @@ def test_npy_is_what_numpy_saves(dtype: str, shape: tuple[int, ...]) -> None:
 def test_a_damaged_file_is_found(tmp_path: Path, damage: str) -> None:
     """Opening looks at the size and the places, not at the values."""
     whole = whole_file({"a": ("float32", [2], 3), "b": ("int8", [], 3)}, None)
-    made = {
+    created = {
         "cut": whole[:-1],
         "longer": whole + b"x",
         "no header": whole[:20],
@@ -105,6 +105,6 @@ def test_a_damaged_file_is_found(tmp_path: Path, damage: str) -> None:
         "empty": b"",
     }[damage]
     path = tmp_path / "a.safetensors"
-    path.write_bytes(made)
+    path.write_bytes(created)
     with pytest.raises(VerificationError, match="not a whole safetensors file"):
         read_header(path)

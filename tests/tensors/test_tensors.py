@@ -55,8 +55,8 @@ def arrays(rows: int) -> dict[str, Any]:
 
 def batches(whole: dict[str, Any], step: int, start: int = 0) -> Iterator[dict[str, Any]]:
     rows = len(next(iter(whole.values())))
-    for at in range(start, rows, step):
-        yield {name: array[at : at + step] for name, array in whole.items()}
+    for index in range(start, rows, step):
+        yield {name: array[index : index + step] for name, array in whole.items()}
 
 
 def write(path: Path, whole: dict[str, Any], spec: dict[str, Any], step: int = 13, **options: Any) -> None:
@@ -65,14 +65,14 @@ def write(path: Path, whole: dict[str, Any], spec: dict[str, Any], step: int = 1
             writer.append(batch)
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["rows known", "rows unknown"])
+@pytest.mark.parametrize("is_known", [True, False], ids=["rows known", "rows unknown"])
 @pytest.mark.parametrize("rows", [0, 1, 100, 131])
-def test_safetensors_is_what_the_library_saves(tmp_path: Path, rows: int, known: bool) -> None:
+def test_safetensors_is_what_the_library_saves(tmp_path: Path, rows: int, is_known: bool) -> None:
     """Several tensors, no row, one row, odd sizes: the file is that of save_file around the whole tensors."""
     whole = arrays(rows)
     numpy_safetensors.save_file(whole, tmp_path / "theirs.safetensors", metadata={"by": "test"})
     path = tmp_path / "ours.safetensors"
-    write(path, whole, SPEC, rows=rows if known else None, metadata={"by": "test"})
+    write(path, whole, SPEC, rows=rows if is_known else None, metadata={"by": "test"})
     assert path.read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
     for name, array in numpy_safetensors.load_file(path).items():
         np.testing.assert_array_equal(array, whole[name])
@@ -80,8 +80,8 @@ def test_safetensors_is_what_the_library_saves(tmp_path: Path, rows: int, known:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "bool"])
-@pytest.mark.parametrize("known", [True, False], ids=["rows known", "rows unknown"])
-def test_safetensors_is_what_torch_saves(tmp_path: Path, torch: Any, dtype: str, known: bool) -> None:
+@pytest.mark.parametrize("is_known", [True, False], ids=["rows known", "rows unknown"])
+def test_safetensors_is_what_torch_saves(tmp_path: Path, torch: Any, dtype: str, is_known: bool) -> None:
     """The original repair: torch batches, byte-identical to save_file({…: torch.cat(…)})."""
     from safetensors.torch import load_file, save_file
 
@@ -91,7 +91,7 @@ def test_safetensors_is_what_torch_saves(tmp_path: Path, torch: Any, dtype: str,
         whole = {"vision": torch.cat(vision), "text": torch.cat(text)}
         save_file(whole, tmp_path / "theirs.safetensors")
         path = tmp_path / "ours.safetensors"
-        options = {"rows": rows if known else None, "overwrite": True}
+        options = {"rows": rows if is_known else None, "overwrite": True}
         with brim.TensorWriter(path, vision=(5, whole["vision"].dtype), text=(3, 2, "float32"), **options) as writer:
             for v, t in zip(vision, text, strict=True):
                 writer.append(vision=v.requires_grad_() if v.is_floating_point() else v, text=t)
@@ -125,7 +125,7 @@ def test_save_file(tmp_path: Path, kind: str, sync_bytes: int, monkeypatch: pyte
     whole = {"text": numbers(50, 7), "vision": numbers(31, 2, dtype="float16")}
     numpy_safetensors.save_file(whole, tmp_path / "theirs.safetensors")
     split = {name: np.array_split(array, 6) for name, array in whole.items()}
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "list": split,
         "tuple": {name: tuple(parts) for name, parts in split.items()},
         "generator": {name: iter(parts) for name, parts in split.items()},
@@ -133,10 +133,10 @@ def test_save_file(tmp_path: Path, kind: str, sync_bytes: int, monkeypatch: pyte
         "mixed": {"text": split["text"], "vision": iter(split["vision"])},
     }[kind]
     (tmp_path / "ours.safetensors").write_bytes(b"an earlier one")
-    brim.save_file(given, tmp_path / "ours.safetensors")
+    brim.save_file(inputs, tmp_path / "ours.safetensors")
     assert (tmp_path / "ours.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
     if kind in ("list", "mixed"):
-        assert given["text"] == []
+        assert inputs["text"] == []
     assert not (tmp_path / "ours.safetensors.partial").exists()
 
 
@@ -152,21 +152,21 @@ def test_save_file_checks_lists_before_it_writes(tmp_path: Path) -> None:
             brim.save_file(wrong, tmp_path / "a.safetensors")
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_npy_is_what_numpy_saves(tmp_path: Path, dtype: str, known: bool) -> None:
+def test_npy_is_what_numpy_saves(tmp_path: Path, dtype: str, is_known: bool) -> None:
     """One file for one tensor, one a tensor for several, without any optional library."""
     whole = {"text": numbers(100, 7, dtype=dtype), "n": numbers(100, dtype=dtype)}
     np.save(tmp_path / "theirs.npy", whole["text"])
-    rows = 100 if known else None
+    rows = 100 if is_known else None
     write(tmp_path / "one.npy", {"text": whole["text"]}, {"text": (7, dtype)}, rows=rows)
     assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
     write(tmp_path / "two.npy", whole, {"text": (7, dtype), "n": dtype}, rows=rows)
     assert (tmp_path / "two.text.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
     np.testing.assert_array_equal(np.load(tmp_path / "two.n.npy"), whole["n"])
     for path in (tmp_path / "one.npy", tmp_path / "two.npy"):
-        opened = brim.open_tensors(path)
-        np.testing.assert_array_equal(opened.get("text", opened.get("one")), whole["text"])
+        tensors = brim.open_tensors(path)
+        np.testing.assert_array_equal(tensors.get("text", tensors.get("one")), whole["text"])
 
 
 @pytest.mark.parametrize("rows", [0, 1, 500])
@@ -182,25 +182,25 @@ def test_parquet(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert table.schema.metadata == {b"model": b"m"}
     assert table["key"].to_pylist() == list(whole["key"])
     for name in SPEC:
-        found = table[name].to_pylist()
-        np.testing.assert_array_equal(np.array(found, whole[name].dtype).reshape(whole[name].shape), whole[name])
+        actual = table[name].to_pylist()
+        np.testing.assert_array_equal(np.array(actual, whole[name].dtype).reshape(whole[name].shape), whole[name])
     assert pq.read_table(tmp_path / "b.parquet").equals(table)
     if rows == 500:
         assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 2
         import duckdb
 
-        one = duckdb.sql(f"select text[7], key from '{tmp_path}/a.parquet' where id = 300").fetchall()
-        assert one == [(whole["text"][100][6], "é100")]
+        first = duckdb.sql(f"select text[7], key from '{tmp_path}/a.parquet' where id = 300").fetchall()
+        assert first == [(whole["text"][100][6], "é100")]
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(("rows", "shards"), [(0, 1), (9, 1), (10, 1), (95, 10)])
-def test_shards(tmp_path: Path, rows: int, shards: int, known: bool) -> None:
+def test_shards(tmp_path: Path, rows: int, shards: int, is_known: bool) -> None:
     """Parts of whole rows, each a file that the library would have written, and an index of them."""
     whole = arrays(rows)
     path = tmp_path / "emb.safetensors"
     row_bytes = 7 * 4 + 6 * 2 + 1 + 8
-    write(path, whole, SPEC, rows=rows if known else None, shard_size=10 * row_bytes + 3)
+    write(path, whole, SPEC, rows=rows if is_known else None, shard_size=10 * row_bytes + 3)
     index = json.loads((tmp_path / "emb.safetensors.index.json").read_bytes())
     assert index["rows"] == rows
     assert len(index["shards"]) == shards
@@ -210,10 +210,10 @@ def test_shards(tmp_path: Path, rows: int, shards: int, known: bool) -> None:
         assert shard["file"] == f"emb-{number + 1:05d}-of-{shards:05d}.safetensors"
         assert shard["rows"] == len(part["id"])
         assert (tmp_path / shard["file"]).read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
-    opened = brim.open_tensors(path)
+    tensors = brim.open_tensors(path)
     for name, array in whole.items():
-        np.testing.assert_array_equal(opened[name][:], array)
-        assert opened[name].shape == array.shape
+        np.testing.assert_array_equal(tensors[name][:], array)
+        assert tensors[name].shape == array.shape
 
 
 def test_rows_of_shards_are_read_like_an_array(tmp_path: Path) -> None:
@@ -320,12 +320,12 @@ def test_sharded_rows_of_torch_are_tensors_where_torch_asks(tmp_path: Path, torc
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.npy", "a.parquet"])
-@pytest.mark.parametrize("known", [True, False])
-def test_resume(tmp_path: Path, name: str, known: bool) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_resume(tmp_path: Path, name: str, is_known: bool) -> None:
     """An error in the caller's loop loses nothing; the job goes on after rows_done, and ends with the same bytes."""
     whole = arrays(100) | ({"key": [f"k{i}" for i in range(100)]} if name == "a.parquet" else {})
     spec = SPEC | ({"key": "string"} if name == "a.parquet" else {})
-    rows = 100 if known else None
+    rows = 100 if is_known else None
     write(tmp_path / f"whole{Path(name).suffix}", whole, spec, rows=rows)
     path = tmp_path / name
     with pytest.raises(ZeroDivisionError):
@@ -337,26 +337,26 @@ def test_resume(tmp_path: Path, name: str, known: bool) -> None:
         assert writer.rows_done == 65
         for batch in batches(whole, 7, start=65):
             writer.append(batch)
-    made = [file for file in tmp_path.iterdir() if not file.name.startswith("complete")]
-    for file in made:
+    created = [file for file in tmp_path.iterdir() if not file.name.startswith("complete")]
+    for file in created:
         assert file.read_bytes() == (tmp_path / file.name.replace("a.", "whole.", 1)).read_bytes()
-    again = brim.TensorWriter(path, rows, tensors=spec, resume=True)
-    assert (again.finished, again.rows_done) == (True, 100)
-    again.close()
+    resumed = brim.TensorWriter(path, rows, tensors=spec, resume=True)
+    assert (resumed.finished, resumed.rows_done) == (True, 100)
+    resumed.close()
     with pytest.raises(InputError, match="finished"):
-        again.append(next(batches(whole, 1)))
+        resumed.append(next(batches(whole, 1)))
     with pytest.raises(DestinationError, match="exists already"):
         brim.TensorWriter(path, rows, tensors=spec)
-    other = {"text": (8, "float32")} | {name: SPEC[name] for name in list(SPEC)[1:]}
+    second = {"text": (8, "float32")} | {name: SPEC[name] for name in list(SPEC)[1:]}
     with pytest.raises(DestinationError, match="other tensors or rows"):
-        brim.TensorWriter(path, rows, tensors=other, resume=True)
+        brim.TensorWriter(path, rows, tensors=second, resume=True)
 
 
-def _fail_after(done: int, path: Path, whole: dict[str, Any], spec: dict[str, Any], **options: Any) -> None:
+def _fail_after(completed: int, path: Path, whole: dict[str, Any], spec: dict[str, Any], **options: Any) -> None:
     with brim.TensorWriter(path, tensors=spec, **options) as writer:
         for batch in batches(whole, 13):
             writer.append(batch)
-            if writer.rows_done > done:
+            if writer.rows_done > completed:
                 raise ZeroDivisionError
 
 
@@ -414,13 +414,13 @@ def test_fewer_rows_than_promised(tmp_path: Path, name: str) -> None:
     if name == "a.parquet":
         np.testing.assert_array_equal(np.array(pq.read_table(path)["text"].to_pylist(), np.float32), expected)
     else:
-        [opened] = brim.open_tensors(path).values()
-        np.testing.assert_array_equal(opened[:], expected)
+        [tensors] = brim.open_tensors(path).values()
+        np.testing.assert_array_equal(tensors[:], expected)
     assert not list(tmp_path.glob("*.partial"))
 
 
 @pytest.mark.parametrize(
-    ("batch", "words"),
+    ("batch", "arguments"),
     [
         ({"a": numbers(3, 4), "b": numbers(3, 3)}, r"'b' has rows of shape \(3,\)"),
         ({"a": numbers(3, 4), "b": numbers(3, 2, dtype="float64")}, "float64"),
@@ -430,13 +430,13 @@ def test_fewer_rows_than_promised(tmp_path: Path, name: str) -> None:
         ({"a": numbers(9, 4), "b": numbers(9, 2)}, "more than the 10"),
     ],
 )
-def test_a_batch_that_does_not_fit_is_refused_whole(tmp_path: Path, batch: dict[str, Any], words: str) -> None:
+def test_a_batch_that_does_not_fit_is_refused_whole(tmp_path: Path, batch: dict[str, Any], arguments: str) -> None:
     """Nothing of it is written, and the next one goes on."""
     path = tmp_path / "x.safetensors"
     a, b = numbers(10, 4), numbers(10, 2)
     with brim.TensorWriter(path, 10, a=(4, "float32"), b=(2, "float32")) as writer:
         writer.append(a=a[:5], b=b[:5])
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=arguments):
             writer.append(batch)
         assert writer.rows_done == 5
         writer.append(a=a[5:], b=b[5:])
@@ -445,7 +445,7 @@ def test_a_batch_that_does_not_fit_is_refused_whole(tmp_path: Path, batch: dict[
 
 
 @pytest.mark.parametrize(
-    ("path", "options", "words"),
+    ("path", "options", "arguments"),
     [
         ("a.bin", {}, r"\.safetensors, \.npy, \.parquet"),
         ("a.npy", {"shard_size": "1MB"}, "not cut into shards"),
@@ -463,9 +463,9 @@ def test_a_batch_that_does_not_fit_is_refused_whole(tmp_path: Path, batch: dict[
         ("a.safetensors", {"tensors": {"n": "int8"}}, "named twice"),
     ],
 )
-def test_requests_that_cannot_be(tmp_path: Path, path: str, options: dict[str, Any], words: str) -> None:
+def test_requests_that_cannot_be(tmp_path: Path, path: str, options: dict[str, Any], arguments: str) -> None:
     """Found before anything is made."""
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=arguments):
         brim.TensorWriter(tmp_path / path, **{"n": "int8", **options})
     assert not list(tmp_path.iterdir())
 
@@ -517,8 +517,8 @@ try:
 except brim.BrimError as error:
     print(type(error).__name__, error)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    needs, torch = done.stdout.splitlines()
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    needs, torch = result.stdout.splitlines()
     assert needs.startswith(
         f"{MissingDependencyError.__name__} Writing .safetensors needs the safetensors library. Install it"
     )

@@ -40,9 +40,9 @@ def named(report: CheckReport, name: str) -> Check:
     return next(item for item in report.checks if item.name == name)
 
 
-def flip(path: Path, at: int) -> None:
+def flip(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
-    content[at] ^= 0xFF
+    content[position] ^= 0xFF
     path.write_bytes(content)
 
 
@@ -52,7 +52,7 @@ class Counting(Progress):
     def __init__(self) -> None:
         self.total = self.done = 0
 
-    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
+    def start(self, label: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         self.total = total_bytes
 
     def advance(self, size: int) -> None:
@@ -100,11 +100,11 @@ def test_damage_behind_the_header(tmp_path: Path) -> None:
     table = library.files(root)
     assert check(table).ok  # the headers are right
     report = check(table, everything=True)
-    found = named(report, "gzip, to the last byte")
-    assert [item.name for item in report.failed] == [found.name]
-    assert found.failed == [str(path.relative_to(root)) for path in paths[1:5]]
-    for fault, words in zip(found.faults, ["cut off", "CRC", "7 byte(s) behind", "too little data"], strict=True):
-        assert words in fault
+    actual = named(report, "gzip, to the last byte")
+    assert [item.name for item in report.failed] == [actual.name]
+    assert actual.failed == [str(path.relative_to(root)) for path in paths[1:5]]
+    for fault, arguments in zip(actual.faults, ["cut off", "CRC", "7 byte(s) behind", "too little data"], strict=True):
+        assert arguments in fault
 
 
 def test_images_and_plain_files(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_images_and_plain_files(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(root / "good.png")
     Image.fromarray(pixels).save(root / "really-a-jpeg.png", "JPEG")
     (root / "cut.png").write_bytes((root / "good.png").read_bytes()[:10])
-    found = named(check(library.files(root)), "image headers")
-    assert (found.counted, found.failed, found.faults) == (3, ["cut.png"], ["ends early"])
+    actual = named(check(library.files(root)), "image headers")
+    assert (actual.counted, actual.failed, actual.faults) == (3, ["cut.png"], ["ends early"])
     write_files(root, {"doc.pdf": b"<html>", "log.gz": b"plain", "x.wav": b"RIFF"})
     report = check(library.files(root, column="file:file"), everything=True)
     assert [(item.name, item.failed) for item in report.failed] == [
@@ -133,11 +133,11 @@ def test_pointers_and_links(tmp_path: Path) -> None:
     (root / "link_T1w.nii.gz").symlink_to(".git/annex/objects/aa/bb/MD5E-s1--x.nii.gz")
     report = check(library.files(root), everything=True)
     assert [item.name for item in report.failed] == ["is data, not a pointer"]
-    found = report.failed[0]
-    assert sorted(found.failed) == ["annex_T1w.nii.gz", "lfs_T1w.nii.gz", "link_T1w.nii.gz"]
-    assert "datalad get" in found.detail
-    assert "git lfs pull" in found.detail
-    assert found.counted == 6
+    actual = report.failed[0]
+    assert sorted(actual.failed) == ["annex_T1w.nii.gz", "lfs_T1w.nii.gz", "link_T1w.nii.gz"]
+    assert "datalad get" in actual.detail
+    assert "git lfs pull" in actual.detail
+    assert actual.counted == 6
 
 
 def test_missing_files_of_a_table(tmp_path: Path) -> None:
@@ -147,11 +147,11 @@ def test_missing_files_of_a_table(tmp_path: Path) -> None:
         "scan,age\n" + "".join(f"p{i:03d}/anat/p{i:03d}_T1w.nii.gz,{i}\n" for i in range(5)) + "p000/anat,7\n"
     )
     report = check(library.table(tmp_path / "t.csv", files=["scan:nifti"]))
-    found = named(report, "exists and can be read")
-    assert found.failed == [f"p{i:03d}/anat/p{i:03d}_T1w.nii.gz" for i in (3, 4)] + ["p000/anat"]
-    assert found.counted == 6
-    assert "2 × missing" in found.detail
-    assert [item.name for item in report.failed] == [found.name]
+    actual = named(report, "exists and can be read")
+    assert actual.failed == [f"p{i:03d}/anat/p{i:03d}_T1w.nii.gz" for i in (3, 4)] + ["p000/anat"]
+    assert actual.counted == 6
+    assert "2 × missing" in actual.detail
+    assert [item.name for item in report.failed] == [actual.name]
 
 
 def test_oversize_cells(tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_several_columns(tmp_path: Path) -> None:
     paths = [f"p{i:03d}/anat/p{i:03d}_T1w.nii.gz" for i in range(12)]
     rows = pa.table({"a": paths[:6], "b": [*([path, path] for path in paths[6:11]), paths[:1]]})
     table = library.table(rows, files=["a:nifti", "b:nifti"], root=tmp_path)
-    found = named(check(table, sample_size=2), "NIfTI headers")
-    assert found.counted == 3  # a: first, last; b: first, last, which is the first of a
-    assert found.detail.startswith("3 of 11")
+    actual = named(check(table, sample_size=2), "NIfTI headers")
+    assert actual.counted == 3  # a: first, last; b: first, last, which is the first of a
+    assert actual.detail.startswith("3 of 11")
 
 
 def test_metadata_that_names_this_machine(tmp_path: Path) -> None:
@@ -245,8 +245,8 @@ def test_json(tmp_path: Path) -> None:
     """One object for each check with all its files, then a final one, then the error; nothing else."""
     root = scans(tmp_path / "a", 4)
     (root / "bad.nii.gz").write_bytes(b"text")
-    done = brim("check", root, "--all", "--json", check=3)
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+    result = brim("check", root, "--all", "--json", check=3)
+    events = [json.loads(line) for line in result.stdout.splitlines()]
     by_name = {event["name"]: event for event in events if event["event"] == "check"}
     assert by_name["NIfTI headers"]["failed"] == ["bad.nii.gz"]
     assert by_name["NIfTI headers"]["faults"] == ["is not gzip"]
@@ -257,7 +257,7 @@ def test_json(tmp_path: Path) -> None:
     assert by_name["NIfTI headers"]["status"] == "FAIL"
     assert by_name["faces (a reminder)"]["status"] == "note"
     assert events[-1]["exit_code"] == 3
-    assert done.stderr == ""
+    assert result.stderr == ""
 
 
 def test_the_table_is_aligned(tmp_path: Path) -> None:
@@ -297,8 +297,8 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
         "table = brim.files(sys.argv[1]); check(table); before = peak()\n"
         "report = check(table, everything=True); print(report.ok, peak() - before)"
     )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
-    ok, grown = done.stdout.split()
+    result = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    ok, grown = result.stdout.split()
     assert ok == "True"
     assert int(grown) * 1024 < 20_000_000
 
@@ -346,7 +346,7 @@ def test_bids_validator_that_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("echo 'error: no such thing' >&2; exit 1", "could not run: error: no such thing"),
         ("exit 7", "could not run: exit code 7"),
@@ -355,10 +355,10 @@ def test_bids_validator_that_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
         ("kill -9 $$", "could not run: exit code -9"),
     ],
 )
-def test_bids_validator_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str) -> None:
+def test_bids_validator_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str) -> None:
     """A validator that dies or says something else is an error that repeats its words, not a pass."""
     fake_validator(tmp_path / "bin", script, monkeypatch)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         bids_validator(tmp_path)
 
 
@@ -372,8 +372,8 @@ def test_many_issues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "answer.json").write_text(json.dumps(answer, separators=(",", ":")))
     assert (tmp_path / "answer.json").stat().st_size > 4 << 20
     fake_validator(tmp_path / "bin", f"cat {tmp_path}/answer.json; exit 16", monkeypatch)
-    found, warned = bids_validator(tmp_path)
-    assert (found.ok, found.counted, len(found.failed)) == (False, 77, 750)
-    assert found.detail == "750 errors (C1 250, C0 250, C2 250)"
+    actual, warned = bids_validator(tmp_path)
+    assert (actual.ok, actual.counted, len(actual.failed)) == (False, 77, 750)
+    assert actual.detail == "750 errors (C1 250, C0 250, C2 250)"
     assert (warned.ok, warned.status, len(warned.failed), warned.failed[1]) == (True, "note", 750, "f10")
     assert warned.faults[1] == "C1"

@@ -21,10 +21,10 @@ import brim
 from brim.errors import VerificationError
 from brim.state.ledger import Ledger
 from brim.state.record_log import record_line
+from tests.destinations import BucketDestination
 from tests.generators import Layout
 from tests.generators.aomic import make_aomic
 from tests.hub import TestHub
-from tests.places import BucketPlace
 from tests.publishing import DEST, Machine
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -33,18 +33,18 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def brim_run(environment: dict[str, str] | None = None) -> Run:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "brim", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-        assert "Traceback" not in done.stderr, done.stderr
-        assert done.returncode != 1, done.stderr
-        return done
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        assert "Traceback" not in result.stderr, result.stderr
+        assert result.returncode != 1, result.stderr
+        return result
 
     return run
 
 
 def checks(run: Run, address: str, *options: str, code: int) -> dict[str, dict[str, Any]]:
-    done = run("check", address, "--json", *options)
-    assert done.returncode == code, done.stdout[-2000:] + done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    result = run("check", address, "--json", *options)
+    assert result.returncode == code, result.stdout[-2000:] + result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
     return {line["name"]: line for line in lines if line["event"] == "check"}
 
 
@@ -67,28 +67,28 @@ def published(request: pytest.FixtureRequest, aomic: Layout, tmp_path: Path) -> 
             machine.publish(aomic.root, *options)
             yield DEST, brim_run(machine.environment)
     else:
-        place = BucketPlace(request.getfixturevalue("s3"), tmp_path, request.getfixturevalue("s3_prefix"))
-        run = brim_run(place.environment)
-        assert run("build", str(aomic.root), place.address, *options).returncode == 0
-        yield place.address, run
+        destination = BucketDestination(request.getfixturevalue("s3"), tmp_path, request.getfixturevalue("s3_prefix"))
+        run = brim_run(destination.environment)
+        assert run("build", str(aomic.root), destination.address, *options).returncode == 0
+        yield destination.address, run
 
 
 def test_info_and_check_anywhere(published: tuple[str, Run]) -> None:
     """Rows, columns and wholeness are told; a recipe's expectations hold, and another's do not."""
     address, run = published
-    found = json.loads(run("info", address, "--head", "3", "--json").stdout)
-    assert (found["rows"], found["whole"], found["problems"]) == (216, True, [])
-    assert {column["name"]: column["type"] for column in found["columns"]} == {
+    actual = json.loads(run("info", address, "--head", "3", "--json").stdout)
+    assert (actual["rows"], actual["whole"], actual["problems"]) == (216, True, [])
+    assert {column["name"]: column["type"] for column in actual["columns"]} == {
         "subject_id": "string", "t1w": "nifti", "dwi": "list of nifti", "bold": "list of nifti",
         "age": "float", "sex": "string", "handedness": "string",
     }  # fmt: skip
-    assert [(split["split"], split["rows"], split["shards"]) for split in found["splits"]] == [
-        ("train", 216, found["shards"])
+    assert [(split["split"], split["rows"], split["shards"]) for split in actual["splits"]] == [
+        ("train", 216, actual["shards"])
     ]
-    assert found["shards"] > 3
-    assert found["head"][1]["t1w"]["path"] == "sub-0002/anat/sub-0002_T1w.nii.gz"
-    assert found["head"][1]["t1w"]["shape"] == [len("sub-0002/anat/sub-0002_T1w.nii.gz"), 1, 1]
-    assert len(found["head"]) == 3
+    assert actual["shards"] > 3
+    assert actual["head"][1]["t1w"]["path"] == "sub-0002/anat/sub-0002_T1w.nii.gz"
+    assert actual["head"][1]["t1w"]["shape"] == [len("sub-0002/anat/sub-0002_T1w.nii.gz"), 1, 1]
+    assert len(actual["head"]) == 3
     good = checks(run, address, "--recipe", "aomic-piop1", "--deep", code=0)
     assert good["rows with dwi"]["detail"].startswith("211; expected 211 in ds002785")
     assert good["NIfTI headers"]["counted"] == good["gzip, to the last byte"]["counted"] == 1542
@@ -106,10 +106,10 @@ def test_damage_in_what_is_published(aomic: Layout, tmp_path: Path) -> None:
     shards[1].unlink()
     data = shards[2].read_bytes()
     shards[2].write_bytes(data[:-4] + b"XXXX")
-    found = brim.info(out)
-    assert found.whole is False
-    assert any(f"{shards[1].name}: is missing" in problem for problem in found.problems)
-    assert any(f"{shards[2].name}: cannot be read" in problem for problem in found.problems)
+    actual = brim.info(out)
+    assert actual.whole is False
+    assert any(f"{shards[1].name}: is missing" in problem for problem in actual.problems)
+    assert any(f"{shards[2].name}: cannot be read" in problem for problem in actual.problems)
     report = brim.check(out, recipe="aomic-piop1")
     failed = {check.name: check for check in report.failed}
     assert f"data/{shards[1].name}" in failed["shards are all there"].failed
@@ -159,13 +159,13 @@ def test_datasets_that_brim_did_not_build(tmp_path: Path) -> None:
     (folder / "README.md").write_text("---\nlicense: cc0-1.0\n---\n# Mine\n")
     recipe = tmp_path / "pairs.toml"
     recipe.write_text(RECIPE)
-    found = brim.info(folder, head=1)
-    assert (found.rows, found.whole, found.card) == (10, True, {"license": "cc0-1.0"})
-    assert "parquet-cpp-arrow" in found.writers[0]
-    assert "      rows  10\n" in str(found)
-    assert repr(found) == str(found)
-    assert "license cc0-1.0</td>" in found._repr_html_()
-    assert found.head[0]["dwi"][0] == {"type": "nifti", "path": "0-0.nii", "shape": (4, 5, 6), "bytes": 472}
+    actual = brim.info(folder, head=1)
+    assert (actual.rows, actual.whole, actual.card) == (10, True, {"license": "cc0-1.0"})
+    assert "parquet-cpp-arrow" in actual.writers[0]
+    assert "      rows  10\n" in str(actual)
+    assert repr(actual) == str(actual)
+    assert "license cc0-1.0</td>" in actual._repr_html_()
+    assert actual.head[0]["dwi"][0] == {"type": "nifti", "path": "0-0.nii", "shape": (4, 5, 6), "bytes": 472}
     code = checks(brim_run(), str(folder), "--recipe", str(recipe), "--deep", code=3)
     assert [name for name, check in code.items() if not check["ok"]] == ["lists go together"]
     assert "row 8: 'dwi_bvals' holds 1 and 'dwi', which it is beside, 2" in code["lists go together"]["detail"]
@@ -194,10 +194,10 @@ def test_verify_finds_lists_out_of_line(tmp_path: Path) -> None:
     pq.write_table(table.set_column(2, "dwi_bvals", pa.array(texts)), shard)
     shutil.rmtree(out / ".brim")
     brim.build(brim.bids(source, recipe=recipe), tmp_path / "again")
-    again = next((tmp_path / "again/data").glob("*.parquet"))
-    shutil.copy(shard, again)
+    repeated = next((tmp_path / "again/data").glob("*.parquet"))
+    shutil.copy(shard, repeated)
     ledger = next((tmp_path / "again/.brim").rglob("*.jsonl"))
-    _rewrite_receipt(ledger, again)
+    _rewrite_receipt(ledger, repeated)
     with pytest.raises(VerificationError, match="row 0: 'dwi_bvals' holds 1 and 'dwi', which it is beside, 2"):
         brim.verify(tmp_path / "again")
 
@@ -230,8 +230,8 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
             "import resource, sys, brim; brim.check(sys.argv[1], deep=True); "
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
         )
-        done = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True)
-        peaks.append(int(done.stdout) / 1000)
+        result = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True)
+        peaks.append(int(result.stdout) / 1000)
     assert peaks[1] < peaks[0] + 15, peaks
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import tree_digest, write_files
+from tests.destinations import BucketDestination, HubDestination, run
 from tests.forked import brim
 from tests.hub import TestHub
-from tests.places import BucketPlace, HubPlace, run
 from tests.s3 import S3Server
 
 
-def flip(path: Path, at: float = 0.5) -> None:
+def flip(path: Path, when: float = 0.5) -> None:
     """Change one bit of a file, and neither its size nor its date."""
     before, data = path.stat(), bytearray(path.read_bytes())
-    data[int(at * (len(data) - 1))] ^= 1
+    data[int(when * (len(data) - 1))] ^= 1
     path.write_bytes(bytes(data))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
@@ -41,11 +41,11 @@ def test_build_writes_exactly_the_shard_that_verify_found_damaged(
     brim(*build)
     whole = tree_digest(out)
     flip(shards_of(out)[2])
-    kept = {path.name: path.stat().st_ino for path in shards_of(out)}
+    remaining = {path.name: path.stat().st_ino for path in shards_of(out)}
     advice = brim("verify", out, check=3).stderr
     assert "Run the command that built it again: it writes the 1 damaged file" in advice
     assert "4 (1 written, 3 kept)" in brim(*build, *options).stdout
-    written = [path.name for path in shards_of(out) if path.stat().st_ino != kept[path.name]]
+    written = [path.name for path in shards_of(out) if path.stat().st_ino != remaining[path.name]]
     assert written == [shards_of(out)[2].name]
     brim("verify", out, source)
     assert tree_digest(out) == whole
@@ -74,9 +74,9 @@ def test_verify_with_a_damaged_shard_does_not_take_the_source_for_another(
     failed = brim("verify", out, source, check=3).stderr
     assert "another source" not in failed
     assert "1 problem found" in failed
-    other = write_files(tmp_path / "other", {f"{n}.bin": b"x" * (n + 1) for n in range(8)})
-    named = brim("verify", out, other, check=3).stderr
-    assert ("This is another source" in named) == (shards > 1)  # of a single damaged shard nobody can tell
+    other_files = write_files(tmp_path / "other", {f"{n}.bin": b"x" * (n + 1) for n in range(8)})
+    names = brim("verify", out, other_files, check=3).stderr
+    assert ("This is another source" in names) == (shards > 1)  # of a single damaged shard nobody can tell
 
 
 @pytest.mark.parametrize("ledger", [True, False], ids=["ledger", "no-ledger"])
@@ -158,10 +158,10 @@ def test_map_writes_exactly_the_shard_that_verify_found_damaged(tmp_path: Path) 
     whole = {path.name: path.read_bytes() for path in shards_of(out)}
     flip(shards_of(out)[1])
     assert "Run the command that built it again" in brim("verify", out, check=3).stderr
-    kept = {path.name: path.stat().st_ino for path in shards_of(out)}
+    remaining = {path.name: path.stat().st_ino for path in shards_of(out)}
     brim(*command)
     assert {path.name: path.read_bytes() for path in shards_of(out)} == whole
-    assert sum(path.stat().st_ino != kept[path.name] for path in shards_of(out)) == 1
+    assert sum(path.stat().st_ino != remaining[path.name] for path in shards_of(out)) == 1
     brim("verify", out)
     assert "nothing to do" in brim(*command).stdout
 
@@ -181,23 +181,23 @@ def test_a_dataset_on_the_hub_is_repaired_by_the_same_command(
 ) -> None:
     """Also from a machine that has not built it."""
     source = many_files(8)
-    place, other = HubPlace(hub, tmp_path / "one"), HubPlace(hub, tmp_path / "two")
-    build = ("build", source, place.address, "--num-shards", "4")
-    run(place, *build)
-    for name, machine in (("f003.bin", place), ("f005.bin", other)):
+    destination, second = HubDestination(hub, tmp_path / "one"), HubDestination(hub, tmp_path / "two")
+    build = ("build", source, destination.address, "--num-shards", "4")
+    run(destination, *build)
+    for name, machine in (("f003.bin", destination), ("f005.bin", second)):
         flip(source / name)
-        assert "other bytes" in run(machine, "verify", place.address, source, check=3).stderr
+        assert "other bytes" in run(machine, "verify", destination.address, source, check=3).stderr
         assert "4 (1 sent" in run(machine, *build).stdout
-        run(machine, "verify", place.address, source)
+        run(machine, "verify", destination.address, source)
 
 
 def test_a_dataset_in_a_bucket_is_repaired_by_the_same_command(
     s3: S3Server, s3_prefix: str, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
-    source, place = many_files(8), BucketPlace(s3, tmp_path, s3_prefix)
-    build = ("build", source, place.address, "--num-shards", "4")
-    run(place, *build)
+    source, destination = many_files(8), BucketDestination(s3, tmp_path, s3_prefix)
+    build = ("build", source, destination.address, "--num-shards", "4")
+    run(destination, *build)
     flip(source / "f003.bin")
-    assert "other bytes" in run(place, "verify", place.address, source, check=3).stderr
-    assert "4 (1 written" in run(place, *build).stdout
-    run(place, "verify", place.address, source, "--deep")
+    assert "other bytes" in run(destination, "verify", destination.address, source, check=3).stderr
+    assert "4 (1 written" in run(destination, *build).stdout
+    run(destination, "verify", destination.address, source, "--deep")

@@ -42,11 +42,11 @@ def test_one_flipped_byte(built: tuple[Path, Path], where: str) -> None:
     """A single changed byte anywhere in a shard is found, and the shard named."""
     _, out = built
     path = shard(out, 2)
-    at = {"start": 0, "middle": path.stat().st_size // 2, "end": path.stat().st_size - 1}[where]
+    position = {"start": 0, "middle": path.stat().st_size // 2, "end": path.stat().st_size - 1}[where]
     with open(path, "r+b") as file:
-        file.seek(at)
+        file.seek(position)
         byte = file.read(1)[0]
-        file.seek(at)
+        file.seek(position)
         file.write(bytes([byte ^ 1]))
     failed = brim("verify", out, check=3).stderr
     assert f"data/{path.name}: its content changed" in failed

@@ -14,8 +14,8 @@ import pytest
 import brim
 from brim.errors import BrimError, VerificationError
 from tests import forked
+from tests.destinations import HubDestination, run
 from tests.hub import TestHub
-from tests.places import HubPlace, run
 
 FLIPS = 260
 
@@ -54,8 +54,8 @@ def test_verify_finds_every_flip_in_the_card_that_breaks_load_dataset(built: Pat
     try:
         for number in range(FLIPS):
             flipped = bytearray(data)
-            at, bit = random_places.randrange(end), random_places.randrange(8)
-            flipped[at] ^= 1 << bit
+            position, bit = random_places.randrange(end), random_places.randrange(8)
+            flipped[position] ^= 1 << bit
             card.write_bytes(bytes(flipped))
             if findings(built):
                 continue
@@ -64,7 +64,7 @@ def test_verify_finds_every_flip_in_the_card_that_breaks_load_dataset(built: Pat
                 loaded = datasets.load_dataset(str(built), cache_dir=str(tmp_path / str(number)))
                 assert {split: len(rows) for split, rows in loaded.items()} == {"train": 12}
             except Exception as error:  # noqa: BLE001  # of whatever kind: it does not load
-                broken.append((at, bit, repr(error)))
+                broken.append((position, bit, repr(error)))
     finally:
         card.write_bytes(data)
     assert not broken
@@ -101,13 +101,13 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_verify_names_what_in_the_card_does_not_fit_the_shards(change: str, built: Path) -> None:
-    old, new, said = CHANGES[change]
+    old, new, message = CHANGES[change]
     card = built / "README.md"
     text = card.read_text()
     assert old in text
     card.write_text(text.replace(old, new, 1))
     try:
-        assert any(said in finding for finding in findings(built)), findings(built)
+        assert any(message in finding for finding in findings(built)), findings(built)
     finally:
         card.write_text(text)
 
@@ -144,14 +144,14 @@ def test_verify_compares_the_card_of_a_computed_dataset_and_map_writes_it_again(
 def test_verify_compares_the_card_of_a_repository(
     hub: TestHub, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
-    source, place = many_files(4), HubPlace(hub, tmp_path / "machine")
-    run(place, "build", source, place.address)
-    card = place.content()["README.md"]
+    source, destination = many_files(4), HubDestination(hub, tmp_path / "machine")
+    run(destination, "build", source, destination.address)
+    card = destination.content()["README.md"]
     for wrong in (b"", card.replace(b"data/train-", b"data/trAin-")):
-        place.plant("README.md", wrong)
-        assert "README.md: " in run(place, "verify", place.address, check=3).stderr
-    run(place, "build", source, place.address)
-    run(place, "verify", place.address)
+        destination.plant("README.md", wrong)
+        assert "README.md: " in run(destination, "verify", destination.address, check=3).stderr
+    run(destination, "build", source, destination.address)
+    run(destination, "verify", destination.address)
 
 
 @pytest.mark.parametrize("lost", [b"", b"not a ledger\n"], ids=["empty", "unreadable"])

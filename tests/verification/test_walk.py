@@ -32,13 +32,13 @@ def test_results_come_in_order_of_the_names() -> None:
 @pytest.mark.parametrize(("is_remote", "reads", "threads"), [(False, True, 2), (True, True, 2), (True, False, 8)])
 def test_as_many_calls_run_as_the_location_takes(is_remote: bool, reads: bool, threads: int) -> None:
     """One per core, and eight small requests to a remote location; never more than three rounds are started ahead."""
-    lock, running, most, started = threading.Lock(), 0, 0, 0
+    lock, running, maximum, started = threading.Lock(), 0, 0, 0
 
     def inspect(name: str, advance: Advance) -> None:
-        nonlocal running, most, started
+        nonlocal running, maximum, started
         with lock:
             running, started = running + 1, started + 1
-            most = max(most, running)
+            maximum = max(maximum, running)
         time.sleep(0.02)
         with lock:
             running -= 1
@@ -46,16 +46,16 @@ def test_as_many_calls_run_as_the_location_takes(is_remote: bool, reads: bool, t
     shards = walk_shards([str(n) for n in range(60)], inspect, is_remote=is_remote, reads_content=reads)
     for number, _ in enumerate(shards):
         assert started <= number + 1 + 3 * threads
-    assert most == threads
+    assert maximum == threads
 
 
 def test_an_error_of_one_shard_ends_the_others() -> None:
     """They end at the next bytes that they report; those that wait are not begun."""
-    begun: list[str] = []
+    started_at: list[str] = []
     ended: list[str] = []
 
     def inspect(name: str, advance: Advance) -> None:
-        begun.append(name)
+        started_at.append(name)
         if name == "bad":
             raise ValueError("broken")
         try:
@@ -69,15 +69,15 @@ def test_an_error_of_one_shard_ends_the_others() -> None:
     names = [f"endless {number}" for number in range(30)]
     with pytest.raises(ValueError, match="broken"):
         list(walk_shards(["bad", *names], inspect, is_remote=False))
-    assert sorted(ended) == sorted(begun[1:])
-    assert len(begun) < 8
+    assert sorted(ended) == sorted(started_at[1:])
+    assert len(started_at) < 8
 
 
 def test_bytes_are_reported_to_the_caller() -> None:
-    seen: list[int] = []
+    observed: list[int] = []
 
     def inspect(name: str, advance: Advance) -> None:
         advance(3)
 
-    list(walk_shards(["a", "b"], inspect, is_remote=False, advance=seen.append))
-    assert seen == [3, 3]
+    list(walk_shards(["a", "b"], inspect, is_remote=False, advance=observed.append))
+    assert observed == [3, 3]

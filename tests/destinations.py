@@ -19,7 +19,7 @@ from tests.s3 import FaultProxy, S3Server
 Listing = dict[str, tuple[int, str]]
 
 
-class Place(Protocol):
+class Destination(Protocol):
     """Somewhere to build at. `environment` is that of whoever builds."""
 
     address: str
@@ -34,22 +34,24 @@ class Place(Protocol):
         """Somebody else puts a file there."""
 
 
-def listing(place: Place) -> Listing:
+def listing(destination: Destination) -> Listing:
     """Size and SHA-256 of the shards."""
-    found = {name: data for name, data in place.content().items() if name.startswith("data/")}
-    return {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in found.items()}
+    actual = {name: data for name, data in destination.content().items() if name.startswith("data/")}
+    return {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in actual.items()}
 
 
-def run(place: Place, *arguments: str | os.PathLike[str], check: int | None = 0) -> subprocess.CompletedProcess[str]:
-    return brim(*arguments, check=check, env=place.environment)
+def run(
+    destination: Destination, *arguments: str | os.PathLike[str], check: int | None = 0
+) -> subprocess.CompletedProcess[str]:
+    return brim(*arguments, check=check, env=destination.environment)
 
 
-def start(place: Place, *arguments: str | os.PathLike[str]) -> forked.Process:
-    return forked.start(*arguments, env=place.environment)
+def start(destination: Destination, *arguments: str | os.PathLike[str]) -> forked.Process:
+    return forked.start(*arguments, env=destination.environment)
 
 
 @dataclass
-class FolderPlace:
+class FolderDestination:
     folder: Path
 
     @property
@@ -62,17 +64,17 @@ class FolderPlace:
 
     def content(self) -> dict[str, bytes]:
         card = self.folder / "README.md"
-        found = {"README.md": card.read_bytes()} if card.exists() else {}  # before the others, as readers do
+        actual = {"README.md": card.read_bytes()} if card.exists() else {}  # before the others, as readers do
         for path in sorted(self.folder.rglob("*")):
             name = str(path.relative_to(self.folder))
-            if name in found or ".brim" in path.parts or not path.is_file():
+            if name in actual or ".brim" in path.parts or not path.is_file():
                 continue
             try:
-                found[name] = path.read_bytes()
+                actual[name] = path.read_bytes()
             except FileNotFoundError:
                 if not path.name.startswith("."):  # what is being written gets its name by a rename
                     raise
-        return found
+        return actual
 
     def plant(self, name: str, data: bytes) -> None:
         (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +82,7 @@ class FolderPlace:
 
 
 @dataclass
-class HubPlace:
+class HubDestination:
     hub: TestHub
     folder: Path
     address: str = DEST
@@ -94,9 +96,11 @@ class HubPlace:
         return self.address.removeprefix("hf://datasets/")
 
     def content(self) -> dict[str, bytes]:
-        at = self.hub.head(self.repo)  # as readers do: files of one commit
-        names = [name for name in self.hub.files(self.repo, at) if not name.startswith((".brim/", ".gitattributes"))]
-        return {name: self.hub.read(self.repo, name, at) for name in names}
+        position = self.hub.head(self.repo)  # as readers do: files of one commit
+        names = [
+            name for name in self.hub.files(self.repo, position) if not name.startswith((".brim/", ".gitattributes"))
+        ]
+        return {name: self.hub.read(self.repo, name, position) for name in names}
 
     def plant(self, name: str, data: bytes) -> None:
         if self.repo not in {repo.name for repo in self.hub.repos}:
@@ -106,7 +110,7 @@ class HubPlace:
 
 
 @dataclass
-class BucketPlace:
+class BucketDestination:
     server: S3Server
     folder: Path
     prefix: str
@@ -131,7 +135,7 @@ class BucketPlace:
 
 
 @dataclass
-class HubBucketPlace:
+class HubBucketDestination:
     hub: TestHub
     folder: Path
     prefix: str = "some/where"
@@ -156,10 +160,10 @@ class HubBucketPlace:
     def plant_all(self, files: dict[str, bytes]) -> None:
         add = []
         for number, (name, data) in enumerate(files.items()):
-            here = self.folder / f"planted-{number}"
-            here.parent.mkdir(parents=True, exist_ok=True)
-            here.write_bytes(data)
-            add.append((str(here), f"{self.prefix}/{name}"))
+            local = self.folder / f"planted-{number}"
+            local.parent.mkdir(parents=True, exist_ok=True)
+            local.write_bytes(data)
+            add.append((str(local), f"{self.prefix}/{name}"))
         Machine(self.hub, self.folder, more={"HF_HUB_DISABLE_XET": "0"}).python(f"""
             from huggingface_hub import HfApi
             HfApi().create_bucket({self.bucket!r}, exist_ok=True)
