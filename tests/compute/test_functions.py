@@ -147,7 +147,7 @@ def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
     retained = {"inner": [lock]}
     with pytest.raises(InputError, match=r"the variable 'lock' \(a _thread.lock\)"):
         Shipped.from_function(lambda row: lock)
-    with pytest.raises(InputError, match=r"item 0 of the item 'inner' of the variable 'held'"):
+    with pytest.raises(InputError, match=r"item 0 of the item 'inner' of the variable 'retained'"):
         Shipped.from_function(lambda row: retained)
     with open(tmp_path / "x", "w") as file, pytest.raises(InputError, match=r"the argument 'f'"):
         Shipped.from_function(functools.partial(times, f=file))
