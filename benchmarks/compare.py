@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from peak import measure
-from tables import MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
+from tables import MB, Part, at_most, comma_list, machine, print_goals, print_machine, print_part, progress, write_json
 
 HERE = Path(__file__).resolve().parent
 MODEL = """
@@ -45,7 +45,8 @@ def main() -> int:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="package,files,publish,map,tokenize,embed,scale", help="separated by commas")
+    names = ("package", "files", "publish", "map", "tokenize", "embed", "scale")
+    parser.add_argument("--only", type=comma_list(*names), default=",".join(names), help="separated by commas")
     parser.add_argument("--data", type=Path, help="where files are made (default: a temporary folder)")
     parser.add_argument("--json", type=Path, help="write every run to this file")
     arguments = parser.parse_args()

@@ -40,7 +40,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from peak import measure
-from tables import GB, MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
+from tables import (
+    GB,
+    MB,
+    Part,
+    at_most,
+    comma_list,
+    machine,
+    print_goals,
+    print_machine,
+    print_part,
+    progress,
+    write_json,
+)
 
 from brim.file_set import FileSet
 from brim.jobs.destination import Run
@@ -348,7 +360,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=1_000_000)
     parser.add_argument("--files", type=int, choices=(1, 2, 3), default=1, help="files in a row; 3 are Parquet")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS))
+    parser.add_argument("--only", type=comma_list(*PARTS), default=",".join(PARTS))
     parser.add_argument("--data", type=Path, help="where ledger and sparse shards go; kept if given")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
@@ -368,7 +380,7 @@ def main() -> None:
         arguments.data.mkdir(parents=True, exist_ok=True)
         facts = machine(arguments.data, ("brim", "pyarrow", "numpy"))
         parts: dict[str, Part] = {}
-        for name in arguments.only:
+        for name in arguments.only.split(","):
             title = f"{name}: {arguments.shards:,} shards of 5 GB, {arguments.files} file(s) each"
             parts[name] = Part(title, ("step", "time", "processor", "rate or size", "peak memory of the process"))
             PARTS[name](arguments, parts[name])

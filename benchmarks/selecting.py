@@ -30,7 +30,19 @@ import pyarrow.parquet as pq
 from peak import Measured, measure
 from selecting_far import remote
 from selecting_peers import SYNCED
-from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
+from tables import (
+    MB,
+    Part,
+    at_least,
+    at_most,
+    comma_list,
+    machine,
+    print_goals,
+    print_machine,
+    print_part,
+    progress,
+    write_json,
+)
 
 HERE = Path(__file__).parent
 BRIM = [sys.executable, "-m", "brim", "select"]
@@ -137,7 +149,7 @@ def large(work: Path, arguments: argparse.Namespace) -> Part:
         f"large: {rows:,} values of 5 MB, {total:.1f} GB in {len(shards)} shards",
         ("what", "written GB", "brim s", "cp + sync + sha256sum s", "brim / copy", "peak MB"),
     )
-    for name in arguments.ways.split(",") if arguments.ways else methods:
+    for name in arguments.ways.split(","):
         first, *options = methods[name]
         out = work / "out"
         result = took(name, [*BRIM, first, str(out), "--quiet", *options], out)
@@ -254,7 +266,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--scale", type=float, default=1.0, help="of the 10 GB and 1 GB")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--ways", help="of large: some of filter,split,join,re-shard,shuffle,sort")
+    ways = ("filter", "split", "join", "re-shard", "shuffle", "sort")
+    parser.add_argument(
+        "--ways", type=comma_list(*ways), default=",".join(ways), help=f"of large: some of {','.join(ways)}"
+    )
     parser.add_argument("--work", type=Path, help="a folder on the disk to measure")
     parser.add_argument("--json", type=Path, help="write every single run there")
     arguments = parser.parse_args()

@@ -45,7 +45,19 @@ from stop_curves import (
     large_steps,
     stepped_climb,
 )
-from tables import Goal, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
+from tables import (
+    Goal,
+    Part,
+    at_least,
+    at_most,
+    comma_list,
+    machine,
+    print_goals,
+    print_machine,
+    print_part,
+    progress,
+    write_json,
+)
 
 from brim.memory.sampler import Pace
 from brim.memory.thresholds import DEFAULT_LEAD_S, Guard, Level, standard_thresholds
@@ -308,7 +320,8 @@ def main() -> None:
     parser.add_argument("--flat", type=int, default=60, help="curves per shape that does not leak")
     parser.add_argument("--live", type=int, default=60, help="live processes")
     parser.add_argument("--tuning", action="store_true", help="use the seeds that the constants were chosen on")
-    parser.add_argument("--only", default="slow,leaks,large,flat,live")
+    names = ("slow", "leaks", "large", "flat", "live")
+    parser.add_argument("--only", type=comma_list(*names), default=",".join(names))
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     first = 0 if arguments.tuning else 1000

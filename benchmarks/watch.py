@@ -27,7 +27,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tables import MB, Goal, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
+from tables import (
+    MB,
+    Goal,
+    Part,
+    at_most,
+    comma_list,
+    machine,
+    print_goals,
+    print_machine,
+    print_part,
+    progress,
+    write_json,
+)
 
 LIMIT_BYTES = 300_000_000
 
@@ -336,7 +348,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--rest", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the soak")
-    parser.add_argument("--only", default="overshoot,kinds,many,rest,logs,soak")
+    names = ("overshoot", "kinds", "many", "rest", "logs", "soak")
+    parser.add_argument("--only", type=comma_list(*names), default=",".join(names))
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     facts = machine(Path(tempfile.gettempdir()), [])
