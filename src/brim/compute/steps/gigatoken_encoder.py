@@ -271,6 +271,7 @@ class FastEncoder:
         return encoded
 
 
+@cache
 def fast_name() -> str:
     from importlib.metadata import version
 

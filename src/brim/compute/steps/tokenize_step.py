@@ -112,8 +112,6 @@ IDS, NOTE = "input_ids", "_brim_note"
 # Values of NOTE for a document; finishing counts them and drops the column. OVERLONG rows are left out then.
 PLAIN, NULL, CUT, ROUGH, TRUNCATED, OVERLONG = range(6)
 Dtype = Literal["int32", "uint16", "uint32"]
-# Text that is encoded at once; takes up to 50 MB.
-_GROUP_BYTES = 1 << 18
 _NO_IDS = np.empty(0, np.uint32)
 
 
@@ -214,7 +212,7 @@ class TokenizeStep:
         os.environ["RAYON_NUM_THREADS"] = str(self.threads)
         self.output_schema(schema)
         data = self.tokenizer.read()
-        self._loaded = LoadedTokenizer(data, self.tokenizer.name)
+        self._loaded = LoadedTokenizer(data, self.tokenizer.name, threads=self.threads)
         if self._frame is None:
             self.check(self._loaded)
         if self.fast is not None:
@@ -257,10 +255,10 @@ class TokenizeStep:
         column = batch.table.column(self.options.column)
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             column = column.cast(pa.large_string())
-        group_bytes = 1 if small else _GROUP_BYTES * self.threads
-        for start, stop in _groups(column, group_bytes):
-            texts = column.slice(start, stop - start).combine_chunks()
-            yield self._encoded(texts, batch.table.slice(start, stop - start), start)
+        step = 1 if small else max(len(column), 1)
+        for start in range(0, len(column), step):
+            texts = column.slice(start, step).combine_chunks()
+            yield self._encoded(texts, batch.table.slice(start, step), start)
 
     def smaller(self, rows: int) -> str:
         return ""
@@ -383,17 +381,6 @@ def _check_utf8(texts: pa.Array, offset: int) -> None:
                     hint="Fix it, or skip such rows with --on-error=skip.",
                 )
         raise
-
-
-def _groups(column: pa.ChunkedArray, group_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield row ranges (start, stop) of up to `group_bytes` bytes, at least one row each."""
-    sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy()
-    ends = np.cumsum(sizes, dtype=np.int64)
-    start, before = 0, 0
-    while start < len(ends):
-        stop = max(start + 1, int(np.searchsorted(ends, before + group_bytes, side="right")))
-        yield start, stop
-        start, before = stop, int(ends[stop - 1])
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from brim.compute.steps.tokenizer_folder import ADDED, CONFIG, FILE, SPECIAL_MAP, load_folder, read_json
 from brim.errors import InputError, SourceChangedError
@@ -137,14 +138,18 @@ class TokenizerFile:
         return data
 
 
+_GROUP_BYTES = 1 << 18  # of text that one thread encodes at once, which takes up to 50 MB
+
+
 class LoadedTokenizer:
     """The reference: the `tokenizers` that is installed, 0.2x or 1.x, as brim uses it.
 
     The tokenizer's truncation and padding are switched off; `switched_off` names those that were on.
     """
 
-    def __init__(self, data: bytes, name: str) -> None:
+    def __init__(self, data: bytes, name: str, threads: int = 1) -> None:
         self.name, self.generation, self._data = name, generation(), data
+        self._group_bytes = _GROUP_BYTES * threads
         self.raw = _parse(data, name)
         on = (("truncation", self.raw.truncation), ("padding", self.raw.padding))
         self.switched_off = tuple(label for label, setting in on if setting is not None)
@@ -186,7 +191,15 @@ class LoadedTokenizer:
         ]
 
     def encode(self, texts: pa.Array) -> Encoded:
-        return Encoded.from_parts(self.ids(texts.to_pylist()))
+        """Encode groups of texts, since the library needs up to 200 bytes per byte of text."""
+        parts, start = list[Ids](), 0
+        ends = np.cumsum(pc.binary_length(texts).to_numpy(zero_copy_only=False), dtype=np.int64)
+        while start < len(texts):
+            before = int(ends[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + self._group_bytes, side="right")))
+            parts += self.ids(texts.slice(start, stop - start).to_pylist())
+            start = stop
+        return Encoded.from_parts(parts)
 
     def ids_and_places(self, texts: Sequence[str]) -> list[tuple[Ids, Places]]:
         """Return the ids of each text, and where each token starts and ends in it (in characters)."""
