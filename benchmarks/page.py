@@ -36,6 +36,7 @@ SECTIONS = {
     "objects": ("Objects", "From and to buckets: SeaweedFS on the same two cores."),
     "reupload": ("Reupload", "How much of a dataset is sent again after rows were added."),
     "selecting": ("Selecting", "Filter, split, concatenate, shuffle and sort datasets, on disk and remote."),
+    "budget": ("Memory budgets", "A setting for memory, and how much each tool takes."),
     "map": ("Map", "A cheap function over rows of Parquet."),
     "tokens_fast": (
         "Tokenizing",

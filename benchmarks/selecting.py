@@ -256,9 +256,32 @@ def decode(work: Path, arguments: argparse.Namespace) -> Part:
     return part
 
 
+def budget(work: Path, arguments: argparse.Namespace) -> Part:
+    """A setting for memory, and what each tool takes: half of the rows, shuffled."""
+    rows = int(100_000 * arguments.scale)
+    source, out = write(work / "in.parquet", rows, 10_000, compression="none", write_page_index=True), work / "out"
+    peers = [PEERS, "{name}", str(source), str(out), str(rows // 2)]
+    selected = [str(source), str(out), "--quiet", "--where", f"key < {rows // 2}", "--shuffle", "7"]
+    setting = "POLARS_OOC_MEMORY_BUDGET_MB=300"
+    commands = {
+        "brim, --memory 300MB": [*BRIM, *selected, "--memory", "300MB"],
+        f"polars, {setting}": ["env", setting, sys.executable, *(word.format(name="polars") for word in peers)],
+        "duckdb, memory_limit='200MB'": [sys.executable, *(word.format(name="duckdb-200MB") for word in peers)],
+    }
+    part = Part(f"budget: {rows:,} values of 10 kB, none: half of them, shuffled", ("what, setting", "end", "peak MB"))
+    for name, command in commands.items():
+        done = took(name, command, out)
+        part.rows.append((name, "an error" if done.exit_code else "done", f"{done.peak_bytes / MB:.0f}"))
+        part.runs[name] = [{"seconds": done.seconds, "peak_bytes": done.peak_bytes, "exit_code": done.exit_code}]
+    part.goals.append(
+        at_most("peak anonymous memory", part.runs["brim, --memory 300MB"][0]["peak_bytes"] / MB, 300, " MB")
+    )
+    return part
+
+
 PARTS: dict[str, Callable[[Path, argparse.Namespace], Part]] = {
     "large": large, "small": shuffled("small"), "snappy": shuffled("snappy"), "zstd": shuffled("zstd"),
-    "decode": decode, "remote": remote,
+    "decode": decode, "remote": remote, "budget": budget,
 }  # fmt: skip
 
 
