@@ -271,6 +271,13 @@ def test_memory_error_says_what_each_reader_takes(rows: Path, monkeypatch: pytes
     brim.Loader(rows, batch_size=2, rank=0, world_size=32, memory="10GB")
 
 
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"])
+def test_environment_without_a_number_is_named(rows: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "first")
+    with pytest.raises(brim.InputError, match=f"{name} must be a whole number, not 'first'"):
+        brim.Loader(rows, batch_size=2)
+
+
 def test_other_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(brim.InputError, match="no Parquet"):

@@ -112,6 +112,14 @@ def test_killed_worker_is_an_error(rows: Path) -> None:
         list(batches)
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_vanished_file_is_named_by_the_error_of_a_worker(rows: Path, method: str) -> None:
+    batches = DataLoader(make(rows).torch(), batch_size=None, num_workers=2, multiprocessing_context=method)
+    (rows / "part-003.parquet").unlink()
+    with pytest.raises(brim.SourceChangedError, match=r"part-003\.parquet"):
+        list(batches)
+
+
 TRAINER = """
 import json, os, sys, time
 import torch, torch.distributed as dist

@@ -408,7 +408,7 @@ class Loader:
 
     def _window_budget(self, workers: int) -> int:
         """Return how many bytes a reader may read ahead, after its window; MemoryLimitError if that does not fit."""
-        local = min(int(os.environ.get("LOCAL_WORLD_SIZE") or self.world_size), self.world_size)
+        local = min(_environment_number("LOCAL_WORLD_SIZE", self.world_size), self.world_size)
         readers = max(local, 1) * max(workers, 1)
         reader_limit = self._limit_bytes // readers
         process_held = min(process_bytes(os.getpid()), _MOST_PROCESS_BYTES)
@@ -419,8 +419,9 @@ class Loader:
         if reader_limit < needed:
             of_window = f", {format_size(window_bytes)} for a shuffle window of {self.window:,} rows" * self.shuffle
             rows = int((reader_limit - other_bytes - _LEAST_AHEAD_BYTES) / max(_COPIES_OF_WINDOW * row_bytes, 1))
+            readers_take = f"Each of {readers} readers takes" if readers > 1 else "The reader takes"
             raise MemoryLimitError(
-                f"Each of {readers} readers takes {format_size(needed)} ({format_size(process_held)} for its process"
+                f"{readers_take} {format_size(needed)} ({format_size(process_held)} for its process"
                 f"{of_window}), which does not fit the memory limit of {format_size(self._limit_bytes)}.",
                 hint="Use a larger memory= or fewer workers"
                 + (f", or shuffle_window={rows} or smaller." if rows > 0 and self.shuffle else "."),
@@ -448,12 +449,19 @@ def _leg(entry: Mapping[str, Any]) -> Leg:
     return Leg(layout, int(entry["batches"]))
 
 
+def _environment_number(name: str, default: int) -> int:
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal():
+        raise InputError(f"The environment variable {name} must be a whole number, not {text!r}.")
+    return int(text)
+
+
 def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return this rank and the number of ranks, as given, or as torch.distributed or the environment says."""
     if (rank is None) != (world_size is None):
         raise ArgumentError("rank= and world_size= must be used together.", option="rank")
     if rank is None or world_size is None:
-        rank, world_size = int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+        rank, world_size = _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
         torch = sys.modules.get("torch")
         if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
