@@ -1,7 +1,7 @@
 """Chats with labels: TRL's own preparation, `datasets.map` with `apply_chat_template`, and brim.
 
 Generated conversations of one to four turns; a tokenizer made here; a template with {% generation %} marks and the same
-one without. Each way runs in a process of its own on all cores, and its memory is that of all its processes together.
+one without. Each way runs in a process of its own on all cores; they take turns.
 Without marks TRL knows no answers, and trains on everything; brim finds the answers by rendered prefixes.
 
     make bench-chat            20,000 conversations
@@ -11,20 +11,18 @@ Without marks TRL knows no answers, and trains on everything; brim finds the ans
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
-from typing import Any
 
-import psutil
+from peak import Measured, measure
+from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 _TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}"
@@ -66,8 +64,15 @@ rows, tokenizer, out, marks = sys.argv[1:5]
 made = brim.tokenize(rows, tokenizer, destination=out, chat=True, memory="300MB", progress=False)
 print(made.rows)
 """
-_PACKED = _BRIM.replace("chat=True", "chat=True, pack=4096")
-WAYS = {"TRL": _TRL, "datasets.map": _MAP, "brim": _BRIM, "brim --pack 4096": _PACKED}
+PACKED = "brim --pack 4096"
+WAYS = {
+    "TRL": _TRL,
+    "datasets.map": _MAP,
+    "brim": _BRIM,
+    PACKED: _BRIM.replace("chat=True", "chat=True, pack=4096").replace(
+        "made.rows", 'made.counts["tokens"] / (made.rows * 4096)'
+    ),
+}
 
 
 def write_rows(path: Path, count: int) -> None:
@@ -97,41 +102,12 @@ def write_tokenizer(folder: Path, rows: Path, template: str) -> None:
         vocab_size=8000, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     with open(rows) as file:
-        tokenizer.train_from_iterator([next(file) for _ in range(500)], trainer)
+        tokenizer.train_from_iterator(list(itertools.islice(file, 500)), trainer)
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(template)
-
-
-def measure(python: str, code: str, arguments: list[str]) -> tuple[float, int]:
-    """Return the seconds and the peak memory (of all processes, shared pages counted once) of a run."""
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    start = time.monotonic()
-    process = subprocess.Popen(
-        [python, "-c", code, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
-    )
-    peak, finished = 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not finished.wait(0.1):
-            try:
-                tree = psutil.Process(process.pid)
-                peak = max(peak, sum(item.memory_full_info().pss for item in [tree, *tree.children(recursive=True)]))
-            except psutil.Error:
-                continue
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    error = process.communicate()[1]
-    seconds = time.monotonic() - start
-    finished.set()
-    watcher.join()
-    if process.returncode:
-        raise SystemExit(error.decode()[-2000:])
-    return seconds, peak
 
 
 def main() -> None:
@@ -141,33 +117,57 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results: dict[str, Any] = {"rows": options.rows, "processes": options.processes, "ways": {}}
-    with tempfile.TemporaryDirectory() as name:
+    parts: dict[str, Part] = {}
+    with tempfile.TemporaryDirectory(prefix="brim-chat-") as name:
         work = Path(name)
+        facts = machine(work, ("brim", "trl", "transformers", "datasets", "tokenizers"))
         write_rows(work / "rows.jsonl", options.rows)
         for marks in ("marks", "bare"):
             signs = ("{% generation %}", "{% endgeneration %}") if marks == "marks" else ("", "")
             write_tokenizer(work / marks, work / "rows.jsonl", _TEMPLATE.replace("«", signs[0]).replace("»", signs[1]))
-            runs: dict[str, list[tuple[float, int]]] = {method: [] for method in WAYS}
-            for _ in range(options.repeats):  # in turns, so that another load on the machine slows all ways alike
-                for mode, code in WAYS.items():
-                    out = work / "out"
-                    arguments = [str(work / "rows.jsonl"), str(work / marks), str(out), marks, str(options.processes)]
-                    runs[mode].append(measure(sys.executable, code, arguments))
-                    for path in work.glob("out*"):
-                        shutil.rmtree(path)
-            for mode, measured in runs.items():
-                seconds = statistics.median(seconds for seconds, _ in measured)
-                row = {"seconds": seconds, "peak_bytes": max(peak for _, peak in measured)}
-                results["ways"][f"{marks}: {mode}"] = row
-                base = results["ways"][f"{marks}: TRL"]["seconds"]
-                print(
-                    f"{marks:6} {mode:17} {seconds:8.1f} s  {options.rows / seconds:8,.0f} rows/s  "
-                    f"{row['peak_bytes'] / 1e6:7,.0f} MB  {base / seconds:5.1f} x TRL",
-                    flush=True,
-                )
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+            runs: dict[str, list[Measured]] = {way: [] for way in WAYS}
+            for number in range(options.repeats):  # in turns, so that another load on the machine slows all ways alike
+                for way in WAYS:
+                    progress(f"{marks}, {way}, run {number + 1}")
+                    runs[way].append(run(way, work, marks, options.processes))
+            parts[marks] = part_of(options.rows, marks, runs)
+            print_part(parts[marks])
+    print_goals(parts)
+    print_machine(facts)
+    write_json(options.json, facts, parts)
+
+
+def run(way: str, work: Path, marks: str, processes: int) -> Measured:
+    arguments = [str(work / "rows.jsonl"), str(work / marks), str(work / "out"), marks, str(processes)]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    measured = measure([sys.executable, "-c", WAYS[way], *arguments], env=environment)
+    if measured.exit_code:
+        raise SystemExit(f"{way} failed:\n{measured.output[-2000:]}")
+    for path in work.glob("out*"):
+        shutil.rmtree(path)
+    return measured
+
+
+def part_of(rows: int, marks: str, runs: dict[str, list[Measured]]) -> Part:
+    words = "with {% generation %}" if marks == "marks" else "without marks"
+    part = Part(
+        f"{rows:,} conversations, a template {words}", ("way", "s", "rows/s", "CPU s", "peak MB", "speed to TRL")
+    )
+    seconds = {way: statistics.median(each.seconds for each in found) for way, found in runs.items()}
+    peaks = {way: max(each.peak_bytes for each in found) / MB for way, found in runs.items()}
+    for way, found in runs.items():
+        cpu = statistics.median(each.cpu_seconds for each in found)
+        speed = f"{seconds['TRL'] / seconds[way]:.1f}×"
+        times = (f"{seconds[way]:.1f}", f"{rows / seconds[way]:,.0f}", f"{cpu:.1f}")
+        part.rows.append((way, *times, f"{peaks[way]:.0f}", speed))
+        part.runs[way] = [
+            {"seconds": each.seconds, "cpu_seconds": each.cpu_seconds, "peak_bytes": each.peak_bytes} for each in found
+        ]
+    part.goals.append(at_least("speed to TRL", seconds["TRL"] / seconds["brim"], 5 if marks == "marks" else 2, "×"))
+    part.goals.append(at_most("peak memory", max(peaks["brim"], peaks[PACKED]), 300, " MB"))
+    fill_rate = float(runs[PACKED][0].output.split()[-1])
+    part.goals.append(at_least("fill rate of packed rows", fill_rate, 0.97, ""))
+    return part
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ fi
 make_environment .venv/megatron torch==2.13.0
 make_environment .venv/megatron megatron-core numpy
 make_environment .venv/trainers-old torch==2.13.0
-make_environment .venv/trainers-old trl==0.24.0 'transformers<5' accelerate jinja2 --editable '.[dev]'
+make_environment .venv/trainers-old trl==0.24.0 accelerate jinja2 --editable '.[dev]'
 BRIM_MEGATRON=$PWD/.venv/megatron/bin/python .venv/trainers/bin/python -m pytest -m trainers \
   tests/compute/test_chat_oracle.py tests/compute/test_chat_trainers.py tests/compute/test_megatron.py
 .venv/trainers-old/bin/python -m pytest -m trainers tests/compute/test_chat_trainers.py
