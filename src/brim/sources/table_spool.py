@@ -12,17 +12,15 @@ import mmap
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from brim.errors import DestinationUnavailableError
 from brim.file_set import Bools, Ints
 from brim.memory.release import give_back_heap
 from brim.partition import arrow_bytes
-from brim.state.scratch import scratch_folder
+from brim.state.scratch import scratch_failures, scratch_folder
 
 SMALL_TABLE_BYTES = 8_000_000  # tables up to here stay in memory
 _ALIGNMENT = 64
@@ -31,18 +29,6 @@ _HELD_BYTES = 1 << 20  # of a buffer that grows, before it goes to a file
 _MOST_OFFSET = 2**31 - 1
 
 _mappings: list[tuple[weakref.ref[mmap.mmap], int, int]] = []  # scratch files: (mapping, first address, end)
-
-
-@contextmanager
-def scratch_failures() -> Iterator[None]:
-    """Turn errors of the system about temporary files into errors that name their folder."""
-    try:
-        yield
-    except OSError as error:
-        raise DestinationUnavailableError(
-            f"{scratch_folder()!r}, the folder for temporary files, cannot be written to: {error.strerror}.",
-            hint="Free disk space there, or set TMPDIR to another folder.",
-        ) from error
 
 
 class TableSpool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
-import weakref
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -22,26 +20,20 @@ from brim.formats.parquet_levels import levels_of
 from brim.formats.parquet_values import FoundValues, Spooling
 from brim.formats.range_readers import Readable
 from brim.sources.file_table import FileTable, contents_of, one_array
-from brim.sources.table_spool import TableSpool, scratch_failures
-from brim.state.scratch import scratch_folder
+from brim.sources.table_spool import TableSpool
+from brim.state.scratch import Scratch, scratch_failures
 
 DECODED_ROWS = 16  # of a column of bytes, decoded at a time
-_DESCRIPTORS = "/proc/self/fd"
 _BATCH_BYTES, _BATCH_ROWS = 16_000_000, 1024
 
 
-class ValueSpool:
-    """A temporary file. Where the system can open it by its descriptor it has no name, so a kill leaves nothing."""
+class ValueSpool(Scratch):
+    """A temporary file of values, which shards read like a file of the source."""
 
     name = "the spool"
 
     def __init__(self, folder: str | None = None) -> None:
-        self.descriptor, path = tempfile.mkstemp(prefix="brim-spool-", dir=folder or scratch_folder())
-        is_nameless = os.path.isdir(_DESCRIPTORS)
-        self.path = f"{_DESCRIPTORS}/{self.descriptor}" if is_nameless else path
-        self._finalizer = weakref.finalize(self, _remove, self.descriptor, None if is_nameless else path)
-        if is_nameless:
-            os.unlink(path)
+        super().__init__(folder, needs_path=True)
         self.size = 0
 
     def append(self, data: Any) -> int:
@@ -74,15 +66,6 @@ class ValueSpool:
         """Return the state of the file, with the time of its source: a repeated job recognizes the spool by it."""
         os.utime(self.descriptor, ns=(mtime_ns, mtime_ns))
         return os.fstat(self.descriptor)
-
-    def close(self) -> None:
-        self._finalizer()
-
-
-def _remove(descriptor: int, path: str | None) -> None:
-    os.close(descriptor)
-    if path is not None:
-        os.unlink(path)
 
 
 def decode_chunk(file: Readable, group: int, leaf: Leaf, spool: Spooling) -> FoundValues:

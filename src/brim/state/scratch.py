@@ -1,23 +1,33 @@
-"""Temporary bytes on disk in a file without a name: no other process sees it, and none is left by a crash."""
+"""Temporary bytes on disk in files without a name: no other process sees them, and a crash leaves none."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from brim.errors import DestinationUnavailableError
 from brim.state.atomic_files import file_system
 
+_DESCRIPTORS = "/proc/self/fd"
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 
 
 class Scratch:
-    """A file without a name: it is gone when it is closed or collected, and when the process ends in any way."""
+    """A file without a name: it is gone when it is closed or collected, and when the process ends in any way.
 
-    def __init__(self, folder: str | None = None) -> None:
+    `needs_path`: it is also opened by its path; where no system path names a descriptor, it keeps its name until then.
+    """
+
+    def __init__(self, folder: str | None = None, *, needs_path: bool = False) -> None:
         self.descriptor, path = tempfile.mkstemp(prefix="brim-", dir=folder or scratch_folder())
-        self._finalizer = weakref.finalize(self, os.close, self.descriptor)
-        os.unlink(path)
+        is_nameless = not needs_path or os.path.isdir(_DESCRIPTORS)
+        self.path = f"{_DESCRIPTORS}/{self.descriptor}" if is_nameless else path
+        self._finalizer = weakref.finalize(self, _remove, self.descriptor, None if is_nameless else path)
+        if is_nameless:
+            os.unlink(path)
 
     def read_into(self, target: memoryview, offset: int) -> int:
         size = os.preadv(self.descriptor, [target], offset)
@@ -36,12 +46,30 @@ class Scratch:
         self._finalizer()
 
 
+def _remove(descriptor: int, path: str | None) -> None:
+    os.close(descriptor)
+    if path is not None:
+        os.unlink(path)
+
+
 def scratch_folder() -> str:
     """Return the folder for temporary files; /var/tmp if that one is in memory, where its files would count."""
     folder = tempfile.gettempdir()
     if is_in_memory(folder) and os.access("/var/tmp", os.W_OK) and not is_in_memory("/var/tmp"):
         return "/var/tmp"
     return folder
+
+
+@contextmanager
+def scratch_failures() -> Iterator[None]:
+    """Turn errors of the system about temporary files into errors that name their folder."""
+    try:
+        yield
+    except OSError as error:
+        raise DestinationUnavailableError(
+            f"{scratch_folder()!r}, the folder for temporary files, cannot be written to: {error.strerror}.",
+            hint="Free disk space there, or set TMPDIR to another folder.",
+        ) from error
 
 
 def is_in_memory(folder: str) -> bool:
