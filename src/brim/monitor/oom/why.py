@@ -124,6 +124,7 @@ class WhyReport(Described):
     made: datetime
 
     def text(self, width: int = 80) -> str:
+        """Return the report as text of at most `width` characters per line."""
         kills = self.kills
         if not kills:
             lines = ["No record of an out-of-memory kill was found."]
