@@ -154,7 +154,10 @@ def open_job(options: OpenJobOptions) -> SavedComputation:
 def open_saved_job(
     path: str | os.PathLike[str], access: Access, running: RunOptions, measure_caller: Callable[[], int]
 ) -> SavedComputation:
-    """Open a plan. `measure_caller` returns the bytes that the caller uses for other work: `caller_bytes`, or `no_caller`."""
+    """Open a plan.
+
+    `measure_caller` returns the bytes that the caller uses for other work: `caller_bytes`, or `no_caller`.
+    """
     held_bytes = measure_caller()
 
     def job_of(plan: JobPlan) -> Job:
