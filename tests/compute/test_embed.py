@@ -16,8 +16,7 @@ import pytest
 import brim
 from brim.compute.outputs.output import Units
 from brim.compute.outputs.vector_output import FinishedVectors, VectorOutput, finish_vectors, rows_path
-from brim.compute.steps.embed_options import EmbedStepOptions
-from brim.compute.steps.embed_step import EmbedStep
+from brim.compute.steps.embed_step import EmbedStep, EmbedStepOptions
 from brim.compute.steps.step import BadRow, RowBatch
 from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.options.compute_options import ModelOptions
