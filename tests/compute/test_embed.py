@@ -120,7 +120,7 @@ def test_a_device_without_room_gets_halves(batch_size: int) -> None:
 def test_a_row_that_never_fits_is_named() -> None:
     """One row alone on the device: nothing more can be done."""
     with pytest.raises(BadRow) as caught:
-        embed("Small", loading=ModelOptions(model_arg={"room": 0}), batch_size=4)
+        embed("Small", loading=ModelOptions(model_arg={"budget": 0}), batch_size=4)
     assert caught.value.rows == 1
     assert isinstance(caught.value.__cause__, MemoryLimitError)
 
