@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from peak import as_installed
 from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, write_json
 
 from tests.s3 import S3Server
@@ -279,7 +280,7 @@ def run_kind(
                     source = f"s3://public/{folder.name}" if tool == "brim" else f"{endpoint}/public/{folder.name}"
                 scratch = tempfile.mkdtemp(dir=work)
                 command = [sys.executable, __file__, "--child", tool, kind, source, scratch, *names]
-                environment = os.environ | s3.environment_at(endpoint)
+                environment = as_installed(os.environ | s3.environment_at(endpoint))
                 result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
                 shutil.rmtree(scratch, ignore_errors=True)
                 if result.returncode:
