@@ -6,7 +6,7 @@ spool, of which the values are ranges. Chunks that only pyarrow can decode (LZO,
 NotLocated.
 
 A damaged file raises an error, and never takes more memory than its bytes and some megabytes. Shards that brim wrote
-are read by parquet_locate.py to verify and unpack them.
+are read by parquet_reader.py to verify and unpack them.
 
 `ChunkReader` walks the pages of a column chunk and matches their values with rows; `_PageReader` reads the bytes of a
 page, `_Dictionary` the values of a dictionary page.

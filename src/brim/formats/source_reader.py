@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
 import numpy as np
 
 from brim.file_set import FileSet
-from brim.formats.file_views import FileView, Seekable
+from brim.formats.range_readers import FileView, Seekable
 from brim.memory.release import keep_heap_small
 from brim.state.atomic_files import open_regular, reason, refuse_more_files
 from brim.storage.reading import JOINED_BYTES, RANGE_BYTES, RandomFile, RangeStream, RemoteFile, fetch_ranges

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 from brim import partition as cuts
 from brim.errors import SourceError
 from brim.file_set import FILE_TYPE, Ints
-from brim.formats.nested_values import with_empty_bytes
-from brim.formats.parquet_levels import is_list_type
+from brim.formats.parquet_levels import is_list_type, with_empty_bytes
 from brim.options.groups import ShardOptions
 from brim.plans.cut_shards import Shard, Shards, cut_shards
 from brim.plans.fingerprint import digest_ints, digest_items, digest_json, digest_table

@@ -22,14 +22,12 @@ import pyarrow.compute as pc
 
 from brim.errors import ArgumentError, InputError
 from brim.file_set import Bools, Ints, join_sets
-from brim.formats.nested_values import map_leaves
-from brim.formats.parquet_levels import is_list_type
+from brim.formats.parquet_levels import is_list_type, map_leaves
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
 from brim.sizes import parse_count
-from brim.sources.file_table import FileTable, Split, comparable, one_array, stacked, type_conflict_error
+from brim.sources.file_table import FileTable, Split, comparable, one_array, stacked, type_conflict_error, with_content
 from brim.sources.source_options import check_split
-from brim.sources.value_spool import with_content
 from brim.sources.where import labels_of, names_in, need_duckdb, sql_mask, where_mask
 
 CONTENT = "content"  # the name for the bytes of the only file column

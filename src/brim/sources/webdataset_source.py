@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from brim.errors import SourceError, VerificationError
 from brim.file_set import NO_CONTENT, RangeSetBuilder
-from brim.formats.file_views import FileView
-from brim.formats.range_readers import LocalFile, Readable
+from brim.formats.range_readers import FileView, LocalFile, Readable
 from brim.sources.dataset_files import DatasetFile, RemoteShard
 from brim.sources.features import NoFeature, feature_of, feature_of_type, kind_of
 from brim.sources.file_table import FileColumn, FileTable, Split

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 from brim import partition as cuts
 from brim.errors import InputError
 from brim.file_set import FILE_TYPE
-from brim.formats.nested_values import map_leaves
-from brim.formats.parquet_levels import is_list_type
+from brim.formats.parquet_levels import is_list_type, map_leaves
 from brim.sources.file_table import FileTable, contents_of, one_array
 
 _BATCH_BYTES, _BATCH_ROWS = 16_000_000, 1024
