@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from brim.file_set import Ints
 from brim.formats.thrift import write_varint
+from brim.partition import list_lengths, running
 from brim.records import dataclass
 
 OPTIONAL, REPEATED = 1, 2  # fields that add a level, as Parquet numbers them
@@ -205,26 +206,41 @@ def byte_leaves(kind: pa.DataType, nullable: bool = True) -> list[tuple[Path, tu
     return None if pa.types.is_dictionary(kind) and byte_leaves(kind.value_type) != [] else []
 
 
+def map_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Replace the types inside structs, lists and maps."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(map_type(field.type, change)) for field in kind])
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(map_type(kind.value_type, change)), kind.list_size)
+    if is_list_type(kind):
+        return _list_type(kind, map_type(kind.value_type, change))
+    if pa.types.is_map(kind):
+        inside = map_type(kind.key_type, change), map_type(kind.item_type, change)
+        return kind if inside == (kind.key_type, kind.item_type) else pa.map_(*inside, kind.keys_sorted)
+    return change(kind)
+
+
+def plain_type(kind: pa.DataType, text: pa.DataType | None = None, binary: pa.DataType | None = None) -> pa.DataType:
+    """Return a type without views of texts and binaries, which few functions of pyarrow take."""
+    text, binary = text or pa.string(), binary or pa.binary()
+    replaced = {pa.string_view(): text, pa.binary_view(): binary}
+    return map_type(kind, lambda inner: replaced.get(inner, inner))
+
+
 def numbered_type(kind: pa.DataType) -> pa.DataType:
     """Return the same type with numbers instead of bytes."""
-    if _is_bytes(kind):
-        return pa.int64()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(numbered_type(field.type)) for field in kind])
-    return _list_type(kind, numbered_type(kind.value_type)) if is_list_type(kind) else kind
+    return map_type(kind, lambda inner: pa.int64() if _is_bytes(inner) else inner)
 
 
-def _lengths(array: Any) -> Ints:
-    return np.asarray(pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
-
-
-def _null_mask(array: Any) -> Any:
+def nulls_of(array: Any) -> Any:
+    """Return which values of an array are null, as the mask that pyarrow's constructors take; None if none is."""
     return array.is_null() if array.null_count else None
 
 
-def _make_list(kind: pa.DataType, lengths: Ints, values: Any, null_mask: Any) -> Any:
+def list_array(kind: pa.DataType, lengths: Ints, values: Any, null_mask: Any = None) -> Any:
+    """Return an array of lists, of a list type, with these lengths and values."""
     is_large = pa.types.is_large_list(kind)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64() if is_large else pa.int32())
+    offsets = pa.array(running(lengths), pa.int64() if is_large else pa.int32())
     return (pa.LargeListArray if is_large else pa.ListArray).from_arrays(offsets, values, type=kind, mask=null_mask)
 
 
@@ -237,7 +253,7 @@ def leaf_cells(array: Any, kind: pa.DataType, rows: Ints | None = None) -> Itera
         for field, child in zip(kind, array.flatten(), strict=True):
             yield from leaf_cells(child, field.type, rows)
     elif is_list_type(kind):
-        yield from leaf_cells(array.flatten(), kind.value_type, np.repeat(rows, _lengths(array)))
+        yield from leaf_cells(array.flatten(), kind.value_type, np.repeat(rows, list_lengths(array)))
 
 
 def map_leaves(array: Any, kind: pa.DataType, out: pa.DataType, change: Callable[[Any, pa.DataType], Any]) -> Any:
@@ -247,10 +263,10 @@ def map_leaves(array: Any, kind: pa.DataType, out: pa.DataType, change: Callable
     if pa.types.is_struct(kind) and kind.num_fields:
         children = zip(kind, out, array.flatten(), strict=True)
         parts = [map_leaves(child, field.type, new_field.type, change) for field, new_field, child in children]
-        return pa.StructArray.from_arrays(parts, fields=list(out), mask=_null_mask(array))
+        return pa.StructArray.from_arrays(parts, fields=list(out), mask=nulls_of(array))
     if is_list_type(kind):
         values = map_leaves(array.flatten(), kind.value_type, out.value_type, change)
-        return _make_list(out, _lengths(array), values, _null_mask(array))
+        return list_array(out, list_lengths(array), values, nulls_of(array))
     return array
 
 
@@ -269,12 +285,12 @@ def without_bytes(array: Any) -> Any | None:
         if not remaining and kind.num_fields:
             return None
         fields = [field.with_type(child.type) for field, child in remaining]
-        return pa.StructArray.from_arrays([child for _, child in remaining], fields=fields, mask=_null_mask(array))
+        return pa.StructArray.from_arrays([child for _, child in remaining], fields=fields, mask=nulls_of(array))
     if is_list_type(kind):
         elements = without_bytes(array.flatten())
         if elements is None:
             return None
-        return _make_list(_list_type(kind, elements.type), _lengths(array), elements, _null_mask(array))
+        return list_array(_list_type(kind, elements.type), list_lengths(array), elements, nulls_of(array))
     return None if _is_bytes(kind) else array
 
 
@@ -299,7 +315,7 @@ def assemble_leaf(field: pa.Field, path: Path, repetition: Ints, definition: Int
         elements = np.flatnonzero((repetition <= list_depth + 1) & (definition > defined))
         edges = np.searchsorted(elements, np.append(slots, len(definition)))
         child = build(kind.value_field, path, elements, list_depth + 1, defined + 1)
-        return _make_list(_list_type(kind, child.type), np.diff(edges), child, null_mask)
+        return list_array(_list_type(kind, child.type), np.diff(edges), child, null_mask)
 
     return build(field, path, np.flatnonzero(repetition == 0), 0, 0)
 
@@ -315,11 +331,11 @@ def merge_leaves(kind: pa.DataType, parts: Sequence[Any]) -> Any:
             numbers = [part.type.get_field_index(field.name) for part in parts]
             own = [part.field(number) for part, number in zip(parts, numbers, strict=True) if number >= 0]
             children.append(merge_leaves(field.type, own))
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=_null_mask(first))
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=nulls_of(first))
     if is_list_type(kind) and len(parts) > 1:
-        lengths = _lengths(first)
-        if any((_lengths(part) != lengths).any() for part in parts[1:]):
+        lengths = list_lengths(first)
+        if any((list_lengths(part) != lengths).any() for part in parts[1:]):
             raise ValueError("the lists of a struct have other lengths")
         elements = merge_leaves(kind.value_type, [part.flatten() for part in parts])
-        return _make_list(kind, lengths, elements, _null_mask(first))
+        return list_array(kind, lengths, elements, nulls_of(first))
     return first

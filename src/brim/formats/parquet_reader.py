@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from brim.errors import BrimError, VerificationError
@@ -27,6 +26,7 @@ from brim.formats.parquet_levels import decode_levels, is_list_type, single_arra
 from brim.formats.parquet_writer import CREATED_BY, LEAF
 from brim.formats.range_readers import FileView, Readable, ShardFile
 from brim.formats.thrift import Struct
+from brim.partition import list_lengths
 
 _BUFFER_BYTES = 1 << 20  # makes pyarrow read page by page instead of complete columns
 
@@ -97,8 +97,7 @@ class ParquetColumns:
         """Return the list length of each row (0 or 1 outside of lists), the number of values, and of non-empty rows."""
         array = self.cells(group, name)
         if is_list_type(array.type):
-            lengths = np.asarray(pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
-            elements = array.flatten()
+            lengths, elements = list_lengths(array), array.flatten()
             return lengths, len(elements) - elements.null_count, int((lengths > 0).sum())
         valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
         return valid.astype(np.int64), int(valid.sum()), int(valid.sum())

@@ -29,7 +29,7 @@ from brim import partition as cuts
 from brim.errors import DestinationUnavailableError, InputError, SourceError
 from brim.extras import missing
 from brim.file_set import FILE_TYPE, NO_CONTENT, Bools, Ints, RangeSetBuilder
-from brim.formats.parquet_levels import is_list_type, single_array
+from brim.formats.parquet_levels import is_list_type, list_array, single_array
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.datasets_private import read_undecoded, resolve_features, row_order, tokens_of
@@ -516,9 +516,8 @@ class MediaColumns:
         before = cuts.running(lengths)
         positions = np.repeat(starts - before[:-1], lengths) + np.arange(before[-1])
         values = self._number_values([chunk.values for chunk in column.chunks], media, positions)
-        is_large = pa.types.is_large_list(column.type)
-        offsets = pa.array(before, pa.int64() if is_large else pa.int32())
-        return (pa.LargeListArray if is_large else pa.ListArray).from_arrays(offsets, values, mask=is_null)
+        kind = pa.large_list(pa.int64()) if pa.types.is_large_list(column.type) else pa.list_(pa.int64())
+        return list_array(kind, lengths, values, is_null)
 
     def _number_values(self, chunks: list[Any], media: Media, positions: Ints | None) -> pa.Array:
         if positions is None:

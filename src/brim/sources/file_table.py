@@ -245,8 +245,9 @@ class FileTable:
 
         def lengths(name: str) -> Ints:
             array = one_array(self.rows.column(name))
-            counts = pc.list_value_length(array).fill_null(0) if is_list_type(array.type) else array.is_valid()
-            return np.asarray(counts.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)
+            if is_list_type(array.type):
+                return cuts.list_lengths(array)
+            return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), np.int64)
 
         described = []
         for name, base in self.aligned_with.items():
@@ -339,7 +340,7 @@ def cell_sums(column: pa.ChunkedArray, weights: Ints) -> Ints:
     array = one_array(column)
     lengths, inner = np.ones(len(array), np.int64), array
     if is_list_type(array.type):
-        lengths, inner = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False), array.flatten()
+        lengths, inner = cuts.list_lengths(array), array.flatten()
     numbers = inner.fill_null(-1).to_numpy(zero_copy_only=False)
     before = cuts.running(np.where(numbers >= 0, np.append(weights, 0)[numbers], 0))
     ends = np.cumsum(lengths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 import weakref
 from collections.abc import Collection, Mapping
@@ -283,13 +284,7 @@ class _Keeper:
     """A folder that is removed with the last reference to the table."""
 
     def __init__(self, folder: str) -> None:
-        self._finalizer = weakref.finalize(self, _remove, folder)
-
-
-def _remove(folder: str) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
+        self._finalizer = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
 
 def is_dataset(path: str) -> bool:

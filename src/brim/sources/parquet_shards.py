@@ -20,7 +20,7 @@ from brim.errors import BrimError, SourceError, VerificationError
 from brim.file_set import Ints
 from brim.formats import thrift
 from brim.formats.parquet_footer import Leaf, read_footer, schema_leaves
-from brim.formats.parquet_levels import byte_leaves, is_list_type
+from brim.formats.parquet_levels import byte_leaves, is_list_type, plain_type
 from brim.formats.parquet_values import PageSpan, page_spans
 from brim.formats.range_readers import FileView, LocalFile, Readable
 from brim.formats.shard_listing import ShardListing
@@ -245,26 +245,6 @@ class ContentColumn:
     kind: pa.DataType
     is_list: bool
     bare: bool
-
-
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the same type without views, of which pyarrow cannot take rows."""
-    if pa.types.is_string_view(kind):
-        return pa.string()
-    if pa.types.is_binary_view(kind):
-        return pa.binary()
-    if pa.types.is_struct(kind):
-        return pa.struct([part.with_type(plain_type(part.type)) for part in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)), kind.list_size)
-    if pa.types.is_map(kind):
-        inside = plain_type(kind.key_type), plain_type(kind.item_type)
-        return kind if inside == (kind.key_type, kind.item_type) else pa.map_(*inside, kind.keys_sorted)
-    return kind
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

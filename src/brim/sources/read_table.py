@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from brim.errors import MemoryLimitError, SourceError
 from brim.formats.encrypted import encrypted, is_encrypted
+from brim.formats.parquet_levels import plain_type
 from brim.formats.row_scanner import RowScanner
 from brim.memory.limit import effective_limit
 from brim.sizes import format_size
@@ -150,7 +151,9 @@ def checked(table: pa.Table, shown: str) -> pa.Table:
     """Return a table without metadata of other libraries and without views, which few functions take."""
     _check_names(table.column_names, shown)
     table = table.replace_schema_metadata(None)
-    schema = pa.schema([field.with_type(plain_type(field.type)) for field in table.schema])
+    schema = pa.schema(
+        [field.with_type(plain_type(field.type, pa.large_string(), pa.large_binary())) for field in table.schema]
+    )
     return table if schema.equals(table.schema) else table.cast(schema)
 
 
@@ -160,21 +163,6 @@ def _check_names(names: list[str], shown: str) -> None:
         raise SourceError(f"{shown!r} has several columns named {twice[0]!r}.", hint="Rename all but one.")
     if "" in names:
         raise SourceError(f"{shown!r} has a column without a name.", hint="Name it in the header.")
-
-
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type with texts and binaries in place of views of them."""
-    if pa.types.is_string_view(kind):
-        return pa.large_string()
-    if pa.types.is_binary_view(kind):
-        return pa.large_binary()
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
-    return kind
 
 
 def _count_csv_columns(source: _TableFile, delimiter: str) -> int:

@@ -305,7 +305,7 @@ class PatternRows(FolderRows):
             paths = []
             for prefix in prefixes:
                 if has_glob(part):
-                    matches = _part_regex(name).match
+                    matches = path_regex(name).match
                     names = [n for n in self._list(prefix) if matches(n) and self._is_utf8(prefix + n)]
                 else:
                     names = [name] if not is_last or self.tree.exists(prefix + name) else []
@@ -485,11 +485,6 @@ class PatternRows(FolderRows):
         unused_paths = (path for path in every_file(self.tree) if path not in used_paths and is_selected(path))
         hint = "Add a column for them to the recipe, or leave them out with --exclude."
         return collect_unmatched(unused_paths, self.recipe.unmatched == "error", hint)
-
-
-@functools.lru_cache(maxsize=4096)
-def _part_regex(part: str) -> re.Pattern[str]:
-    return path_regex(part)
 
 
 def _stem(path: str) -> str:

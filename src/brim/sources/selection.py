@@ -32,6 +32,7 @@ from brim.sources.where import labels_of, names_in, need_duckdb, sql_mask, where
 
 CONTENT = "content"  # the name for the bytes of the only file column
 _U64 = np.uint64
+_STEPS = frozenset("where sql columns drop sort shuffle sample limit unique split take".split())  # noqa: SIM905
 
 
 class Origin(Protocol):
@@ -299,20 +300,7 @@ class Selection:
 
     def apply(self, steps: Sequence[Any]) -> Selection:
         """Add steps, as `steps` has them or as they come back from JSON."""
-        names = {
-            "where",
-            "sql",
-            "columns",
-            "drop",
-            "sort",
-            "shuffle",
-            "sample",
-            "limit",
-            "unique",
-            "split",
-            "take",
-        }
-        if wrong := [name for name, _ in steps if name not in names]:
+        if wrong := [name for name, _ in steps if name not in _STEPS]:
             raise InputError(f"The rows were selected by {wrong[0]!r}, which cannot be repeated from one source.")
         return replace(self, steps=(*self.steps, *((name, dict(arguments)) for name, arguments in steps)))
 

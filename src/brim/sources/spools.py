@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from brim.errors import DestinationUnavailableError
 from brim.file_set import Bools, Ints
 from brim.memory.release import give_back_heap
 from brim.partition import arrow_bytes
-from brim.state.scratch import scratch_folder
+from brim.state.scratch import scratch_failures, scratch_folder
 
 SMALL_TABLE_BYTES = 8_000_000  # tables up to here stay in memory
 _ALIGNMENT = 64
@@ -32,18 +29,6 @@ _HELD_BYTES = 1 << 20  # of a buffer that grows, before it goes to a file
 _MOST_OFFSET = 2**31 - 1
 
 _mappings: list[tuple[weakref.ref[mmap.mmap], int, int]] = []  # scratch files: (mapping, first address, end)
-
-
-@contextmanager
-def scratch_failures() -> Iterator[None]:
-    """Turn errors of the system about temporary files into errors that name their folder."""
-    try:
-        yield
-    except OSError as error:
-        raise DestinationUnavailableError(
-            f"{scratch_folder()!r}, the folder for temporary files, cannot be written to: {error.strerror}.",
-            hint="Free disk space there, or set TMPDIR to another folder.",
-        ) from error
 
 
 class TableSpool:
@@ -269,61 +254,3 @@ def contiguous(field: pa.Field, arrays: Iterable[Any]) -> Iterator[pa.RecordBatc
             growing = GrowingArray(field.type)
         growing.append(array)
     yield pa.record_batch([growing.finish()], schema=schema)
-
-
-_DESCRIPTORS = "/proc/self/fd"
-
-
-class ValueSpool:
-    """A temporary file. Where the system can open it by its descriptor it has no name, so a kill leaves nothing."""
-
-    name = "the spool"
-
-    def __init__(self, folder: str | None = None) -> None:
-        self.descriptor, path = tempfile.mkstemp(prefix="brim-spool-", dir=folder or scratch_folder())
-        is_nameless = os.path.isdir(_DESCRIPTORS)
-        self.path = f"{_DESCRIPTORS}/{self.descriptor}" if is_nameless else path
-        self._finalizer = weakref.finalize(self, _remove, self.descriptor, None if is_nameless else path)
-        if is_nameless:
-            os.unlink(path)
-        self.size = 0
-
-    def append(self, data: Any) -> int:
-        """Append data, and return its offset."""
-        start = self.size
-        self.write_at(start, data)
-        return start
-
-    def write_at(self, offset: int, data: Any) -> None:
-        view = memoryview(data).cast("B")
-        self.size = max(self.size, offset + len(view))
-        with scratch_failures():
-            while view:
-                step = os.pwrite(self.descriptor, view, offset)
-                view, offset = view[step:], offset + step
-
-    def extend(self, size: int) -> None:
-        """Make the file at least this large. Bytes that are not written take no disk."""
-        with scratch_failures():
-            os.ftruncate(self.descriptor, max(size, self.size))
-        self.size = max(size, self.size)
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        return os.pread(self.descriptor, size, offset)
-
-    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
-        raise NotImplementedError  # values of a spool are written by splices
-
-    def stat(self, mtime_ns: int) -> os.stat_result:
-        """Return the state of the file, with the time of its source: a repeated job recognizes the spool by it."""
-        os.utime(self.descriptor, ns=(mtime_ns, mtime_ns))
-        return os.fstat(self.descriptor)
-
-    def close(self) -> None:
-        self._finalizer()
-
-
-def _remove(descriptor: int, path: str | None) -> None:
-    os.close(descriptor)
-    if path is not None:
-        os.unlink(path)

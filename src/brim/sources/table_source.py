@@ -22,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim import partition as cuts
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder, Stat
+from brim.formats.parquet_levels import list_array, nulls_of
+from brim.partition import list_lengths
 from brim.sources.features import (
     NoFeature,
     as_feature_dict,
@@ -370,10 +371,7 @@ class _Paths:
         if self._lists is None:
             return cells
         # Null lists count as empty, whatever values they have.
-        lengths = pc.list_value_length(self._lists).fill_null(0).to_numpy(zero_copy_only=False)
-        offsets = pa.array(cuts.running(lengths)).cast(pa.int32())
-        mask = self._lists.is_null() if self._lists.null_count else None
-        return pa.ListArray.from_arrays(offsets, cells, mask=mask)
+        return list_array(pa.list_(kind), list_lengths(self._lists), cells, nulls_of(self._lists))
 
 
 def in_one_tree(

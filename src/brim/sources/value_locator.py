@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,15 +25,15 @@ import pyarrow.parquet as pq
 from brim.errors import BrimError
 from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, RangeSetBuilder, Segments
 from brim.formats.parquet_footer import Leaf
-from brim.formats.parquet_levels import assemble_leaf, levels_of
-from brim.formats.parquet_values import ChunkReader, FoundValues, NotLocated, PageSpan, Spooling
+from brim.formats.parquet_levels import assemble_leaf, levels_of, list_array
+from brim.formats.parquet_values import ChunkReader, FoundValues, NotLocated, PageSpan
 from brim.formats.range_readers import FileView, Readable
 from brim.formats.shard_listing import ListedValues, locate_listed
 from brim.records import dataclass
 from brim.sources.dataset_files import Range, RemoteShard
 from brim.sources.file_table import one_array
 from brim.sources.parquet_shards import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
-from brim.sources.spools import ValueSpool
+from brim.state.scratch import ValueSpool
 from brim.storage.reading import fetch_ranges, fetch_together, join_ranges
 
 FETCHED_BYTES = 256_000_000  # at most, of the chosen pages of a remote shard
@@ -202,11 +202,8 @@ class ShardValues:
                     starts = np.flatnonzero(np.diff(slots.rows, prepend=-1))
                     lengths = np.add.reduceat(is_element.astype(np.int64), starts)
                     is_null = definition[starts] < leaf.repeated - 1
-                    is_large = pa.types.is_large_list(column.kind)
-                    edges = np.concatenate([[0], np.cumsum(lengths)])
-                    offsets = pa.array(edges, pa.int64() if is_large else pa.int32())
                     mask = pa.array(is_null) if is_null.any() else None
-                    array = (pa.LargeListArray if is_large else pa.ListArray).from_arrays(offsets, array, mask=mask)
+                    array = list_array(numbers_type(column.kind), lengths, array, mask)
                 parts.append(array)
         kind = numbers_type(column.kind) if column.is_list else pa.int64()
         return pa.concat_arrays([pa.array([], kind), *parts])
@@ -333,7 +330,7 @@ def fetch_chosen(shards: Sequence[ShardValues], stores: ValueStores) -> None:
 DECODED_ROWS = 16  # of a column of bytes, decoded at a time
 
 
-def decode_chunk(file: Readable, group: int, leaf: Leaf, spool: Spooling) -> FoundValues:
+def decode_chunk(file: Readable, group: int, leaf: Leaf, spool: ValueSpool) -> FoundValues:
     """Decode all values of a column chunk to the spool with pyarrow, a few rows at a time."""
     parts: list[list[Any]] = [[], [], []]  # rows and levels
     starts, sizes, row_count = list[int](), list[int](), 0
@@ -437,14 +434,10 @@ class FarCopy:
         return np.asarray((index >= 0) & (stops <= self._stops[index]), bool)
 
 
-class Spool(Protocol):
-    def read_at(self, offset: int, size: int) -> bytes: ...
-
-
 class FarChunk:
     """A shard to find values in: fetched ranges from the copy, others by tiny requests. For one thread."""
 
-    def __init__(self, copy: FarCopy, spool: Spool) -> None:
+    def __init__(self, copy: FarCopy, spool: ValueSpool) -> None:
         self._copy, self._spool = copy, spool
         self.name, self.size = copy.remote.name, copy.remote.size
         self._window_start, self._window = 0, b""

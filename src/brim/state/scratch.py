@@ -1,14 +1,19 @@
-"""Temporary bytes on disk in a file without a name: no other process sees it, and none is left by a crash."""
+"""Temporary bytes on disk. Where possible in a file without a name: none is left by a crash."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
+from brim.errors import DestinationUnavailableError
 from brim.state.atomic_files import file_system
 
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+_DESCRIPTORS = "/proc/self/fd"
 
 
 class Scratch:
@@ -46,3 +51,70 @@ def scratch_folder() -> str:
 
 def is_in_memory(folder: str) -> bool:
     return file_system(folder) in _IN_MEMORY
+
+
+@contextmanager
+def scratch_failures() -> Iterator[None]:
+    """Turn errors of the system about temporary files into errors that name their folder."""
+    try:
+        yield
+    except OSError as error:
+        raise DestinationUnavailableError(
+            f"{scratch_folder()!r}, the folder for temporary files, cannot be written to: {error.strerror}.",
+            hint="Free disk space there, or set TMPDIR to another folder.",
+        ) from error
+
+
+class ValueSpool:
+    """A temporary file. Where the system can open it by its descriptor it has no name, so a kill leaves nothing."""
+
+    name = "the spool"
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.descriptor, path = tempfile.mkstemp(prefix="brim-spool-", dir=folder or scratch_folder())
+        is_nameless = os.path.isdir(_DESCRIPTORS)
+        self.path = f"{_DESCRIPTORS}/{self.descriptor}" if is_nameless else path
+        self._finalizer = weakref.finalize(self, _remove, self.descriptor, None if is_nameless else path)
+        if is_nameless:
+            os.unlink(path)
+        self.size = 0
+
+    def append(self, data: Any) -> int:
+        """Append data, and return its offset."""
+        start = self.size
+        self.write_at(start, data)
+        return start
+
+    def write_at(self, offset: int, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        self.size = max(self.size, offset + len(view))
+        with scratch_failures():
+            while view:
+                step = os.pwrite(self.descriptor, view, offset)
+                view, offset = view[step:], offset + step
+
+    def extend(self, size: int) -> None:
+        """Make the file at least this large. Bytes that are not written take no disk."""
+        with scratch_failures():
+            os.ftruncate(self.descriptor, max(size, self.size))
+        self.size = max(size, self.size)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return os.pread(self.descriptor, size, offset)
+
+    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
+        raise NotImplementedError  # values of a spool are written by splices
+
+    def stat(self, mtime_ns: int) -> os.stat_result:
+        """Return the state of the file, with the time of its source: a repeated job recognizes the spool by it."""
+        os.utime(self.descriptor, ns=(mtime_ns, mtime_ns))
+        return os.fstat(self.descriptor)
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+def _remove(descriptor: int, path: str | None) -> None:
+    os.close(descriptor)
+    if path is not None:
+        os.unlink(path)
