@@ -47,9 +47,6 @@ class Name:
         """Return whether the other name has all entities of this one, so that this file applies to it."""
         return set(self.entities) <= set(other.entities)
 
-    def sort_key(self) -> tuple[object, ...]:
-        return tuple((entity, natural(value)) for entity, value in self.entities)
-
 
 def parse_name(name: str) -> Name | None:
     """Parse the name of a file or folder; None if it is not a BIDS name."""
@@ -155,7 +152,7 @@ class BidsLayout:
 
     def _read_top(self) -> None:
         """Read the files next to the subjects' folders: texts that apply to all subjects."""
-        walk = Walk.through(self.tree)
+        walk = Walk(self.tree)
         for name in sorted(self.tree.names("")):
             if name.startswith((".", "sub-")) or self._is_ignored(name):
                 continue
@@ -169,7 +166,7 @@ class BidsLayout:
     def _read_subject(self, folder: str, subject: str, derivative: str) -> None:
         """Read the folder of a subject, which may be that of a derivative."""
         tree, options = self.tree.below(folder), self._options
-        walk = Walk(tree.root, keep_hidden=lambda prefix: _recording_of(prefix) is not None, tree=tree, keys=True)
+        walk = Walk(tree, keep_hidden=lambda prefix: _recording_of(prefix) is not None, keys=True)
         recordings: dict[str, list[tuple[str, str, Stat]]] = {}
         session_folders = {name for name in tree.names("") if name.startswith("ses-") and tree.is_folder(name)}
         sessions: set[str | None] = set(session_folders)

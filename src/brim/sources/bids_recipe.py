@@ -33,7 +33,7 @@ from brim.sources.bids_layout import (
     read_sessions,
 )
 from brim.sources.file_table import FileTable, Refused, Unmatched, collect_unmatched
-from brim.sources.folder_tree import Tree, every_file
+from brim.sources.folder_tree import Tree, every_file, natural
 from brim.sources.joined_tables import infer_type, join_by_key
 from brim.sources.recipe import BidsColumn, Key, Recipe, read_fields
 from brim.sources.recipe_rows import Cell, FolderRows
@@ -454,7 +454,7 @@ def _column_group(column: BidsColumn) -> tuple[str, ...]:
 
 
 def _order(item: Item) -> tuple[object, ...]:
-    return (item.name.sort_key(), item.path)
+    return tuple((entity, natural(value)) for entity, value in item.name.entities), item.path
 
 
 def _as_type(value: str | None, kind: pa.DataType, path: str) -> Any:

@@ -34,7 +34,7 @@ from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.datasets_private import read_undecoded, resolve_features, row_order, tokens_of
 from brim.sources.file_table import FileColumn, FileTable, Refused, Split
-from brim.sources.folder_tree import Folder, Walk
+from brim.sources.folder_tree import Folder, LocalTree, Walk
 from brim.sources.source_options import check_split
 from brim.state.atomic_files import pread_all, reason
 
@@ -493,7 +493,7 @@ class MediaColumns:
         self.files = RangeSetBuilder()
         self.refused: list[Refused] = []
         self._spill, self._embed, self._tokens = spill, embed, tokens
-        self._walk = Walk("", refused=self.refused)
+        self._walk = Walk(LocalTree(""), refused=self.refused)
         self._containers: dict[str, int] = {}
 
     def number(self, column: pa.ChunkedArray, media: Media, rows: Ints | None) -> pa.Array:

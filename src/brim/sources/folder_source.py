@@ -37,7 +37,7 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
     """Make the file table of a folder of files."""
     _check_options(options)
     tree = tree_of(folder, options.access)
-    walk = Walk.through(tree, keys=True)
+    walk = Walk(tree, keys=True)
     is_selected = options.selects()
     allowed = SourceOptions(exclude=options.exclude).selects()
     refused_before_limit: int | None = None

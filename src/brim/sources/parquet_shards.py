@@ -339,10 +339,6 @@ class DatasetShard:
         own = set(names)
         return [leaf.number for leaf in self.leaf_list if leaf.path[0] in own and leaf.number not in self._unlisted]
 
-    def all_leaves(self, names: Iterable[str]) -> list[int]:
-        names_set = set(names)
-        return [leaf.number for leaf in self.leaf_list if leaf.path[0] in names_set]
-
     def meta(self, group: int, leaf: int) -> Struct:
         entry = self.groups[group][1][1].items[leaf]
         if 3 not in entry or 8 in entry:

@@ -172,7 +172,7 @@ class ParquetOrigin:
         def batches() -> Iterator[pa.RecordBatch]:
             for number, own in self.shards.rows_by_shard(rows):
                 shard = self.shards.shard(number)
-                leaf_numbers = shard.all_leaves(names)
+                leaf_numbers = [leaf.number for leaf in shard.leaf_list if leaf.path[0] in names]
                 with self.shards.parquet(number) as reader:
                     for group in range(len(shard.groups)):
                         first, last = shard.edges[group : group + 2]

@@ -77,7 +77,7 @@ class FolderRows:
         self.file_columns: dict[str, FileColumn] = {}
         self.faults: list[RowFault] = []
         self.warnings: list[str] = []
-        self.walk = Walk.through(tree, keys=True)
+        self.walk = Walk(tree, keys=True)
         self.files = FileSetBuilder(tree.root, tree.bucket)
         self._numbers: dict[str, int | None] = {}
 
@@ -257,7 +257,8 @@ class PatternRows(FolderRows):
         for key in self._all_keys():
             if len(self.keys) == self.options.limit:
                 break
-            matches = [self._first_match(column, key) for column in own]
+            patterns = [(column.pattern, *column.fallback) for column in own]
+            matches = [next(filter(None, (self._paths(each, key) for each in some)), []) for some in patterns]
             selected_paths = [[path for path in paths if is_selected(path)] for paths in matches]
             if any(matches) and not any(selected_paths):
                 continue
@@ -290,10 +291,6 @@ class PatternRows(FolderRows):
                 problem = f"{column.name!r} holds one value, but the names of the row's files have several: "
                 problem += ", ".join(f"{path} ({value})" for path, value in values.items())
                 self.faults += [RowFault(VALUES, path, problem) for path in values]
-
-    def _first_match(self, column: RecipeColumn, key: Key) -> list[str]:
-        matches = (self._paths(pattern, key) for pattern in (column.pattern, *column.fallback))
-        return next(filter(None, matches), [])
 
     def _paths(self, pattern: str, key: Key = (), entities: str = "") -> list[str]:
         """Return what matches a pattern, relative to the folder, in natural order."""

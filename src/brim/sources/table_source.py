@@ -436,7 +436,7 @@ def number_files(
     rows: pa.Table, columns: Iterable[str], tree: Tree, fixed_root: bool
 ) -> tuple[pa.Table, FileSet, tuple[Refused, ...]]:
     """Replace paths by numbers of files. Each distinct path is looked at once."""
-    walk = Walk.through(tree, keys=True)
+    walk = Walk(tree, keys=True)
     cells = {name: _Paths(rows.column(name)) for name in columns}
     stats: dict[str, Stat] = {}
     for path in dict.fromkeys(path for own in cells.values() for path in own.distinct):

@@ -168,13 +168,6 @@ class ShardValues:
             if count:
                 yield group, rows, count
 
-    def needed_ranges(self) -> list[tuple[int, int]]:
-        """Return the pages with chosen values of a remote shard: the lengths of the values are in them."""
-        chunks = self.chunks
-        leaf_numbers = chunks.unlisted_leaves
-        shapes = ((chunks.shape(g, leaf.number), rows) for g, rows, _ in self.groups() for leaf in leaf_numbers)
-        return [byte_range for shape, rows in shapes for byte_range in fetched_ranges(shape, rows)]
-
     def column(self, column: ContentColumn, paths: pa.ChunkedArray | None) -> pa.Array:
         """Return the numbers of a column's values. `paths` are those of all its rows, if it has files."""
         leaf, names, parts = self._shard.leaf_of[column.name], None, []
@@ -304,9 +297,12 @@ def fetch_chosen(shards: Sequence[ShardValues], stores: ValueStores) -> None:
     requests: list[tuple[RemoteShard, list[tuple[int, int]]]] = []
     bases: dict[RemoteShard, int] = {}
     for values, remote in remotes:
-        if not values.chunks.unlisted_leaves:
+        leaves, shape = values.chunks.unlisted_leaves, values.chunks.shape
+        if not leaves:
             continue
-        needed = values.needed_ranges()
+        # The pages with chosen values: the lengths of the values are in them.
+        shapes = [(shape(group, leaf.number), rows) for group, rows, _ in values.groups() for leaf in leaves]
+        needed = [byte_range for chunk, rows in shapes for byte_range in fetched_ranges(chunk, rows)]
         size = sum(stop - start for start, stop in needed)
         remaining -= size
         if remaining < 0 or size > FETCHED_BYTES:

@@ -68,8 +68,6 @@ def scratch_failures() -> Iterator[None]:
 class ValueSpool:
     """A temporary file. Where the system can open it by its descriptor it has no name, so a kill leaves nothing."""
 
-    name = "the spool"
-
     def __init__(self, folder: str | None = None) -> None:
         self.descriptor, path = tempfile.mkstemp(prefix="brim-spool-", dir=folder or scratch_folder())
         is_nameless = os.path.isdir(_DESCRIPTORS)
@@ -101,9 +99,6 @@ class ValueSpool:
 
     def read_at(self, offset: int, size: int) -> bytes:
         return os.pread(self.descriptor, size, offset)
-
-    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
-        raise NotImplementedError  # values of a spool are written by splices
 
     def stat(self, mtime_ns: int) -> os.stat_result:
         """Return the state of the file, with the time of its source: a repeated job recognizes the spool by it."""
