@@ -51,6 +51,7 @@ SECTIONS = {
         "Of version 0.1; written by hand from the output of the benchmarks.",
     ),
 }
+COMMANDS = {"budget": "selecting.py --only budget"}  # of results that are not named after their script
 INTERNAL = ("compare",)  # versions of brim against each other: for its developers
 
 
@@ -70,7 +71,8 @@ def table(part: dict[str, Any]) -> list[str]:
     lines += ["", *(line for note in part.get("notes", []) for line in (note, ""))]
     if goals := part.get("goals"):
         missed = sum(not goal["reached"] for goal in goals)
-        summary = f"{len(goals)} goals, {missed} missed" if missed else f"{len(goals)} goals, all reached"
+        count = f"{len(goals)} goal{'s' if len(goals) > 1 else ''}"
+        summary = f"{count}, {missed} missed" if missed else f"{count}, all reached"
         listed = [
             f"- {'reached' if goal['reached'] else '**missed**'}: {goal['text']}: {goal['numbers']}" for goal in goals
         ]
@@ -87,7 +89,8 @@ def curves(actual: dict[str, Any]) -> list[str]:
 
 def machine(name: str, actual: Any) -> list[str]:
     facts = actual.get("machine") if isinstance(actual, dict) else None
-    script = f"`python benchmarks/{name}.py`. " if (HERE / f"{name}.py").exists() else ""
+    command = COMMANDS.get(name, f"{name}.py")
+    script = f"`python benchmarks/{command}`. " if (HERE / command.split()[0]).exists() else ""
     report = ", ".join(f"{fact} {value}" for fact, value in facts.items()) if facts else ""
     return [f"{script}{report}.", ""] if report else []
 

@@ -47,10 +47,12 @@ class BrimError(Exception):
 
     @property
     def message(self) -> str:
+        """The description of the problem."""
         return worded(self._message)
 
     @property
     def hint(self) -> str:
+        """The next step; may be empty."""
         return worded(self._hint)
 
     @property

@@ -128,10 +128,12 @@ class Progress:
 
     @property
     def renderers(self) -> tuple[Renderer, ...]:
+        """The renderers that draw this progress."""
         return tuple(self._renderers)
 
     @property
     def node_peak_bytes(self) -> int:
+        """The largest memory of a cluster node."""
         return max(self._node_peaks.values(), default=0)
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
@@ -243,6 +245,7 @@ class Progress:
             self._renderers.pop(renderer, None)
 
     def snapshot(self) -> ProgressSnapshot:
+        """Return the present state."""
         with self._lock:
             return ProgressSnapshot(
                 phase=self._phase,

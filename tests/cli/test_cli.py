@@ -18,21 +18,21 @@ import pytest
 
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 
-VERBS = ["plan", "check", "build", "verify", "unpack", "recipes", "run", "watch", "why", "report"]
+COMMANDS = ["plan", "check", "build", "verify", "unpack", "recipes", "run", "watch", "why", "report"]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_has_examples(verb: str) -> None:
-    """Every verb says what it does and shows how it is called."""
-    text = brim(verb, "--help").stdout
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples(command: str) -> None:
+    """The help of every command has a description and its arguments."""
+    text = brim(command, "--help").stdout
     assert "Example" in text
-    assert f"brim {verb} " in text
+    assert f"brim {command} " in text
 
 
 def test_help_and_version() -> None:
-    """The bare command shows the verbs."""
+    """Without arguments, brim lists the commands."""
     text = brim("--help").stdout
-    assert all(verb in text for verb in VERBS)
+    assert all(command in text for command in COMMANDS)
     assert re.fullmatch(r"brim \d+\.\d+\.\d+\n", brim("--version").stdout)
 
 
@@ -40,7 +40,7 @@ def test_start_up_is_quick() -> None:
     """`brim --help` takes at most twice the work of importing click, and that of a command at most four times."""
 
     def best(*command: str) -> float:
-        """Processor time, which others on the machine do not change much."""
+        """Return the processor time, on which other programs have little influence."""
         times = []
         for _ in range(5):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -54,8 +54,8 @@ def test_start_up_is_quick() -> None:
     assert best("-m", "brim", "build", "--help") <= 4 * parser
 
 
-def test_the_whole_way(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """plan, build, verify and unpack: the files that come out are those that went in."""
+def test_unpacked_files_equal_the_source(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """plan, build, verify and unpack: the unpacked files equal the source files."""
     source, out = many_files(9), tmp_path / "out"
     text = brim("plan", source, out, "--shard-size", "50KB").stdout
     assert re.search(r"rows +9", text)
@@ -77,8 +77,8 @@ def test_the_whole_way(many_files: Callable[..., Path], tmp_path: Path) -> None:
     assert "9 existed" in repeated
 
 
-def test_json_is_json_and_nothing_else(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """With --json, stdout is one object a line, for success and for failure."""
+def test_json_option_prints_only_json(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """With --json, stdout has one object per line, for success and for failure."""
     source, out = many_files(5), tmp_path / "out"
     events = [json.loads(line) for line in brim("plan", source, "--json").stdout.splitlines()]
     assert events[0]["rows"] == 5
@@ -94,7 +94,7 @@ def test_json_is_json_and_nothing_else(many_files: Callable[..., Path], tmp_path
     assert failed["exit_code"] == 2
 
 
-def test_dry_run_is_plan(many_files: Callable[..., Path], tmp_path: Path) -> None:
+def test_dry_run_prints_the_plan(many_files: Callable[..., Path], tmp_path: Path) -> None:
     """build --dry-run prints the plan and writes nothing."""
     source = many_files(3)
     dry = brim("build", source, tmp_path / "out", "--dry-run").stdout
@@ -115,8 +115,8 @@ def test_running_again_writes_nothing(many_files: Callable[..., Path], tmp_path:
     assert {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (out / "data").iterdir()} == before
 
 
-def test_another_job_needs_a_word(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """A destination with another dataset is refused with what changed; --fresh starts over."""
+def test_other_job_at_the_destination_needs_fresh_or_update(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """A destination with another dataset is refused with the differences; --fresh starts over."""
     source, out = many_files(6), tmp_path / "out"
     brim("build", source, out, "--num-shards", "3")
     write_files(source, {"new.bin": b"new"})
@@ -129,8 +129,8 @@ def test_another_job_needs_a_word(many_files: Callable[..., Path], tmp_path: Pat
     brim("verify", out, source)
 
 
-def test_memory_too_small_is_said_at_once(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """A limit below what the build needs is exit 4 with the limit that would do, which then does."""
+def test_too_small_memory_limit_exits_with_4(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """A limit below the need of the build exits with 4 and names a limit that is enough."""
     source = many_files(3)
     refused = brim("build", source, tmp_path / "out", "--memory", "10MB", check=4).stderr
     sufficient = re.search(r"--memory (\d+MB)", refused)
@@ -138,8 +138,8 @@ def test_memory_too_small_is_said_at_once(many_files: Callable[..., Path], tmp_p
     brim("build", source, tmp_path / "out", "--memory", sufficient[1])
 
 
-def test_a_second_run_at_the_same_place_is_refused(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """Two builds at one destination: the second is told, the first is not disturbed."""
+def test_second_run_at_a_locked_destination_is_refused(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """A second build at one destination is refused; the first continues."""
     import fcntl
 
     source, out = many_files(3), tmp_path / "out"
@@ -151,7 +151,7 @@ def test_a_second_run_at_the_same_place_is_refused(many_files: Callable[..., Pat
 
 
 def test_a_second_build_does_not_disturb_the_first(tmp_path: Path) -> None:
-    """While one build writes, another at the same place is refused and takes nothing away."""
+    """While one build writes, another at the same destination is refused and removes no file."""
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     for i in range(12):
@@ -169,7 +169,7 @@ def test_a_second_build_does_not_disturb_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_signals_stop_cleanly(tmp_path: Path, number: signal.Signals) -> None:
-    """A signal ends the build with exit 6 and leaves nothing half-written; the next run finishes it."""
+    """A signal ends the build with exit code 6 and without partial files; the next run finishes it."""
     source = tmp_path / "source"
     source.mkdir()
     for i in range(12):
@@ -192,7 +192,7 @@ def test_signals_stop_cleanly(tmp_path: Path, number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 160])
-def test_a_terminal_gets_a_bar(many_files: Callable[..., Path], tmp_path: Path, columns: int) -> None:
+def test_terminal_shows_a_progress_bar(many_files: Callable[..., Path], tmp_path: Path, columns: int) -> None:
     """In a terminal there is a bar with percent, bytes, rate and memory; shards and the limit where they fit."""
     import pty
 
@@ -258,7 +258,7 @@ def test_selection(many_files: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def test_shards_by_value(tmp_path: Path) -> None:
-    """--shard-by keeps the rows of a value in one shard, wherever they stand in the table."""
+    """--shard-by keeps the rows of a value in one shard, at any position in the table."""
     source = write_files(tmp_path / "source", {f"{i}.bin": random_bytes(100 + i) for i in range(9)})
     names = ["b", "a", "b", "c", "a", "c", "b", "c", "c"]
     (source / "t.csv").write_text("file,who\n" + "".join(f"{i}.bin,{n}\n" for i, n in enumerate(names)))
@@ -315,8 +315,8 @@ with stopping_at_once():
 """
 
 
-def test_a_stop_is_heard_while_a_library_does_not_come_back() -> None:
-    """Before anything has begun: Python itself would hear a signal when the library is done."""
+def test_signal_stops_brim_while_a_library_hangs() -> None:
+    """Before the job starts: Python itself would handle a signal only after the call of the library."""
     process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "busy\n"

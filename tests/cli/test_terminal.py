@@ -45,7 +45,7 @@ def completed(line: str, **environment: str) -> list[str]:
     ],
 )
 def test_completion(line: str, offered: list[str]) -> None:
-    """Verbs, options, words and recipes are offered, and no server is asked."""
+    """Commands, options, values and recipes are offered, without a request to a server."""
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
     assert completed(line, **nowhere) == offered
 
@@ -83,8 +83,8 @@ def test_bash_completes_with_the_installed_line(tmp_path: Path) -> None:
     assert result.stdout.split() == ["verify"]
 
 
-def test_help_of_a_verb() -> None:
-    """`brim help VERB` is `brim VERB --help`, flags and arguments have no type, and -V is the version."""
+def test_help_command_prints_the_help_of_a_command() -> None:
+    """`brim help COMMAND` is `brim COMMAND --help`, flags and arguments have no type, and -V is the version."""
     text = brim("help", "verify").stdout
     assert text == brim("verify", "--help").stdout
     assert "<bool>" not in text
@@ -94,7 +94,7 @@ def test_help_of_a_verb() -> None:
 
 
 def test_doctor(tmp_path: Path) -> None:
-    """It says what is here and what to install, and leaves nothing behind."""
+    """It lists installed and missing libraries, and creates no files."""
     destination = {
         **os.environ,
         "HOME": str(tmp_path),
@@ -114,7 +114,7 @@ def test_doctor(tmp_path: Path) -> None:
 
 
 def test_doctor_does_not_wait_for_the_hub(tmp_path: Path) -> None:
-    """A Hub that is not there is said, and the token is not."""
+    """A Hub that does not answer is reported; the token is not printed."""
     destination = {
         **os.environ,
         "HF_TOKEN": "hf_abcdefghijklmnop",
@@ -137,8 +137,8 @@ def test_extras_are_those_of_the_package() -> None:
     assert optional["all"] == [f"brim[{','.join(sorted(EXTRAS))}]"]
 
 
-def test_quiet_is_quiet(tmp_path: Path) -> None:
-    """Nothing but errors: no result, no note, no progress."""
+def test_quiet_prints_only_errors(tmp_path: Path) -> None:
+    """Only errors are printed: no result, no note, no progress."""
     source = write_files(tmp_path / "source", {"a.txt": b"a"})
     result = brim("build", source, tmp_path / "out", "--quiet")
     assert result.stdout == result.stderr == ""
@@ -147,8 +147,8 @@ def test_quiet_is_quiet(tmp_path: Path) -> None:
     assert "nowhere" in result.stderr
 
 
-def test_another_source_is_said_first(tmp_path: Path) -> None:
-    """A wrong SOURCE is named as such, with ten differences and not one for each file."""
+def test_verify_reports_another_source_first(tmp_path: Path) -> None:
+    """A wrong SOURCE is reported as such, with ten differences instead of one per file."""
     source = write_files(tmp_path / "source", {f"{i}.txt": b"a" for i in range(20)})
     other_files = write_files(tmp_path / "other", {f"{i}.bin": b"b" for i in range(20)})
     brim("build", source, tmp_path / "out", "-q")
@@ -158,7 +158,7 @@ def test_another_source_is_said_first(tmp_path: Path) -> None:
     assert "and 30 more differences" in "".join(error_output)
 
 
-def test_a_folder_is_a_folder(tmp_path: Path) -> None:
+def test_destination_like_a_repository_name_is_a_folder(tmp_path: Path) -> None:
     """DEST `out/arc` looks like a repository's name, and is a folder: hf:// is the way to the Hub."""
     source = write_files(tmp_path / "source", {"a.txt": b"a"})
     brim("build", source, "out/arc", "-q", cwd=tmp_path)
@@ -166,8 +166,8 @@ def test_a_folder_is_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["build a b", "map a.jsonl b --fn f:f", "verify b", "unpack a b", "select a b"])
-def test_from_a_folder_that_was_removed(tmp_path: Path, arguments: str) -> None:
-    """Relative paths lead nowhere: that is said, and is no bug."""
+def test_removed_working_folder_is_reported(tmp_path: Path, arguments: str) -> None:
+    """The error names the missing working folder, instead of a bug in brim."""
     start = "import os, sys; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); from brim.cli import main; main()"
     command = [sys.executable, "-c", start, *arguments.split()]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
@@ -176,7 +176,7 @@ def test_from_a_folder_that_was_removed(tmp_path: Path, arguments: str) -> None:
 
 
 def test_a_mistyped_tokenizer_is_not_asked_of_the_hub(tmp_path: Path) -> None:
-    """A name that looks like a file is a file that is not there."""
+    """A name that looks like a file is reported as a missing file."""
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     destination = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
     arguments = ["tokenize", "rows.jsonl", "out", "--tokenizer", "tokenizer.jsn"]
@@ -189,8 +189,8 @@ def test_a_mistyped_tokenizer_is_not_asked_of_the_hub(tmp_path: Path) -> None:
 TITLE = "a\x1b]0;pwned\x07b"
 
 
-def test_names_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
-    """A file's name sets no title, wherever it is printed: results, errors, notes."""
+def test_control_characters_in_file_names_are_escaped(tmp_path: Path) -> None:
+    """The name of a file cannot set the title of the terminal in results, errors or notes."""
     source = write_files(tmp_path / "source", {f"{TITLE}.txt": b"abc", f"{TITLE}2.txt": b""})
     for arguments in (["check"], ["plan"], ["plan", "--allow-empty"]):
         result = brim(*arguments, source, check=None)
@@ -199,13 +199,13 @@ def test_names_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
 
 
 def test_bar_notes_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a bar says beside itself is escaped too."""
+    """Control characters in the notes of a progress bar are escaped."""
     Progress(TerminalBar()).note(f"{TITLE}: skipped")
     assert r"a\x1b]0;pwned\x07b: skipped" in capsys.readouterr().err
 
 
-def test_escapes() -> None:
-    """Controls, C1 and turned directions are shown as what they are; other letters stay."""
+def test_escape_controls() -> None:
+    """Control characters and those that reverse the direction are escaped; other letters stay."""
     assert escape_controls("é\tß\n") == "é\tß\n"
     assert escape_controls("\x9b31m\u202e") == r"\x9b31m\u202e"
 
@@ -217,8 +217,8 @@ class Clock:
         return self.now
 
 
-def test_rows_are_counted_and_nothing_is_guessed_at_first(tmp_path: Path) -> None:
-    """A line tells rows; how long it will take is told when something has moved."""
+def test_plain_lines_estimate_the_remaining_time_after_progress(tmp_path: Path) -> None:
+    """A line counts rows; the remaining time appears after the first progress."""
     with open(tmp_path / "said", "w+") as out:
         clock = Clock()
         lines = Progress(PlainLines(out), clock=clock)
@@ -235,13 +235,13 @@ def test_rows_are_counted_and_nothing_is_guessed_at_first(tmp_path: Path) -> Non
 
 
 def test_state_is_private(tmp_path: Path) -> None:
-    """Folders of state are the owner's alone, and so are those made above them."""
+    """Only the owner can read folders of state and the parents that brim makes."""
     private_folder(tmp_path / "state" / "brim" / "hub")
     for folder in (tmp_path / "state", tmp_path / "state" / "brim", tmp_path / "state" / "brim" / "hub"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_bar_is_drawn_in_a_terminal(tmp_path: Path) -> None:
+def test_progress_bar_moves_the_cursor_unescaped(tmp_path: Path) -> None:
     """In a terminal the bar moves the cursor itself; only names are escaped."""
     import pty
 

@@ -9,8 +9,8 @@ import pytest
 from brim import progress
 
 
-def test_only_what_is_slow_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait is told of while it lasts; one that is over in time is not."""
+def test_message_appears_only_for_slow_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message appears during a long wait, and none for a short one."""
     messages: list[str] = []
     was_received = threading.Event()
 

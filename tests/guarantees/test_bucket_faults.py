@@ -300,6 +300,23 @@ def test_a_store_that_takes_no_parts(destination: BucketDestination, source: Pat
     run(destination, "build", small, f"{destination.address}/small", "--quiet")
 
 
+def test_a_computed_job_to_a_store_that_takes_no_parts(destination: BucketDestination, tmp_path: Path) -> None:
+    """It sends a trial object of two parts first: results would fail at the first large shard, after hours."""
+    assert destination.proxy is not None
+    rows = write_files(tmp_path / "rows", {"rows.jsonl": b'{"n": 1}\n'})
+    mark, steps = tmp_path / "computed", tmp_path / "steps.py"
+    steps.write_text(f"def step(row):\n    open({str(mark)!r}, 'w').close()\n    return row\n")
+    line = ("map", rows, destination.address, "--fn", f"{steps}:step", "--quiet")
+    destination.proxy.fail(405, times=None, method="POST", contains="uploads")
+    assert "takes no uploads in parts" in run(destination, *line, check=2).stderr
+    assert not mark.exists()
+    destination.proxy.clear()
+    run(destination, *line)
+    assert mark.exists()
+    left = destination.server.objects("private", f"{destination.prefix}/.brim/")
+    assert list(left) == [f"{destination.prefix}/.brim/default/train.jsonl"], "nothing of the trial is left"
+
+
 def test_https(destination: BucketDestination, s3_https: tuple[FaultProxy, Path], source: Path) -> None:
     """Over https payloads are not signed and all is the same; an authority of one's own is trusted if it is named."""
     proxy, authority = s3_https

@@ -290,6 +290,20 @@ def test_docstrings_explain_every_keyword(name: str) -> None:
     assert "Examples:" in text
 
 
+def test_public_members_have_docstrings() -> None:
+    """help() of a public class explains every method and property."""
+    missing = []
+    for name in brim.__all__:
+        kind = getattr(brim, name)
+        for member in dir(kind) if inspect.isclass(kind) else ():
+            raw = inspect.getattr_static(kind, member)
+            function = getattr(raw, "fget", None) or getattr(raw, "func", None) or getattr(raw, "__func__", raw)
+            is_public = inspect.isfunction(function) and not member.startswith("_")
+            if is_public and not inspect.getdoc(getattr(kind, member)):
+                missing.append(f"{name}.{member}")
+    assert not missing
+
+
 def test_largest_cell_is_that_of_the_format() -> None:
     """`brim.check` declares the limit without loading the format."""
     assert inspect.signature(brim.check).parameters["max_cell_bytes"].default == MAX_CELL_BYTES

@@ -31,19 +31,19 @@ def chat_plan(options: TokenizeOptions, settings: JobSettings, note: Callable[[s
     if file.note:
         note(file.note)
     if options.prompt is not None:
-        wanted: tuple[str, ...] = (options.prompt, str(options.completion))
+        possible_names: tuple[str, ...] = (options.prompt, str(options.completion))
     else:
-        wanted = (MESSAGES, SHAREGPT) if options.column == _TEXT_COLUMN else (options.column,)
+        possible_names = (MESSAGES, SHAREGPT) if options.column == _TEXT_COLUMN else (options.column,)
     reading = row_options(
         options,
         options.source,
         options.name,
-        json_columns=(*wanted, TOOLS, TEMPLATE_ARGUMENTS),
+        json_columns=(*possible_names, TOOLS, TEMPLATE_ARGUMENTS),
         other_columns=None if options.where is not None else tuple(options.keep_columns),
         least_unit_bytes=LEAST_TOKEN_UNIT_BYTES,
     )
     rows = open_rows(options.source, reading)
-    columns = _find_columns(options, rows, wanted)
+    columns = _find_columns(options, rows, possible_names)
     is_pair = options.prompt is not None
     train_on: TrainOn = options.train_on or ("completion" if is_pair else "assistant")
     template_path = None if options.chat_template is None else os.fspath(options.chat_template)
@@ -54,11 +54,11 @@ def chat_plan(options: TokenizeOptions, settings: JobSettings, note: Callable[[s
         if options.template_date is None:
             note(f"the chat template asks for the date: it gets {date} (--template-date changes it)")
     max_length = options.max_length if options.pack is None else min(options.max_length or options.pack, options.pack)
-    chosen: dict[str, Any] = {**options.values(TextOptions), **options.values(ChatOptions)}
-    chosen |= {"train_on": train_on, "date": date, "max_length": max_length, "dtype": dtype}
-    chosen |= {"eos": file.eos if is_pair and file.eos is not None and loaded.has_token(file.eos) else None}
-    chosen |= {"add_special_tokens": is_pair and options.special_tokens is not False}
-    step = ChatStep(file, templates, columns, ChatStepOptions(**chosen))
+    step_options: dict[str, Any] = {**options.values(TextOptions), **options.values(ChatOptions)}
+    step_options |= {"train_on": train_on, "date": date, "max_length": max_length, "dtype": dtype}
+    step_options |= {"eos": file.eos if is_pair and file.eos is not None and loaded.has_token(file.eos) else None}
+    step_options |= {"add_special_tokens": is_pair and options.special_tokens is not False}
+    step = ChatStep(file, templates, columns, ChatStepOptions(**step_options))
     step.output_schema(rows.schema)
     step.check()
     files = {**options.values(TokenFileOptions), "dtype": dtype}
@@ -66,23 +66,23 @@ def chat_plan(options: TokenizeOptions, settings: JobSettings, note: Callable[[s
     return ComputePlan("tokenize", rows, step, TokenOutput(finish, file.name), settings.on_error)
 
 
-def _find_columns(options: TokenizeOptions, rows: RowSource, wanted: tuple[str, ...]) -> ChatColumns:
+def _find_columns(options: TokenizeOptions, rows: RowSource, possible_names: tuple[str, ...]) -> ChatColumns:
     """Choose the columns of the conversations among those of the source."""
     names = rows.schema.names
     json_columns = tuple(name for name in rows.reading.options.get("json_columns", ()) if name in names)
-    given: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "roles": tuple((options.role or {}).items()),
         "tools": TOOLS in names,
         "template_arguments": TEMPLATE_ARGUMENTS in names,
         "json_columns": json_columns,
     }
     if options.prompt is not None:
-        return ChatColumns(prompt=options.prompt, completion=options.completion, **given)
-    found = next((name for name in wanted if name in names), None)
-    if found is None:
+        return ChatColumns(prompt=options.prompt, completion=options.completion, **shared)
+    messages = next((name for name in possible_names if name in names), None)
+    if messages is None:
         listed = ", ".join(map(repr, names[:20]))
         raise InputError(
-            f"The source has no column {' or '.join(map(repr, wanted))}.",
+            f"The source has no column {' or '.join(map(repr, possible_names))}.",
             hint=f"It has {listed}. Name the column of the messages with --column.",
         )
-    return ChatColumns(messages=found, **given)
+    return ChatColumns(messages=messages, **shared)

@@ -111,6 +111,7 @@ class Vectors(Mapping[str, "Array | ShardedTensor"]):
 
     @property
     def rows(self) -> int:
+        """The number of vectors."""
         return self.computed.rows
 
     def __repr__(self) -> str:

@@ -234,7 +234,7 @@ def flatten_indices(
 
     Args:
         cache_dir: Folder of the result. (default: BRIM_CACHE, or the user's cache folder)
-        progress: True or False to show progress or nothing.
+        progress: True to show progress everywhere, False to show nothing. (default: in a terminal or notebook)
 
     Returns:
         The dataset, memory-mapped from the cache; the same call finds it there.
@@ -361,7 +361,7 @@ def shuffle(
         seeds: For a DatasetDict: one seed, or a dict of seeds by split; `seed` may be one too.
         generators: For a DatasetDict: a dict of generators by split; `generator` may be one too.
         cache_dir: Folder of the result. (default: BRIM_CACHE, or the user's cache folder)
-        progress: True or False to show progress or nothing.
+        progress: True to show progress everywhere, False to show nothing. (default: in a terminal or notebook)
 
     Returns:
         The dataset, memory-mapped from the cache; the same call finds it there.
@@ -413,7 +413,7 @@ def sort(
 
     Args:
         cache_dir: Folder of the result. (default: BRIM_CACHE, or the user's cache folder)
-        progress: True or False to show progress or nothing.
+        progress: True to show progress everywhere, False to show nothing. (default: in a terminal or notebook)
 
     Returns:
         The dataset, memory-mapped from the cache; the same call finds it there.
@@ -454,7 +454,7 @@ def concatenate_datasets(
 
     Args:
         cache_dir: Folder of the result. (default: BRIM_CACHE, or the user's cache folder)
-        progress: True or False to show progress or nothing.
+        progress: True to show progress everywhere, False to show nothing. (default: in a terminal or notebook)
 
     Returns:
         The dataset, memory-mapped from the cache; the same call finds it there.
@@ -498,7 +498,7 @@ def train_test_split(
 
     Args:
         cache_dir: Folder of the result. (default: BRIM_CACHE, or the user's cache folder)
-        progress: True or False to show progress or nothing.
+        progress: True to show progress everywhere, False to show nothing. (default: in a terminal or notebook)
 
     Returns:
         A DatasetDict of train and test, memory-mapped from the cache.

@@ -82,7 +82,7 @@ def make_forecast(shape: str, options: Any) -> Forecast:
 
 def _embed_files(options: EmbedFilesForecast) -> Forecast:
     """From sizes, or from a source: then the shards are those that `datasets` would make, by the size of the files."""
-    rest: dict[str, Any] = {"workers": options.workers, "base": options.base, "memory": options.memory}
+    common: dict[str, Any] = {"workers": options.workers, "base": options.base, "memory": options.memory}
     source, num_shards, shard_bytes = options.source, options.num_shards, options.shard_bytes
     largest_file, row_group = options.largest_file, options.row_group
     if source is None:
@@ -90,7 +90,7 @@ def _embed_files(options: EmbedFilesForecast) -> Forecast:
             raise InputError("--num-shards can only be used with SOURCE.", hint="Use --shard-bytes.")
         if shard_bytes is None:
             raise InputError("SOURCE or --shard-bytes is missing.", hint="Write the size like --shard-bytes=3.6GB.")
-        return shapes.embed_files(shard_bytes=shard_bytes, largest_file=largest_file, row_group=row_group, **rest)
+        return shapes.embed_files(shard_bytes=shard_bytes, largest_file=largest_file, row_group=row_group, **common)
     if shard_bytes is not None:
         raise InputError("--shard-bytes cannot be used with SOURCE.", hint="Leave out one of them.")
     if isinstance(source, FileTable):
@@ -108,7 +108,7 @@ def _embed_files(options: EmbedFilesForecast) -> Forecast:
         shard_bytes=largest_shard(table.file_bytes(), shards),
         largest_file=largest_file or int(table.files.sizes.max()),
         row_group=row_group or (None if by_path else _ROW_GROUP_BYTES),
-        **rest,
+        **common,
     )
     return _add_source(forecast, table, total, shards, by_path if num_shards is None else [])
 

@@ -94,7 +94,7 @@ def save_job(
     options |= {} if column is None or verb == "map" else {"column": column}
     options |= {"image": image} if verb == "embed" else {}
     job_options: JobOfCommand = make_options(_KINDS[verb][0], "save_job", (), options)
-    return write_plan(path, job_options, progress, held=caller_bytes)
+    return write_plan(path, job_options, progress, measure_caller=caller_bytes)
 
 
 def write_plan(
@@ -102,7 +102,7 @@ def write_plan(
     options: JobOfCommand,
     progress: Progress | None = None,
     *,
-    held: Callable[[], int],
+    measure_caller: Callable[[], int],
 ) -> SavedComputation:
     """Make the job of the options, and save it as a plan for parts."""
     verb = next(verb for verb, (kind, _) in _KINDS.items() if isinstance(options, kind))
@@ -125,9 +125,9 @@ def write_plan(
             f"A plan can only store texts, numbers and lists of them ({error}).",
             hint="Name a function by MODULE:FUNCTION, and its arguments by texts and numbers.",
         ) from error
-    job, access = _make_job(options, held()), Access(options.endpoint_url)
+    job, access = _make_job(options, measure_caller()), Access(options.endpoint_url)
     save_job_plan(path, job, stored, progress, access)
-    return SavedComputation(path, lambda plan: job, access, held)
+    return SavedComputation(path, lambda plan: job, access, measure_caller)
 
 
 @takes(OpenJobOptions)
@@ -152,15 +152,18 @@ def open_job(options: OpenJobOptions) -> SavedComputation:
 
 
 def open_saved_job(
-    path: str | os.PathLike[str], access: Access, running: RunOptions, held: Callable[[], int]
+    path: str | os.PathLike[str], access: Access, running: RunOptions, measure_caller: Callable[[], int]
 ) -> SavedComputation:
-    """Open a plan. `held` returns the bytes that the caller uses for other work: `caller_bytes`, or `no_caller`."""
-    held_bytes = held()
+    """Open a plan.
+
+    `measure_caller` returns the bytes that the caller uses for other work: `caller_bytes`, or `no_caller`.
+    """
+    held_bytes = measure_caller()
 
     def job_of(plan: JobPlan) -> Job:
         return _make_job(_saved_options(plan, running), held_bytes)
 
-    return SavedComputation(path, job_of, access, held)
+    return SavedComputation(path, job_of, access, measure_caller)
 
 
 def no_caller() -> int:

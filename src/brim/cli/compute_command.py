@@ -59,7 +59,7 @@ def _save_plan(options: Any) -> None:
     """Save the job as a plan, and print the next step."""
     from brim.api.saved_jobs import no_caller, write_plan
 
-    saved = write_plan(options.save, options, held=no_caller)
+    saved = write_plan(options.save, options, measure_caller=no_caller)
     units = saved.plan.units
     if options.json:
         emit("saved", path=saved.place.shown, fingerprint=saved.plan.fingerprint, units=units)

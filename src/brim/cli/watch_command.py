@@ -52,7 +52,9 @@ class WatchCommand(ShowOptions, MonitorOptions):
     pid: Annotated[int | None, Argument("The process to watch, with its child processes.", "PID", minimum=1)] = None
     match: Annotated[str | None, Common("Watch processes whose program or script has this in its name.", "TEXT")] = None
     system: Annotated[bool, Common("Watch the whole machine.")] = False
-    enforce: Annotated[bool, Common("Stop and kill the process at these levels, not only warn.", old="act")] = False
+    enforce: Annotated[
+        bool, Common("Stop and kill the process above --stop-at and --kill-at, not only warn.", old="act")
+    ] = False
     enforce_all: Annotated[bool, Option("With --match and --enforce: stop every program that matches.", old="all")] = (
         False
     )

@@ -46,6 +46,7 @@ class CacheEntry:
 
     @property
     def age_days(self) -> float:
+        """Days since the cache was last used."""
         return max(time.time() - self.used_at, 0.0) / 86400
 
 

@@ -98,12 +98,14 @@ class MapResult(BuildResult):
 
     @classmethod
     def from_build(cls, built: BuildResult, stats: UnitStats | None = None, **values: Any) -> MapResult:
+        """Add the counts of units to the result of a build."""
         return cls(
             **built.as_dict(), steps=built.steps, shard_noun=built.shard_noun, stats=stats or UnitStats(), **values
         )
 
     @property
     def units(self) -> int:
+        """The number of units of the job."""
         return len(self.stats.receipts)
 
     @property
@@ -113,6 +115,7 @@ class MapResult(BuildResult):
 
     @property
     def retries(self) -> int:
+        """The number of units that were computed again after a failure."""
         return self.stats.retries
 
     @property
@@ -132,6 +135,7 @@ class MapResult(BuildResult):
 
     @property
     def peak_bytes(self) -> int:
+        """The largest memory of a worker."""
         return self.stats.peak_bytes
 
     @property

@@ -118,6 +118,7 @@ class SavedPlan(Described, Generic[R]):
     # Common
 
     def command(self, *options: str) -> str:
+        """Return the command that works on this plan with these options."""
         options += ("--endpoint-url", self._endpoint) if self._endpoint else ()
         return shlex.join(["brim", self._command, "--plan", self.place.shown, *options])
 
@@ -226,6 +227,7 @@ class SavedBuild(SavedPlan[BuildResult]):
 
     @property
     def destination(self) -> Location:
+        """The address of the destination."""
         return self._location
 
     @property
@@ -432,10 +434,12 @@ class SavedComputation(SavedPlan[MapResult]):
 
     @property
     def limit(self) -> Limit:
+        """The memory limit of the job."""
         return self.job.limit
 
     @property
     def destination(self) -> str:
+        """The address of the destination."""
         return str(self.job.paths.location)
 
     @property

@@ -312,7 +312,8 @@ def map_texts(folder: str, mode: str, batch_size: int, writer_batch_size: int, n
     workers = num_proc if num_proc > 1 else None
     for number, shard in enumerate(shards, start=1):
         mapped = shard.map(
-            upper if workers else upper_and_wait,
+            upper,
+            fn_kwargs={"report": send if workers else send_and_wait},  # a worker has another standard input
             batched=True,
             batch_size=batch_size,
             writer_batch_size=writer_batch_size,
@@ -329,15 +330,9 @@ def map_texts(folder: str, mode: str, batch_size: int, writer_batch_size: int, n
         step(f"{'all files' if mode == 'basic' else f'shard {number} of {len(shards)}'}, {origin}")
 
 
-def upper(batch: dict[str, list[str]]) -> dict[str, list[str]]:
+def upper(batch: dict[str, list[str]], report: Callable[..., None]) -> dict[str, list[str]]:
     """Child: the mapped function. It reports its rows, so that rows from the cache can be counted."""
-    send(rows=len(batch["text"]))
-    return {"text": [text.upper() for text in batch["text"]]}
-
-
-def upper_and_wait(batch: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Child: as `upper`, in the process that may be interrupted; the standard input of workers is not the child's."""
-    send_and_wait(rows=len(batch["text"]))
+    report(rows=len(batch["text"]))
     return {"text": [text.upper() for text in batch["text"]]}
 
 

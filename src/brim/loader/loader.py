@@ -240,8 +240,7 @@ class Loader:
             PlanMismatchError: The dataset or the lanes are not those of the state.
             InputError: This is not the state of a loader.
         """
-        self._start = self.start_of(state, allow_appended=allow_appended)
-        self.seed, self.window, self._taken = int(state["seed"]), int(state["window"]), 0
+        self._start, self._taken = self.resume_position(state, allow_appended=allow_appended), 0
         self._share()
 
     def start_of(self, state: Mapping[str, Any], *, allow_appended: bool = False) -> Start:
@@ -382,9 +381,9 @@ class Loader:
             start = Start(start.epoch + 1, (), len(self._groups.files))
         return start
 
-    def resume_position(self, state: Mapping[str, Any]) -> Start:
-        """Return the position of a state of this loader, and take its seed and window. Appended rows were allowed."""
-        start = self.start_of(state, allow_appended=True)
+    def resume_position(self, state: Mapping[str, Any], *, allow_appended: bool = True) -> Start:
+        """Return the position of a state of this loader, and take its seed and window."""
+        start = self.start_of(state, allow_appended=allow_appended)
         self.seed, self.window = int(state["seed"]), int(state["window"])
         return start
 

@@ -260,10 +260,8 @@ def _choose_rows(rows: Ints, picked: Ints, ordered: bool) -> tuple[Ints, dict[in
     edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows)])
     cuts = np.searchsorted(picked, edges)
     chosen = {}
-    for block in np.flatnonzero(np.diff(cuts) != rows).tolist():
-        chosen[block] = picked[cuts[block] : cuts[block + 1]] - edges[block]
-    for block in np.flatnonzero(np.diff(cuts) == rows).tolist():
+    for block, count in enumerate(rows.tolist()):
         own = picked[cuts[block] : cuts[block + 1]] - edges[block]
-        if len(own) and not np.array_equal(own, np.arange(len(own))):  # a row that is taken twice
+        if not np.array_equal(own, np.arange(count)):  # some rows, or a row that is taken twice
             chosen[block] = own
     return np.diff(cuts).astype(np.int64), chosen, hashlib.sha256(picked.tobytes()).hexdigest()

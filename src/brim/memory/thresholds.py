@@ -163,10 +163,6 @@ class Guard:
         kill = self.level_bytes("kill")
         return self.limit_bytes if kill is None else kill
 
-    def lowest_bytes(self) -> int:
-        """Return the lowest threshold. Below it no exact reading is needed."""
-        return min((each.level.in_bytes(self.limit_bytes) for each in self.thresholds), default=self.limit_bytes)
-
     def observe(self, now: float, used_bytes: int) -> list[Alarm]:
         """Return the alarms that this reading raises, the gravest first."""
         passed_s = 0.0 if self._last is None else now - self._last

@@ -138,6 +138,7 @@ class RunLog:
     gpu_peaks: dict[int, tuple[int, int]] = field(default_factory=dict)
     node_peaks: dict[str, int] = field(default_factory=dict)  # of the cluster that the job ran on
     work: WorkState | None = None  # tasks of a brim job at the last sample
+    first_t: float | None = None  # of the samples
     seconds: float = 0.0
     sample_count: int = 0
     gaps: list[tuple[float, float]] = field(default_factory=list)
@@ -145,7 +146,6 @@ class RunLog:
     bad_lines: int = 0
     good_lines: int = 0
     earlier_runs: int = 0
-    _first_t: float | None = None
     _clock_zero: float | None = None
     _clock_t: float = 0.0
     _first_x: float = 0.0
@@ -153,10 +153,6 @@ class RunLog:
     _kill_t: float = 0.0
     _events_by_kind: dict[str, _ThinnedEvents] = field(default_factory=dict)
     _peaks_by_pid: dict[int, ProcessPeak] = field(default_factory=dict)
-
-    @property
-    def first_t(self) -> float | None:
-        return self._first_t
 
     @property
     def last_t(self) -> float | None:
@@ -232,7 +228,7 @@ class RunLog:
             available,
         )  # fmt: skip
         if self.sample_count == 0:
-            self._first_x, self._first_t = x, sample.t
+            self._first_x, self.first_t = x, sample.t
         else:
             usual = (self._last_x - self._first_x) / self.sample_count
             if x - self._last_x > max(_GAP_S, _GAP * usual) and len(self.gaps) < _MOST_REMARKS:

@@ -110,7 +110,10 @@ class ProgressOptions(Options, panel="Run"):
 
     progress: Annotated[
         Any,
-        PythonOnly("True or False to show progress or nothing.", default="a progress bar in a terminal or notebook"),
+        PythonOnly(
+            "True to show progress everywhere, False to show nothing.",
+            default="a progress bar in a terminal or notebook, elsewhere only notes",
+        ),
     ] = None
 
 
@@ -159,7 +162,7 @@ class StorageOptions(ReadStorageOptions, panel=STORES):
     """How the object stores of SOURCE and DEST are reached."""
 
     source_endpoint_url: Annotated[
-        str | None, Option("Address of the object store of SOURCE, if it differs from that of DEST.", "URL")
+        str | None, Option("Address of the object store of SOURCE.", "URL", default="that of --endpoint-url")
     ] = None
 
 

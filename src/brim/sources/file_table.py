@@ -218,6 +218,7 @@ class FileTable:
         return total
 
     def file_count(self) -> int:
+        """Return the number of files in all columns."""
         return sum(len(self.numbers_of(name)) for name in (*self.columns, *self.nested))
 
     def numbers_of(self, name: str, rows: pa.Table | None = None) -> Ints:
@@ -259,6 +260,7 @@ class FileTable:
         return described
 
     def replace(self, **changes: Any) -> FileTable:
+        """Return a table with other values of some fields."""
         return dataclasses.replace(self, **changes)
 
 

@@ -178,9 +178,11 @@ class Recipe:
         return [column for column in self.columns if isinstance(column, RecipeColumn)]
 
     def row_name(self, key: Key) -> str:
+        """Return the name of a row in messages, from the values of its key."""
         return " ".join(f"{name}={value}" for name, value in zip(self.key, key, strict=True) if value is not None)
 
     def value_columns(self) -> list[TableColumn]:
+        """The columns that tables add to the rows."""
         return [column for table in self.tables for column in table.columns]
 
     def aligned_columns(self) -> dict[str, str]:

@@ -313,23 +313,28 @@ class Selection:
 
     @property
     def column_names(self) -> list[str]:
+        """The names of the selected columns."""
         return list(self._selected_rows.names)
 
     @property
     def file_columns(self) -> list[str]:
+        """The names of the selected columns that contain files."""
         return [name for name in self._selected_rows.names if name in self.origin.file_columns]
 
     @property
     def features(self) -> Mapping[str, Any] | None:
+        """The `datasets` features of the selected columns, if the source has them."""
         features = self.origin.features
         return None if features is None else {name: features[name] for name in self._selected_rows.names}
 
     @property
     def about(self) -> Mapping[str, Any]:
+        """Facts about the source, for the dataset card."""
         return self.origin.about
 
     @property
     def notes(self) -> Sequence[str]:
+        """Notes about the source, for people."""
         return self.origin.notes
 
     @property

@@ -1,4 +1,4 @@
-"""Temporary bytes on disk. Where possible in a file without a name: none is left by a crash."""
+"""Temporary bytes on disk in files without a name: no other process sees them, and a crash leaves none."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from typing import Any
 from brim.errors import DestinationUnavailableError
 from brim.state.atomic_files import file_system
 
-_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _DESCRIPTORS = "/proc/self/fd"
+_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 
 
 class Scratch:
-    """A file without a name: it is gone when it is closed or collected, and when the process ends in any way."""
+    """A file without a name: it is gone when it is closed or collected, and when the process ends in any way.
 
-    def __init__(self, folder: str | None = None) -> None:
+    `needs_path`: it is also opened by its path; where no system path names a descriptor, it keeps its name until then.
+    """
+
+    def __init__(self, folder: str | None = None, *, needs_path: bool = False) -> None:
         self.descriptor, path = tempfile.mkstemp(prefix="brim-", dir=folder or scratch_folder())
-        self._finalizer = weakref.finalize(self, os.close, self.descriptor)
-        os.unlink(path)
+        is_nameless = not needs_path or os.path.isdir(_DESCRIPTORS)
+        self.path = f"{_DESCRIPTORS}/{self.descriptor}" if is_nameless else path
+        self._finalizer = weakref.finalize(self, _remove, self.descriptor, None if is_nameless else path)
+        if is_nameless:
+            os.unlink(path)
 
     def read_into(self, target: memoryview, offset: int) -> int:
         size = os.preadv(self.descriptor, [target], offset)
@@ -41,40 +47,11 @@ class Scratch:
         self._finalizer()
 
 
-def scratch_folder() -> str:
-    """Return the folder for temporary files; /var/tmp if that one is in memory, where its files would count."""
-    folder = tempfile.gettempdir()
-    if is_in_memory(folder) and os.access("/var/tmp", os.W_OK) and not is_in_memory("/var/tmp"):
-        return "/var/tmp"
-    return folder
-
-
-def is_in_memory(folder: str) -> bool:
-    return file_system(folder) in _IN_MEMORY
-
-
-@contextmanager
-def scratch_failures() -> Iterator[None]:
-    """Turn errors of the system about temporary files into errors that name their folder."""
-    try:
-        yield
-    except OSError as error:
-        raise DestinationUnavailableError(
-            f"{scratch_folder()!r}, the folder for temporary files, cannot be written to: {error.strerror}.",
-            hint="Free disk space there, or set TMPDIR to another folder.",
-        ) from error
-
-
-class ValueSpool:
-    """A temporary file. Where the system can open it by its descriptor it has no name, so a kill leaves nothing."""
+class ValueSpool(Scratch):
+    """A temporary file of values, which shards read like a file of the source."""
 
     def __init__(self, folder: str | None = None) -> None:
-        self.descriptor, path = tempfile.mkstemp(prefix="brim-spool-", dir=folder or scratch_folder())
-        is_nameless = os.path.isdir(_DESCRIPTORS)
-        self.path = f"{_DESCRIPTORS}/{self.descriptor}" if is_nameless else path
-        self._finalizer = weakref.finalize(self, _remove, self.descriptor, None if is_nameless else path)
-        if is_nameless:
-            os.unlink(path)
+        super().__init__(folder, needs_path=True)
         self.size = 0
 
     def append(self, data: Any) -> int:
@@ -105,11 +82,32 @@ class ValueSpool:
         os.utime(self.descriptor, ns=(mtime_ns, mtime_ns))
         return os.fstat(self.descriptor)
 
-    def close(self) -> None:
-        self._finalizer()
-
 
 def _remove(descriptor: int, path: str | None) -> None:
     os.close(descriptor)
     if path is not None:
         os.unlink(path)
+
+
+def scratch_folder() -> str:
+    """Return the folder for temporary files; /var/tmp if that one is in memory, where its files would count."""
+    folder = tempfile.gettempdir()
+    if is_in_memory(folder) and os.access("/var/tmp", os.W_OK) and not is_in_memory("/var/tmp"):
+        return "/var/tmp"
+    return folder
+
+
+@contextmanager
+def scratch_failures() -> Iterator[None]:
+    """Turn errors of the system about temporary files into errors that name their folder."""
+    try:
+        yield
+    except OSError as error:
+        raise DestinationUnavailableError(
+            f"{scratch_folder()!r}, the folder for temporary files, cannot be written to: {error.strerror}.",
+            hint="Free disk space there, or set TMPDIR to another folder.",
+        ) from error
+
+
+def is_in_memory(folder: str) -> bool:
+    return file_system(folder) in _IN_MEMORY

@@ -37,10 +37,12 @@ class ShardedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The number of rows, and the shape of a row."""
         return (len(self), *self.parts[0].shape[1:])
 
     @property
     def dtype(self) -> Any:
+        """The type of the numbers."""
         return self.parts[0].dtype
 
     def __len__(self) -> int:

@@ -78,6 +78,7 @@ class TensorWriter:
 
     @property
     def path(self) -> Path:
+        """The file to write."""
         return self._request.path
 
     @property

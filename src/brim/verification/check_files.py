@@ -87,10 +87,12 @@ class CheckReport(Described):
 
     @property
     def ok(self) -> bool:
+        """Whether all checks passed."""
         return all(check.ok for check in self.checks)
 
     @property
     def failed(self) -> list[Check]:
+        """The checks that failed."""
         return [check for check in self.checks if not check.ok]
 
     @property

@@ -8,7 +8,7 @@ tokenizer may join characters across its end. A token is trained if its characte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,32 +17,16 @@ from brim.compute.steps.conversations import Conversation, assistant_turns
 from brim.compute.steps.tokenizers import Places
 from brim.errors import InputError
 
+if TYPE_CHECKING:  # it needs jinja2
+    from brim.compute.steps.template_environment import ChatRenderer
+
 TrainOn = Literal["assistant", "last", "completion", "all"]
 Spans = list[tuple[int, int]]
 IGNORED_LABEL = -100  # the label of tokens that do not count, as torch's cross entropy has it
 _MARKED_TEMPLATE = "a template that marks answers with {% generation %}: --chat-template=FILE."
 
 
-class RenderedText(Protocol):
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def spans(self) -> Spans: ...
-
-
-class TemplateRenderer(Protocol):
-    @property
-    def eos(self) -> str: ...
-
-    def has_marks(self, conversation: Conversation) -> bool: ...
-
-    def render(
-        self, conversation: Conversation, count: int | None = None, *, generation_prompt: bool = False
-    ) -> RenderedText: ...
-
-
-def render_with_spans(renderer: TemplateRenderer, conversation: Conversation, train_on: TrainOn) -> tuple[str, Spans]:
+def render_with_spans(renderer: ChatRenderer, conversation: Conversation, train_on: TrainOn) -> tuple[str, Spans]:
     """Return the text of a conversation, and the spans of it that are trained."""
     full = renderer.render(conversation)
     text, messages = full.text, conversation.messages
@@ -76,7 +60,7 @@ def render_with_spans(renderer: TemplateRenderer, conversation: Conversation, tr
 
 
 def _prefix(
-    renderer: TemplateRenderer, conversation: Conversation, text: str, count: int, train_on: TrainOn, prompted: bool
+    renderer: ChatRenderer, conversation: Conversation, text: str, count: int, train_on: TrainOn, prompted: bool
 ) -> int:
     """Return the length of the first messages as rendered, which must be how the full text starts."""
     hint = f"Pass {_MARKED_TEMPLATE}" if train_on != "assistant" else f"Use --train-on=last, or pass {_MARKED_TEMPLATE}"

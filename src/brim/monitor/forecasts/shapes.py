@@ -100,10 +100,12 @@ class Forecast(Described):
 
     @property
     def low_bytes(self) -> int:
+        """The lower end of the estimated peak."""
         return sum(component.low_bytes for component in self.components)
 
     @property
     def high_bytes(self) -> int:
+        """The upper end of the estimated peak."""
         return sum(component.high_bytes for component in self.components)
 
     @property

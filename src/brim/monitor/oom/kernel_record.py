@@ -102,10 +102,6 @@ def invoker_name(before: str) -> str | None:
     return name or None
 
 
-def inline_stats(text: str) -> dict[str, int]:
-    return {key: int(kb) * 1024 for key, kb in _INLINE_STAT.findall(text)}
-
-
 class Table:
     """The process table of a record, in pages until the page size is known."""
 
@@ -204,8 +200,8 @@ def take(record: Record, text: str) -> str:
         return "quote"
     if match := STATS_FOR.search(text):
         record.stats_of = match["group"] or ""
-        inline = inline_stats(match["inline"] or match["bare"] or "")
-        record.stats.setdefault(record.stats_of, {}).update(inline)
+        stats = _INLINE_STAT.findall(match["inline"] or match["bare"] or "")
+        record.stats.setdefault(record.stats_of, {}).update((key, int(kb) * 1024) for key, kb in stats)
         return "stats"
     if record.stats_of is not None and (match := STAT.search(text)):
         record.stats[record.stats_of].setdefault(match["key"], int(match["value"]))

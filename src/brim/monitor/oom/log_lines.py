@@ -100,7 +100,8 @@ class Clock:
     def stamp(self, text: str) -> Stamp:
         """Return the stamp of a line; empty without a known time."""
         head = text[:_SCANNED]
-        boot_s = _boot_seconds(head)
+        seconds, micros = _BOOT_SECONDS.search(head), _KMSG.match(head)
+        boot_s = float(seconds[1]) if seconds else int(micros[1]) / 1e6 if micros else None
         try:
             when = self._date(head)
             if when is None and boot_s is not None and self.boot_time is not None:
@@ -142,14 +143,6 @@ class Clock:
 def month_number(name: str) -> int | None:
     name = name.lower()
     return _MONTHS.get(name) or _MONTHS.get(name[:3])
-
-
-def _boot_seconds(head: str) -> float | None:
-    if match := _BOOT_SECONDS.search(head):
-        return float(match[1])
-    if match := _KMSG.match(head):
-        return int(match[1]) / 1e6
-    return None
 
 
 def _zone(text: str | None) -> tzinfo | None:

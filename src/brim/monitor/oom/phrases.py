@@ -97,12 +97,6 @@ def parse_amount(text: str, suffix: str = "") -> int | None:
         return None
 
 
-def program_name(command: str) -> str | None:
-    """Return the name of the program in a command line."""
-    arguments = [argument for argument in command.split() if "=" not in argument]
-    return arguments[0].rsplit("/", 1)[-1] if arguments else None
-
-
 def _group_values(match: re.Match[str]) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
     """Return the texts of the groups, and the sizes by the part of the kill that they belong to."""
     texts: dict[str, str] = {}
@@ -143,7 +137,8 @@ def fill(template: Kill, match: re.Match[str], clock: Clock) -> Kill:
             values[field] = texts[field]
     if texts.get("command") and texts["command"] != "...":
         values["command"] = redact(texts["command"])
-        values.setdefault("name", program_name(texts["command"]))
+        program = next((word for word in texts["command"].split() if "=" not in word), "")
+        values.setdefault("name", program.rsplit("/", 1)[-1] or None)
         values["job"] = called_job(texts["command"])
     if signal := texts.get("signal"):
         values["signal"] = int(signal) if signal.isdigit() else _SIGNALS.get(signal)

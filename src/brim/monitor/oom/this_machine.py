@@ -17,8 +17,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from brim.memory.limit import UNLIMITED
-from brim.memory.meter import meminfo, oom_kills, read_counters, read_number
-from brim.monitor.oom.kills import Bound, Evidence, Kill, MachineRoom, Source
+from brim.memory.meter import oom_kills, read_counters, read_number
+from brim.monitor.oom.kills import Bound, Evidence, Kill, Source
 from brim.monitor.oom.log_lines import BLOCK_BYTES, Clock
 from brim.monitor.oom.scan_log import LogFindings, Scan, reading_problem, scan_file, scan_lines
 
@@ -182,9 +182,3 @@ def log_files(root: Path = Path("/"), since: datetime | None = None) -> LogFindi
         later_boots[family] = boots_since + scanned.boots
     findings.sources.reverse()
     return findings
-
-
-def machine_memory(root: Path = Path("/")) -> MachineRoom:
-    """Return the current memory of the machine."""
-    sizes = meminfo(root / "proc/meminfo")
-    return MachineRoom(sizes.get("MemTotal"), sizes.get("SwapTotal"))

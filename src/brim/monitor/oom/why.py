@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError
-from brim.memory.meter import boot_id
+from brim.memory.meter import boot_id, meminfo
 from brim.monitor.log_records import is_run_log
 from brim.monitor.log_writer import log_folder, recent_logs
 from brim.monitor.oom import brim_log, explain, this_machine
@@ -124,6 +124,7 @@ class WhyReport(Described):
     made: datetime
 
     def text(self, width: int = 80) -> str:
+        """Return the report as text of at most `width` characters per line."""
         kills = self.kills
         if not kills:
             lines = ["No record of an out-of-memory kill was found."]
@@ -230,11 +231,12 @@ def why(
         watched += [run for path in runs if Path(path).parent != log_folder() for run in _read_runs(Path(path))]
     for run in watched:
         findings.kills += _kills_of_run(run, present, findings.kills)
-    reports, host = [], uname().nodename
+    reports, host, sizes = [], uname().nodename, meminfo(root / "proc/meminfo")
+    here = MachineRoom(sizes.get("MemTotal"), sizes.get("SwapTotal"))
     for kill in findings.kills:  # a record on this machine may lack the memory of the machine
         is_local = not paths or kill.host in (host, host.split(".")[0])
         if is_local and kill.scope != "gpu" and kill.room == MachineRoom():
-            kill = replace(kill, room=this_machine.machine_memory(root))
+            kill = replace(kill, room=here)
         reports.append(kill)
     kills = merge(reports)
     kills = [_with_curve(kill, watched) for kill in in_order([*kills, *uncounted(counters, kills)])]

@@ -85,7 +85,9 @@ class AlarmHandler:
 
     @property
     def lowest_threshold_bytes(self) -> int:
-        return self._guard.lowest_bytes()
+        """Return the lowest threshold. Below it no exact reading is needed."""
+        limit_bytes = self._guard.limit_bytes
+        return min((each.level.in_bytes(limit_bytes) for each in self._guard.thresholds), default=limit_bytes)
 
     def prediction(self, now: float) -> Prediction | None:
         """Return when the limit would be reached at the present rate."""
