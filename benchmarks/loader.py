@@ -31,6 +31,8 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, write_json
+
 from tests.s3 import S3Server
 
 LATENCY_S = 0.02
@@ -48,6 +50,7 @@ MODULES = {
     "mosaic": "streaming",
     "webdataset": "webdataset",
 }
+PEERS = {"datasets", "litdata", "webdataset"}  # whose module has the name of their package
 REMOTE = ("brim", "datasets-stream", "webdataset")
 
 
@@ -172,16 +175,16 @@ def read_once(tool: str, kind: str, source: str, scratch: str, names: list[str])
     module = importlib.import_module(MODULES[tool])
     if tool == "brim":
         assert module.Loader  # which brim imports when it is first used
-    start = time.perf_counter()
+    start, cpu_before = time.perf_counter(), time.process_time()
     first, rows = 0.0, 0
     for count in batches_of(tool, kind, source, names, scratch):
         first = first or time.perf_counter() - start
         rows += count
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_before
     assert rows == KINDS[kind][0], f"{tool} read {rows} rows"
     status = Path("/proc/self/status").read_text()  # not ru_maxrss, which a process inherits
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
-    print(json.dumps({"rows_s": rows / seconds, "first_s": first, "peak_mb": peak}))
+    print(json.dumps({"rows_s": rows / seconds, "cpu_seconds": cpu, "first_s": first, "peak_mb": peak}))
 
 
 async def relay(port: int, target: tuple[str, int]) -> None:
@@ -222,6 +225,9 @@ def main() -> None:
         if tool not in tools:
             print(f"SKIPPED {tool}: it is not installed")
     results: dict[str, Any] = {}
+    facts = machine(
+        Path(tempfile.gettempdir()), ("brim", "pyarrow", "torch", *sorted({MODULES[t] for t in tools} & PEERS))
+    )
     with tempfile.TemporaryDirectory(prefix="brim-bench-") as work, S3Server(Path(work) / "s3") as s3:
         port = int(s3.endpoint.rpartition(":")[2])
         listener = _free_port()
@@ -229,9 +235,12 @@ def main() -> None:
         endpoint = f"http://127.0.0.1:{listener}"
         for kind in options.kinds:
             run_kind(kind, tools, Path(work), s3, endpoint, options.rounds, results)
-    print_results(results)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+    parts = parts_of(results)
+    for part in parts.values():
+        print_part(part)
+    print_goals(parts)
+    print_machine(facts)
+    write_json(options.json, facts, parts)
 
 
 def _free_port() -> int:
@@ -283,18 +292,41 @@ def run_kind(
         shutil.rmtree(folder)
 
 
-def print_results(results: dict[str, Any]) -> None:
-    """Print medians, and the ratios of brim to the others."""
-    medians = {
-        key: {name: statistics.median(run[name] for run in runs) for name in runs[0]} for key, runs in results.items()
-    }
-    print(f"{'':36} {'rows/s':>9} {'MB/s':>7} {'first s':>8} {'peak MB':>8} {'brim/this':>10}")
-    for key, match in medians.items():
-        kind, destination, _ = key.split(" ")
-        ratio = medians.get(f"{kind} {destination} brim", match)["rows_s"] / match["rows_s"]
-        mb_s = match["rows_s"] * KINDS[kind][1] / 1e6
-        speed = f"{match['rows_s']:9,.0f} {mb_s:7,.0f} {match['first_s']:8.2f}"
-        print(f"{key:36} {speed} {match['peak_mb']:8,.0f} {ratio:10.2f}")
+def parts_of(results: dict[str, list[dict[str, float]]]) -> dict[str, Part]:
+    """Return tables of medians, one for each kind of rows and where they are, with the goals."""
+    parts: dict[str, Part] = {}
+    header = ("tool", "rows/s", "MB/s", "CPU s", "first batch s", "peak MB", "brim's speed to it")
+    for place in dict.fromkeys(key.rpartition(" ")[0] for key in results):
+        kind = place.split()[0]
+        part = parts[place] = Part(f"{KINDS[kind][0]:,} rows of {KINDS[kind][1]:,} bytes, {place.split()[1]}", header)
+        medians = {}
+        for tool in MODULES:
+            if runs := results.get(f"{place} {tool}"):
+                part.runs[tool] = runs
+                medians[tool] = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        brim = medians.get("brim")
+        for tool, found in medians.items():
+            speed = "" if brim is None else f"{brim['rows_s'] / found['rows_s']:.2f}×"
+            mb_s = found["rows_s"] * KINDS[kind][1] / 1e6
+            times = (
+                f"{found['rows_s']:,.0f}",
+                f"{mb_s:,.0f}",
+                f"{found['cpu_seconds']:.2f}",
+                f"{found['first_s']:.2f}",
+            )
+            part.rows.append((tool, *times, f"{found['peak_mb']:,.0f}", speed))
+        peers = {tool: found for tool, found in medians.items() if tool != "brim"}
+        if brim is None or not peers:
+            continue
+        for tool in ("datasets-stream", "webdataset"):
+            if tool in peers:
+                part.goals.append(at_least(f"speed to {tool}", brim["rows_s"] / peers[tool]["rows_s"], 1, "×"))
+        fastest = max(found["rows_s"] for found in peers.values())
+        part.goals.append(at_least("speed to the fastest", brim["rows_s"] / fastest, 0.8, "×"))
+        least = min(found["peak_mb"] for tool, found in peers.items() if tool != "datasets-map")
+        part.goals.append(at_most("peak memory to the least of a streaming peer", brim["peak_mb"] / least, 1, "×"))
+        part.goals.append(at_most("first batch", brim["first_s"], 1, " s"))
+    return parts
 
 
 if __name__ == "__main__":

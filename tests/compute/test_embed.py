@@ -16,8 +16,7 @@ import pytest
 import brim
 from brim.compute.outputs.output import Units
 from brim.compute.outputs.vector_output import FinishedVectors, VectorOutput, finish_vectors, rows_path
-from brim.compute.steps.embed_options import EmbedStepOptions
-from brim.compute.steps.embed_step import EmbedStep
+from brim.compute.steps.embed_step import EmbedStep, EmbedStepOptions
 from brim.compute.steps.step import BadRow, RowBatch
 from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.options.compute_options import ModelOptions
@@ -121,7 +120,7 @@ def test_a_device_without_room_gets_halves(batch_size: int) -> None:
 def test_a_row_that_never_fits_is_named() -> None:
     """One row alone on the device: nothing more can be done."""
     with pytest.raises(BadRow) as caught:
-        embed("Small", loading=ModelOptions(model_arg={"room": 0}), batch_size=4)
+        embed("Small", loading=ModelOptions(model_arg={"budget": 0}), batch_size=4)
     assert caught.value.rows == 1
     assert isinstance(caught.value.__cause__, MemoryLimitError)
 

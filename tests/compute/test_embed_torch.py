@@ -19,7 +19,7 @@ import pytest
 
 import brim
 from brim.compute.outputs.vector_output import finish_vectors
-from brim.compute.steps.embed_options import EmbedStepOptions
+from brim.compute.steps.embed_step import EmbedStepOptions
 from brim.errors import InputError
 from brim.options.compute_options import ModelOptions
 from tests.compute.test_embed import run, texts_table, vectors, write_units

@@ -21,7 +21,7 @@ import pytest
 
 from brim.compute.rows.open_rows import open_rows
 from brim.compute.rows.read_unit import cut_batches, describe_row, read_unit
-from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.row_files import RowOptions
 from brim.compute.rows.schemas import cast, unify
 from brim.compute.rows.unit import RowSource, Unit
 from brim.errors import InputError, SourceChangedError
@@ -476,7 +476,7 @@ import resource, sys
 import pyarrow as pa
 from brim.compute.rows.open_rows import open_rows
 from brim.compute.rows.read_unit import read_unit
-from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.row_files import RowOptions
 source = open_rows(sys.argv[1], RowOptions())
 def used():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))

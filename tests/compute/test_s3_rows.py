@@ -21,11 +21,10 @@ import pytest
 import brim as library
 from brim.compute.rows.open_rows import open_rows
 from brim.compute.rows.read_unit import describe_row, read_unit
-from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.row_files import RowOptions
 from brim.compute.rows.schemas import cast, unify
 from brim.compute.rows.unit import RowSource, Unit
-from brim.compute.steps.embed_options import EmbedStepOptions
-from brim.compute.steps.embed_step import EmbedStep
+from brim.compute.steps.embed_step import EmbedStep, EmbedStepOptions
 from brim.compute.steps.step import BadRow, RowBatch
 from brim.errors import InputError, MissingDependencyError, SourceChangedError
 from brim.sources.open_source import open_dataset
@@ -324,7 +323,7 @@ import os, sys, threading
 from brim.memory.meter import process_bytes
 from brim.compute.rows.open_rows import open_rows
 from brim.compute.rows.read_unit import read_unit
-from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.row_files import RowOptions
 def count(name):
     source = open_rows(sys.argv[1] + name, RowOptions(unit_size=1 << 30))
     return sum(table.num_rows for unit in source.units(1) for table in read_unit(source.reading, unit))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from brim.compute.rows.cut_text import BOM, RowScanner, count_rows
 from brim.compute.rows.open_rows import open_rows
 from brim.compute.rows.read_unit import cut_batches, describe_row, read_unit
-from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.row_files import RowOptions
 from brim.compute.rows.schemas import cast, unify
 from brim.compute.rows.unit import Unit
 from brim.errors import InputError

@@ -16,8 +16,8 @@ import pytest
 import brim
 from brim.compute.rows.open_rows import open_rows
 from brim.compute.rows.read_unit import read_unit
-from brim.compute.rows.row_options import RowOptions
-from brim.compute.rows.unreadable import UnreadableRow
+from brim.compute.rows.row_files import RowOptions
+from brim.compute.rows.unit import UnreadableRow
 from brim.errors import InputError
 from tests.forked import brim as command
 

@@ -306,7 +306,7 @@ def test_a_disk_that_fails_while_syncing(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("position", [1, 2])
 def test_an_interrupt_between_two_tensors(tmp_path: Path, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C when one tensor of a batch counts already and the other does not: no row is torn."""
-    from brim.tensors.tensor_stream import Stream
+    from brim.tensors.partial_layout import Stream
 
     path, spec = tmp_path / "a.safetensors", {"x": (3, "float32"), "y": (2, "float32")}
     x, y = np.arange(120, dtype=np.float32).reshape(40, 3), np.arange(80, dtype=np.float32).reshape(40, 2)

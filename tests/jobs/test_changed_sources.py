@@ -19,7 +19,7 @@ import pytest
 import brim as library
 from brim.compute.rows.open_rows import open_rows
 from brim.compute.rows.read_unit import name_of_span, read_unit
-from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.row_files import RowOptions
 from brim.compute.rows.source_hash import SourceHash, hash_unit
 from tests.conftest import brim, write_files
 from tests.hub import TestHub

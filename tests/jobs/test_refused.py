@@ -10,7 +10,7 @@ import pytest
 
 import brim
 from brim.compute.rows.open_rows import open_rows
-from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.row_files import RowOptions
 from brim.errors import BrimError, DestinationError, InputError, MemoryLimitError, SourceError
 
 ROWS = "".join(f'{{"text": "row {number}"}}\n' for number in range(1000))

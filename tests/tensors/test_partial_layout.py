@@ -13,9 +13,8 @@ import pytest
 
 from brim.errors import InputError
 from brim.tensors import partial_layout
-from brim.tensors.partial_layout import BinaryLayout, ParquetLayout, Request, layout_for
+from brim.tensors.partial_layout import BinaryLayout, Files, FileSpan, ParquetLayout, Request, layout_for
 from brim.tensors.tensor_files import Tensor
-from brim.tensors.tensor_stream import Files, FileSpan
 
 A, B = Tensor("a", (2,), "float32"), Tensor("b", (), "int64")  # eight bytes a row, both
 TEXT = Tensor("t", (), "string")

@@ -27,11 +27,9 @@ from brim.compute.outputs.rows_file import read_schema
 from brim.compute.outputs.token_output import FinishOptions, TokenOutput, token_splits
 from brim.compute.outputs.vector_output import SUFFIXES, VectorOutput, rows_path
 from brim.compute.rows.open_rows import open_rows
-from brim.compute.rows.row_files import WILD, split_name
-from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.row_files import WILD, RowOptions, split_name
 from brim.compute.rows.unit import RowSource
-from brim.compute.steps.embed_options import EmbedStepOptions
-from brim.compute.steps.embed_step import EmbedStep
+from brim.compute.steps.embed_step import EmbedStep, EmbedStepOptions
 from brim.compute.steps.embedding_models import is_factory, model_name
 from brim.compute.steps.gigatoken_encoder import choose
 from brim.compute.steps.map_options import MapStepOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.row_files import RowOptions
 from brim.compute.steps.function_digest import iterator_digest
 from brim.options.groups import ComputedJobOptions, InputOptions
 from brim.storage.location import Access

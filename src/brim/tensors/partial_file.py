@@ -19,10 +19,9 @@ from brim.errors import DestinationError, DestinationUnavailableError, InputErro
 from brim.sizes import format_size
 from brim.state.atomic_files import failures, free_bytes, rename, sync_folder
 from brim.tensors.checkpoints import RECEIPTS, Checkpoint, CheckpointLog
-from brim.tensors.partial_layout import Request, layout_for
+from brim.tensors.partial_layout import Files, Request, Stream, layout_for, sync_file
 from brim.tensors.tensor_batches import TensorBatch
 from brim.tensors.tensor_reader import finished_spec, shard_files
-from brim.tensors.tensor_stream import Files, Stream, sync_file
 
 FORMAT = 1
 RETRY_HINT = "open it again with resume=True to continue"

@@ -24,13 +24,11 @@ from brim.compute.rows.open_files import decompressed, head_of, looked_into
 from brim.compute.rows.python_rows import digest_of_tables, peek, rows_as_json, tables_of, vote
 from brim.compute.rows.read_text import BlockPosition, TextReader, parse_csv, row_blocks, well_formed_csv
 from brim.compute.rows.read_unit import read_unit
-from brim.compute.rows.row_files import WILD, RowFiles, find
-from brim.compute.rows.row_options import RowOptions, Skip, never
+from brim.compute.rows.row_files import WILD, RowFiles, RowOptions, Skip, find, never
 from brim.compute.rows.schemas import TypesDiffer, merged, stored_features, unify
 from brim.compute.rows.selected_rows import SelectedRows
 from brim.compute.rows.spool import table_spool, text_spool
-from brim.compute.rows.unit import Reading, RowSource, Span, Unit, unit_size
-from brim.compute.rows.unreadable import UnreadableRow
+from brim.compute.rows.unit import Reading, RowSource, Span, Unit, UnreadableRow, unit_size
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder
 from brim.options.groups import InputOptions

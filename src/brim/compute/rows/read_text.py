@@ -18,8 +18,7 @@ from brim.compute.rows.open_files import AnyFile, FileContent, head_of, looked_i
 from brim.compute.rows.python_rows import table_of
 from brim.compute.rows.schemas import TypesDiffer, cast, contains_type, merged, unify
 from brim.compute.rows.source_hash import SourceHash
-from brim.compute.rows.unit import Kind, Span
-from brim.compute.rows.unreadable import OnUnreadable, UnreadableRow
+from brim.compute.rows.unit import Kind, OnUnreadable, Span, UnreadableRow
 from brim.errors import InputError
 from brim.sources.exact_values import (
     CHANGES_AS_NUMBER,

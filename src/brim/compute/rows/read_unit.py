@@ -20,8 +20,7 @@ from brim.compute.rows.parquet_rows import ParquetRows, parquet_file
 from brim.compute.rows.read_text import TextReader, too_far
 from brim.compute.rows.schemas import TypesDiffer, cast, merged
 from brim.compute.rows.source_hash import SourceHash, read_document, stored_columns
-from brim.compute.rows.unit import Reading, Span, Unit, check_unchanged
-from brim.compute.rows.unreadable import OnUnreadable, UnreadableRow
+from brim.compute.rows.unit import OnUnreadable, Reading, Span, Unit, UnreadableRow, check_unchanged
 from brim.errors import BrimError, InputError
 from brim.formats.encrypted import encrypted, is_encrypted
 from brim.partition import row_bytes as sizes_of_rows

@@ -17,11 +17,9 @@ import pyarrow as pa
 
 from brim.compute.rows.cut_text import RowScanner, csv_header
 from brim.compute.rows.open_files import decompressed
-from brim.compute.rows.row_files import RowFiles
-from brim.compute.rows.row_options import Skip
+from brim.compute.rows.row_files import RowFiles, Skip
 from brim.compute.rows.schemas import TypesDiffer, cast, merged
-from brim.compute.rows.unit import Kind, Span, Unit
-from brim.compute.rows.unreadable import UnreadableRow
+from brim.compute.rows.unit import Kind, Span, Unit, UnreadableRow
 from brim.errors import InputError
 from brim.file_set import Ints
 from brim.partition import arrow_bytes

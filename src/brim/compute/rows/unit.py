@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
-from brim.compute.rows.unreadable import UnreadableRow
 from brim.errors import SourceChangedError
 from brim.records import dataclass
 from brim.state.atomic_files import reason
@@ -26,6 +25,24 @@ if TYPE_CHECKING:
     from brim.file_set import FileSet
     from brim.sources.file_table import FileTable
 
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRow:
+    """An unreadable line or record. `offset` counts the rows of its unit, unreadable ones included, from 0.
+
+    `line` counts from 1 and is None if counting would take too long; `byte` is where the row starts, None in a
+    compressed file. Both are None for a file that is one row.
+    """
+
+    offset: int
+    file: str
+    line: int | None
+    byte: int | None
+    content: bytes
+    reason: str
+
+
+OnUnreadable = Callable[[UnreadableRow], None]
 Kind = Literal["jsonl", "csv", "parquet", "arrow", "lines", "document"]
 
 
