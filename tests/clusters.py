@@ -127,7 +127,7 @@ def cluster_of(nodes: int, cpus: int = 1, **config: object) -> Iterator[TestClus
 
 
 class Run:
-    """brim with --json in a process of its own, whose events are read as they come."""
+    """brim with --json in a separate process, whose events are read as they come."""
 
     def __init__(
         self,

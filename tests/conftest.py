@@ -140,7 +140,7 @@ def machine(hub: TestHub, tmp_path: Path) -> Machine:
 @pytest.fixture
 def folder_in_memory() -> Iterator[Path]:
     """A folder in a tmpfs, for one test at a time: of files that several programs of a user have written and closed
-    nobody can tell whose they are."""
+    no one can tell whose they are."""
     if not os.path.isdir("/dev/shm"):
         pytest.skip("needs a tmpfs at /dev/shm")
     with open(f"{tempfile.gettempdir()}/brim-test-in-memory-{os.getuid()}.lock", "w") as lock:
@@ -151,7 +151,7 @@ def folder_in_memory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def whole_arc(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """The tree of all sessions, which takes seconds to write. A test that changes it puts back what was there."""
+    """The tree of all sessions, which takes seconds to write. A test that changes it puts back the previous content."""
     return make_arc(tmp_path_factory.mktemp("whole") / "arc", 902, sidecars=False)
 
 
@@ -178,7 +178,7 @@ def s3_proxy(s3: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def s3_https(s3: S3Server, tmp_path: Path) -> Iterator[tuple[FaultProxy, Path]]:
-    """The server by https, and the certificate of an authority that nobody knows."""
+    """The server by https, and the certificate of an authority that no one knows."""
     import trustme
 
     authority, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -195,7 +195,7 @@ def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, _homes: Path) -> None:
-    """`datasets` keeps its caches away from the user's, and asks nobody."""
+    """`datasets` keeps its caches away from the user's, and asks no one."""
     home = _homes / secrets.token_hex(6)
     for name, value in {
         "HF_HOME": str(home),

@@ -31,7 +31,7 @@ class Destination(Protocol):
         """Everything that readers could see, by name, without the ledger."""
 
     def plant(self, name: str, data: bytes) -> None:
-        """Somebody else puts a file there."""
+        """Another process puts a file there."""
 
 
 def listing(destination: Destination) -> Listing:

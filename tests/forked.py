@@ -1,4 +1,4 @@
-"""The brim command in a process of its own that need not import everything first.
+"""The brim command in a separate process that need not import everything first.
 
 One process per test worker imports what the command needs and then forks: each command is a real process with its own
 arguments, environment, working folder, streams and exit code. Only for tests that do not measure memory or time: those
@@ -76,7 +76,7 @@ def start(
     before: str = "",
     outputs: tuple[int, int] | None = None,
 ) -> Process:
-    """The brim command, under way. What it says goes to two descriptors, or nowhere."""
+    """The brim command, under way. Its output goes to two descriptors, or nowhere."""
     args = [os.fspath(argument) for argument in arguments]
     body = json.dumps([args, dict(env or os.environ), os.fspath(cwd or os.getcwd()), before]).encode()
     with open(os.devnull, "r+b") as nowhere:
@@ -159,9 +159,15 @@ class _Zygote:
 
 
 def main() -> None:
-    """Fork a command for each request, and one who waits for it."""
+    """Fork a command for each request, and a process that waits for it.
+
+    Without a preloaded library, which may count or fail them, commands skip fsync: what a killed process has written is
+    in the page cache, and no test loses power.
+    """
     _import_everything()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those who wait have ended
+    if "LD_PRELOAD" not in os.environ:
+        os.fsync = _check_descriptor
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process asks how those who wait have ended
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         while True:
             header, descriptors, _, _ = socket.recv_fds(connection, _HEADER, 4)
@@ -174,6 +180,11 @@ def main() -> None:
                 _wait_for(body, descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+def _check_descriptor(descriptor: int) -> None:
+    """Fail as os.fsync does for a descriptor that is not open."""
+    os.fstat(descriptor)
 
 
 def _wait_for(body: bytes, descriptors: list[int]) -> None:

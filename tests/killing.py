@@ -27,7 +27,7 @@ def kill_at_random_moments(
 ) -> None:
     """Run brim until it was hit `count` times; `whenever_done` looks at what a run has left, and removes it.
 
-    A worker that dies is replaced and the run goes on; every fourth run loses only workers, so that some end.
+    A worker that dies is replaced and the run continues; every fourth run loses only workers, so that some end.
     """
     moments = random.Random("brim")
     killed = runs = 0

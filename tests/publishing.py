@@ -1,4 +1,4 @@
-"""Publishing to the test Hub: the real command and the real clients, each in a process of its own."""
+"""Publishing to the test Hub: the real command and the real clients, each in a separate process."""
 
 from __future__ import annotations
 

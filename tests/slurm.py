@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: munge, a controller and three daemons on loopback, from a folder of its own."""
+"""A real Slurm on this machine: munge, a controller and three daemons on loopback, from a separate folder."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def small_disk(disk: Path, megabytes: int = 8) -> Iterator[Path]:
-    """A folder that is made and is a disk of its own; where that cannot be, the test is skipped by name."""
+    """Make a folder on a separate disk; where that cannot be, the test is skipped by name."""
     if os.geteuid() != 0:
         pytest.skip("a full disk is not proved here: mounting a small tmpfs takes root")
     disk.mkdir()

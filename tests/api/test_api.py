@@ -1,4 +1,4 @@
-"""Every verb in Python: the words of the command line, results, stopping, and docs/how-to/python.md."""
+"""Every command in Python: the words of the command line, results, stopping, and docs/how-to/python.md."""
 
 from __future__ import annotations
 
@@ -176,13 +176,13 @@ def test_a_destination_is_what_the_command_makes(corpus: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("text", [{"public": True}, {"state": "x"}, {"commit_message": "x"}, {"format": "arrow"}])
 def test_words_of_a_destination_need_one(corpus: Path, tmp_path: Path, text: dict[str, object]) -> None:
-    """What says how a result is published is refused where it stays in the cache."""
+    """What states how a result is published is refused where it stays in the cache."""
     with pytest.raises(brim.InputError, match="needs a destination"):
         brim.map(corpus, len, cache_dir=tmp_path / "cache", **text)  # type: ignore[call-overload]
 
 
 def test_a_plan_in_parts(tmp_path: Path) -> None:
-    """A saved plan is done in parts, tells how far it is, and finishes as a build does."""
+    """A saved plan is done in parts, reports how far it is, and finishes as a build does."""
     source = tmp_path / "files"
     source.mkdir()
     for number in range(6):
@@ -204,7 +204,7 @@ def test_how_a_path_is_read_is_not_said_of_a_table(tmp_path: Path) -> None:
 
 
 def test_another_thread_may_stop_a_job(corpus: Path, tmp_path: Path) -> None:
-    """A job in a thread ends with Stopped when it is asked to, and goes on when it is called again."""
+    """A job in a thread ends with Stopped when it is asked to, and continues when it is called again."""
     stop, caught = brim.Stop(), []
 
     def work() -> None:

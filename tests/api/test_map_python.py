@@ -46,7 +46,7 @@ def rows() -> datasets.Dataset:
 
 @pytest.mark.parametrize("name", ["map", "filter"])
 def test_the_arguments_are_those_of_the_original(name: str) -> None:
-    """All of them, in their order, with their defaults and kinds; those of DatasetDict are there by name."""
+    """All of them, in order, with their defaults and kinds; those of DatasetDict exist by name."""
     ours = inspect.signature(getattr(brim, name)).parameters
     theirs = list(inspect.signature(getattr(datasets.Dataset, name)).parameters.values())[1:]
     positional = [p for p in ours.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
@@ -235,7 +235,7 @@ def wait_for(actual: Any, label: str) -> Any:
 
 @pytest.mark.slow
 def test_four_processes_and_one_is_killed(marks: Path) -> None:
-    """One computes, the others wait and say so; when it is killed another goes on, and no unit is done twice but the
+    """One computes, the others wait and say so; when it is killed another continues, and no unit is done twice but the
     one that it was at."""
     running = [start(SCRIPT) for _ in range(4)]
     first = int(wait_for(lambda: [mark.name for mark in marks.iterdir()][1:2], "second mark")[0].split("-")[1])
@@ -285,7 +285,7 @@ def interrupted(marks: Path, number: int, tail: str = "") -> tuple[int, str, str
 
 
 def test_ctrl_c_is_a_keyboard_interrupt(marks: Path) -> None:
-    """After a clean stop, and the handlers are those of before; the same call goes on."""
+    """After a clean stop, and the handlers are those of before; the same call continues."""
     tail = (
         "except KeyboardInterrupt as error:\n"
         "    after = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)\n"
@@ -298,7 +298,7 @@ def test_ctrl_c_is_a_keyboard_interrupt(marks: Path) -> None:
 
 
 def test_sigterm_ends_the_process_as_it_would(marks: Path) -> None:
-    """Nobody is in its way, and no worker stays."""
+    """No thread blocks it, and no worker stays."""
     code, _, _ = interrupted(marks, signal.SIGTERM, "finally:\n    pass\n")
     assert code == -signal.SIGTERM
     time.sleep(0.2)
@@ -353,7 +353,7 @@ def test_other_programs_of_the_caller_are_not_the_jobs(rows: datasets.Dataset) -
 
 
 def test_in_a_coroutine(rows: datasets.Dataset) -> None:
-    """In an event loop that runs, by itself and beside others; asynchronous functions too."""
+    """In an event loop that runs, by itself and next to others; asynchronous functions too."""
 
     async def double(row: Any) -> Any:
         await asyncio.sleep(0)
@@ -532,7 +532,7 @@ def test_caches_have_a_cap(rows: datasets.Dataset, monkeypatch: pytest.MonkeyPat
         brim.map(rows, lambda row: {"m": 5})
 
 
-# Beside the original
+# Next to the original
 
 VALUES = st.one_of(
     st.integers(-(2**40), 2**40),

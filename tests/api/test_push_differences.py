@@ -153,7 +153,7 @@ def test_the_same_shards(pushed: Pushed, repo: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("repo", ["plain", "sized", "numbered"])
 def test_the_same_card(pushed: Pushed, repo: str) -> None:
-    """The same patterns and `dataset_size`; what is downloaded is what the shards weigh."""
+    """The same patterns and `dataset_size`; the downloaded content is what the shards weigh."""
     mine, second = pushed.card(f"{repo}-brim"), pushed.card(f"{repo}-original")
     assert mine["configs"] == second["configs"]
     for same in ("features", "splits", "dataset_size"):
@@ -224,7 +224,7 @@ def test_streams(pushed: Pushed) -> None:
 
 @line("`num_proc`")
 def test_no_processes(tmp_path: Path) -> None:
-    """Shards are on their way in threads: no other process is there when they arrive."""
+    """Shards are on their way in threads: only this process runs when they arrive."""
     code = """
     import os, datasets, brim
     started, spawn = [], os.posix_spawn
@@ -241,7 +241,7 @@ def test_no_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stop_is_heard(tmp_path: Path) -> None:
-    """By a thread or a server, and the same call goes on."""
+    """By a thread or a server, and the same call continues."""
     code = """
     import datasets, brim
     ds, stop = datasets.Dataset.from_dict({"n": [1, 2, 3]}), brim.Stop()
@@ -310,7 +310,7 @@ def test_another_commit_during_the_upload(tmp_path: Path) -> None:
 
 @line("`.brim/CONFIG/SPLIT.jsonl`")
 def test_files_of_brim(pushed: Pushed) -> None:
-    """One small file for each split beside what the original writes, and no other."""
+    """One small file for each split next to what the original writes, and no other."""
     extra = set(pushed.hub.files("ada/many-brim")) - set(pushed.hub.files("ada/many-original"))
     assert extra == {".brim/default/train.jsonl", ".brim/default/test.jsonl", ".brim/b/more.jsonl"}
 
@@ -372,7 +372,7 @@ def test_errors_are_values(pushed: Pushed, name: str) -> None:
 @line("positional arguments")
 @line("`append=`, `memory=`, `upload_with=`, `state_dir=`, `stop=`, `progress=`")
 def test_the_arguments_are_those_of_the_original() -> None:
-    """All of `Dataset.push_to_hub`, in their order, with their defaults; those of DatasetDict are there by name."""
+    """All of `Dataset.push_to_hub`, in order, with their defaults; those of DatasetDict exist by name."""
     ours = inspect.signature(brim.push_to_hub).parameters.values()
     for kind in (datasets.Dataset, datasets.IterableDataset):
         theirs = list(inspect.signature(kind.push_to_hub).parameters.values())[1:]

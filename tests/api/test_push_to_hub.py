@@ -83,7 +83,7 @@ def load(folder: Path, cache: Path) -> Any:
 
 
 def values(dataset: Any) -> pa.Table:
-    """What is stored: bytes and paths, undecoded."""
+    """The stored content: bytes and paths, undecoded."""
     return dataset.with_format("arrow")[:].combine_chunks()
 
 
@@ -125,7 +125,7 @@ def assert_the_same(ours: Any, original: Any) -> None:
 def test_a_split_without_rows_is_published_like_the_original(
     name: str, source: Path, theirs: Path, tmp_path: Path
 ) -> None:
-    """Its shard is there under the same name, with the same schema and no rows."""
+    """Its shard has the same name, with the same schema and no rows."""
     ours = build(CASES[name](source), tmp_path, **OPTIONS[name])
     for shard in (theirs / name / "data").iterdir():
         original, built = pq.read_table(shard), pq.read_table(ours / "data" / shard.name)
@@ -145,7 +145,7 @@ def test_what_is_mapped_is_not_copied(source: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_only_in_memory_is_spilled_and_told(source: Path, tmp_path: Path) -> None:
-    """`note` says that and how much was written where, and the folder holds it."""
+    """`note` states that, and how much was written where, and the folder holds it."""
     notes: list[str] = []
     dataset_source(dropin_cases.media_in_memory(source), spill=tmp_path / "spill", note=notes.append)
     size = sum(path.stat().st_size for path in (tmp_path / "spill").iterdir())
@@ -166,7 +166,7 @@ def test_a_mapped_file_that_was_deleted_is_spilled(source: Path, tmp_path: Path)
 
 
 def test_the_order_of_a_large_selection_goes_to_disk(tmp_path: Path) -> None:
-    """Heavy values behind an indices mapping are spilled in their order, in batches of bytes."""
+    """Heavy values behind an indices mapping are spilled in order, in batches of bytes."""
     texts = [chr(97 + n % 26) * (3_000_000 if n == 7 else 200_000) for n in range(100)]
     dataset = Dataset.from_dict({"id": range(100), "text": texts}).shuffle(seed=3)
     notes: list[str] = []
@@ -217,7 +217,7 @@ def test_streamed_scans_stay_compressed(change: Any, tmp_path: Path) -> None:
 
 
 def test_a_stream_that_encodes_anew_says_so(tmp_path: Path) -> None:
-    """A filter that sees decoded media costs them their bytes, and `note` tells how to keep them."""
+    """A filter that sees decoded media costs them their bytes, and `note` reports how to keep them."""
     notes: list[str] = []
     stream = IterableDataset.from_generator(scans, features=SCANS).filter(lambda row: row["scan"] is not None)
     dataset_source(stream, spill=tmp_path, note=notes.append)
@@ -260,7 +260,7 @@ def test_missing_files_are_refused_before_the_first_byte(source: Path, tmp_path:
 
 
 def test_another_selection_of_equal_values_is_another_dataset(tmp_path: Path) -> None:
-    """Ranges of one file with the same sizes and no paths are told apart by where they are."""
+    """Ranges of one file with the same sizes and no paths are distinguished by where they are."""
     cells = [{"bytes": bytes([65 + n]) * 100, "path": None} for n in range(10)]
     Dataset.from_dict({"image": cells}, features=Features({"image": datasets.Image()})).save_to_disk(tmp_path / "disk")
     dataset = datasets.load_from_disk(tmp_path / "disk")

@@ -103,7 +103,7 @@ def test_a_notebook_has_one_bar() -> None:
     assert display.first[0]["text/plain"].startswith("<map>: 250 B of 1.00 KB, ")
     assert "&lt;map&gt;" in display.later[-1]["text/html"]
     assert 'value="1.0000"' in display.later[-1]["text/html"]
-    bar.start("map", 0, 0, 10**9)  # nobody knows the end
+    bar.start("map", 0, 0, 10**9)  # the end is unknown
     clock[0] += 1
     bar.advance(7)
     assert "value=" not in display.later[-1]["text/html"]

@@ -171,7 +171,7 @@ def test_embed_names_the_row_that_fails_without_on_error(work: Path) -> None:
 
 
 def test_embed_stops_where_a_batch_fails_and_none_of_its_rows_alone(work: Path) -> None:
-    """No row is to blame, so none is left out, and the error says what failed."""
+    """No row is to blame, so none is left out, and the error states what failed."""
     write_texts(work / "rows.jsonl", captions(100))
     for on_error in ("stop", "skip"):
         command = embed_words("out.npy", "--argument", "most=20", "--on-error", on_error)

@@ -85,7 +85,7 @@ def tokenize(path: Path, template: str, rows: list[dict[str, Any]], **options: A
 
 
 def overlapping(tokenizer: Any, template: str, row: dict[str, Any]) -> list[int]:
-    """Return the mask of the tokens whose characters overlap a marked part, found one by one."""
+    """Return the mask of the tokens whose characters overlap a marked part, found one at a time."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     (text,), (spans,) = render_jinja_template(

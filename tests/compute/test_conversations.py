@@ -20,10 +20,12 @@ PAIR = ChatColumns(prompt="p", completion="c")
 MESSAGES = ChatColumns(messages="messages", tools=True, template_arguments=True)
 
 
-def read_messages(*messages: Any, **more: Any) -> Conversation:
-    found = read_conversation({"messages": [*messages], "tools": None, "chat_template_kwargs": None, **more}, MESSAGES)
-    assert isinstance(found, Conversation)
-    return found
+def read_messages(*messages: Any, **extra: Any) -> Conversation:
+    actual = read_conversation(
+        {"messages": [*messages], "tools": None, "chat_template_kwargs": None, **extra}, MESSAGES
+    )
+    assert isinstance(actual, Conversation)
+    return actual
 
 
 def make_renderer(template: str, **arguments: Any) -> ChatRenderer:
@@ -37,7 +39,7 @@ def trained_texts(template: str, conversation: Conversation, train_on: TrainOn) 
 
 
 @pytest.mark.parametrize(
-    ("part", "words"),
+    ("part", "arguments"),
     [
         ({"type": "image_url", "image_url": {"url": "x"}}, "a part of type 'image_url'"),
         ({"image": "a.png"}, "a part of type 'image'"),
@@ -46,8 +48,8 @@ def trained_texts(template: str, conversation: Conversation, train_on: TrainOn) 
         (3, "a part of type 'int'"),
     ],
 )
-def test_parts_without_text_are_refused_by_their_type(part: Any, words: str) -> None:
-    with pytest.raises(InputError, match=f"Message 0 of 'messages' has {words}"):
+def test_parts_without_text_are_refused_by_their_type(part: Any, arguments: str) -> None:
+    with pytest.raises(InputError, match=f"Message 0 of 'messages' has {arguments}"):
         read_messages({"role": "user", "content": [part]}, ANSWER)
 
 
@@ -56,7 +58,7 @@ def test_pair_of_a_text_and_messages_is_refused() -> None:
         with pytest.raises(InputError, match="one has text and the other does not"):
             read_conversation(row, PAIR)
     assert read_conversation({"p": "2+2=", "c": "4"}, PAIR) == TextPair("2+2=", "4")
-    as_texts = {"p": json.dumps([USER]), "c": [ANSWER]}  # a JSON text beside a list is a list, too
+    as_texts = {"p": json.dumps([USER]), "c": [ANSWER]}  # a JSON text next to a list is a list, too
     assert read_conversation(as_texts, PAIR) == Conversation([USER, ANSWER], 1)
 
 
@@ -93,9 +95,9 @@ def test_conversation_without_an_assistant_names_its_roles(marks: Any, train_on:
 )
 def test_completion_is_what_follows_the_prompt(prompt: Any, completion: Any, trained: str) -> None:
     """The start of an answer belongs to the prompt, if an answer comes next; other messages count as a whole."""
-    found = read_conversation({"p": prompt, "c": completion}, PAIR)
-    assert isinstance(found, Conversation)
-    assert trained_texts(without_marks(STYLES["chatml"]), found, "completion") == [trained]
+    actual = read_conversation({"p": prompt, "c": completion}, PAIR)
+    assert isinstance(actual, Conversation)
+    assert trained_texts(without_marks(STYLES["chatml"]), actual, "completion") == [trained]
 
 
 def test_hint_names_the_option_for_a_template() -> None:

@@ -56,7 +56,7 @@ def vectors(table: pa.Table, name: str = "embedding") -> Any:
 
 
 def test_rows_stay_in_order_and_batches_are_sorted_in_a_window() -> None:
-    """Batches hold texts of like length; the rows come out as they went in, with what is kept beside them."""
+    """Batches hold texts of like length; the rows come out as they went in, with what is kept next to them."""
     table = embed("hashing", keep_columns=("id",), batch_size=8, window=5)
     assert table["id"].to_pylist() == [f"k{i}" for i in range(300)]
     expected = np.zeros((300, 4), np.float32)
@@ -304,7 +304,7 @@ def write_units(folder: Path, table: pa.Table, cuts: list[int]) -> list[Path]:
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npy", ".parquet"])
 def test_finish(tmp_path: Path, suffix: str) -> None:
-    """The file of all units, twice the same; what is kept lies in it, or beside it."""
+    """The file of all units, twice the same; what is kept lies in it, or next to it."""
     if suffix == ".safetensors":
         pytest.importorskip("safetensors", reason="finishing .safetensors is not proved here: not installed")
     table = embed("Small", keep_columns=("id",))
@@ -404,7 +404,7 @@ def test_finish_is_stopped(tmp_path: Path, name: str) -> None:
 
 
 def test_finish_without_rows(tmp_path: Path) -> None:
-    """Nothing to make a file of; and a file that is no unit."""
+    """Without units there is no file; a file that is not a unit is refused."""
     with pytest.raises(InputError, match="no rows"):
         finish_vectors([], tmp_path / "a.npy", tmp_path / "work")
     with pytest.raises(InputError, match="ending"):

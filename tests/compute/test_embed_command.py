@@ -97,7 +97,7 @@ def expected(dim: int = 6) -> np.ndarray:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("dest", ["emb.safetensors", "emb.npy", "emb.parquet", "emb"])
 def test_every_destination(work: Path, dest: str) -> None:
-    """The vectors in the order of the rows, the kept column beside them, and nothing done twice."""
+    """The vectors in the order of the rows, the kept column next to them, and nothing done twice."""
     run_brim(*words(dest, "--keep", "id"), cwd=work)
     if dest.endswith((".safetensors", ".npy")):
         name = "text"
@@ -205,7 +205,7 @@ def result_digest(work: Path, dest: str) -> dict[str, bytes]:
 
 
 def test_embed_resumes_inside_a_unit_when_its_worker_was_killed(work: Path) -> None:
-    """The run goes on with another worker, which does not begin the unit again."""
+    """The run continues with another worker, which does not begin the unit again."""
     (work / "resumed.py").write_text(RESUMED)
     environment = {**os.environ, "BRIM_PARTIAL_UNIT_SECONDS": "0.1"}
     process = start(*resumed_words("emb.npy", "--argument", "pause=0.05"), cwd=work, env=environment)
@@ -371,7 +371,7 @@ def test_a_source_is_not_replaced(work: Path) -> None:
 
 @pytest.mark.parametrize("dest", ["emb.npy", "emb.parquet", "emb.safetensors"])
 def test_rows_that_are_left_out_are_kept(work: Path, dest: str) -> None:
-    """In a file beside the vectors, which says so; it goes when the job is done anew without such rows."""
+    """In a file next to the vectors, which reports it; it goes when the job is done again without such rows."""
     bad = words(dest, "--argument", "bad=333", "--on-error", "quarantine")
     remaining = work / f"{dest}.quarantine.parquet"
     assert f"kept in {remaining}" in " ".join(run_brim(*bad, cwd=work).stdout.split())
@@ -402,7 +402,7 @@ main()
 @pytest.mark.parametrize("method", ["kill", "full"])
 @pytest.mark.parametrize("dest", ["emb.npy", "emb.parquet", "emb.safetensors"])
 def test_cut_between_the_file_and_its_ledger(work: Path, dest: str, method: str) -> None:
-    """The next run knows the file as its own, computes nothing again, and leaves nothing behind."""
+    """The next run knows the file as its own, computes nothing again, and leaves no files behind."""
     command = [sys.executable, "-c", CUT, *words(dest, "--keep", "id")]
     cut = subprocess.run(
         command, cwd=work, env=os.environ | {"CUT": method}, capture_output=True, text=True, check=False

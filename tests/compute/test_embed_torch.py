@@ -178,7 +178,7 @@ def test_clip_gives_text_and_vision_in_one_pass(clip: str, projection: bool) -> 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 def test_text_models_of_transformers(bert: str, word_model: Any, pooling: Any) -> None:
-    """Padding has no part in the vectors: one by one they are the same."""
+    """Padding does not change the vectors: texts encoded one at a time give the same."""
     options = EmbedStepOptions(
         bert, column="caption", batch_size=16, loading=ModelOptions(pooling=pooling, device="cpu")
     )
@@ -195,7 +195,7 @@ def test_text_models_of_transformers(bert: str, word_model: Any, pooling: Any) -
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
-    """An error that says what --model takes."""
+    """An error that states what --model takes."""
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError):
         run(EmbedStepOptions(str(tmp_path), column="caption"), texts_table())

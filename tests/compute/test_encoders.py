@@ -139,7 +139,7 @@ def test_options_mean_the_same_for_every_encoder(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_kinds_that_were_tried_are_fast(tokenizer_files: dict[str, Path], kind: str) -> None:
-    """WordPiece, Unigram and splitters that nobody compared stay with the reference; so does what is merely odd."""
+    """WordPiece, Unigram and splitters that no one compared stay with the reference; so does what is merely odd."""
     assert (kind_of(tokenizer_files[kind].read_bytes()) is not None) == (kind in FAST)
     content = json.loads(tokenizer_files[kind].read_bytes())
     content["normalizer"] = {"type": "NFKD"}
@@ -202,7 +202,7 @@ def test_texts_in_doubt_go_to_the_reference(tokenizer_files: dict[str, Path]) ->
 
 
 def with_added(path: Path, folder: Path, added: list[tuple[str, dict[str, bool]]]) -> Path:
-    """A copy of a tokenizer with tokens added behind its vocabulary."""
+    """A copy of a tokenizer with tokens added after its vocabulary."""
     record = json.loads(path.read_bytes())
     vocab = record["model"]["vocab"]
     first = 1 + max([*vocab.values(), *(token["id"] for token in record["added_tokens"])])
@@ -413,7 +413,7 @@ class Tokenizer:
 
 @pytest.mark.skipif(generation() == 1, reason="the fake one is made of 0.2x")
 def test_a_job_leaves_a_wrong_encoder(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
-    """A real job: the unit is done again by the reference, the text is told, and the bytes are the reference's."""
+    """A real job: the unit is done again by the reference, the text is reported, and the bytes are the reference's."""
     fake = tmp_path / "fake"
     (fake / "gigatoken").mkdir(parents=True)
     (fake / "gigatoken" / "__init__.py").write_text(_FAKE)

@@ -123,7 +123,7 @@ def test_importable_functions_travel_by_name() -> None:
     ],
 )
 def test_bad_names(where: str, report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that leads nowhere is an error that says so."""
+    """A name that does not exist is an error that names it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("\nraise ValueError('at once')\n")
     (tmp_path / "wrong.py").write_text("def f(:\n")
@@ -304,7 +304,7 @@ f({"x": "a b"}) if len(sys.argv) > 1 else None
 
 
 def test_what_has_no_content_is_said_to_be_unstable() -> None:
-    """A digest over a lock exists, but says that it is not to be relied on."""
+    """A digest over a lock exists, but states that it is not to be relied on."""
     lock = threading.Lock()
     actual = function_digest(lambda: lock)
     assert isinstance(actual, Digest)

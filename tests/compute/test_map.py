@@ -1,4 +1,4 @@
-"""`brim map` and `brim.map` from end to end: real workers, every kind of source, and `Dataset.map` beside it."""
+"""`brim map` and `brim.map` from end to end: real workers, every kind of source, and `Dataset.map` next to it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def map_command(work: Path, out: Path, fn: str, *extra: str) -> subprocess.Compl
 
 
 def test_the_command(work: Path, tmp_path: Path) -> None:
-    """What is written loads, is proved, and is not done again; what the function prints is shown."""
+    """The written content loads, is proved, and is not done again; what the function prints is shown."""
     out = tmp_path / "out"
     result = map_command(work, out, "steps.py:length")
     assert re.search(r"worker [12]: hello", result.stderr)

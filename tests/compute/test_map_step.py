@@ -129,7 +129,7 @@ def test_any_values(found: list[Any], small: bool) -> None:
     except Exception:  # noqa: BLE001  its own limits; ours may be wider
         return
     if small and not is_plain(expected.features.to_dict()["y"]):
-        return  # mixed types: what a row is may only show beside others
+        return  # mixed types: what a row is may only show next to others
     result = mapped(ds, function, small)
     assert Features.from_arrow_schema(result.schema) == expected.features
     assert str(result["y"].to_pylist()) == str(expected.with_format("arrow")[:]["y"].to_pylist())
@@ -375,7 +375,7 @@ def test_results_are_mapped_from_disk(tmp_path: Path) -> None:
 
 
 def test_a_dataset_keeps_its_info(tmp_path: Path) -> None:
-    """Features, description, split and a name of its own that is the same each time."""
+    """Features, description, split and a separate name that is the same each time."""
     schema = Features({"k": ClassLabel(names=["a", "b"])}).arrow_schema
     path = tmp_path / "0.arrow"
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:

@@ -72,7 +72,7 @@ def prefixes(out: Path, split: str = "train") -> list[Path]:
 
 
 def test_summary_names_the_pair_and_its_reader(work: Path, tmp_path: Path) -> None:
-    """The last lines for people: what to pass to Megatron's reader, and files that are no shards."""
+    """The last lines for people: what to pass to Megatron's reader, and files that are not shards."""
     arguments = ("tokenize", "rows.jsonl", tmp_path / "out", "--format", "megatron", "--tokenizer", "small.json")
     printed = brim(*arguments, "--limit", "20", cwd=work).stdout
     (prefix,) = prefixes(tmp_path / "out")

@@ -74,7 +74,7 @@ def run(folder: Path, command: str, source: str, workers: int = 2) -> list[Path]
 
 
 def pages_of(path: Path) -> Iterator[bytes]:
-    """The pages of a file, as its page index says where they lie."""
+    """The pages of a file, as its page index states where they lie."""
     data = path.read_bytes()
     footer, _ = thrift.decode(data, len(data) - 8 - int.from_bytes(data[-8:-4], "little"))
     for group in footer[4][1].items:

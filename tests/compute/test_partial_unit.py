@@ -1,4 +1,4 @@
-"""The log of an unfinished unit: what its receipt says is there, and nothing else."""
+"""The log of an unfinished unit: it holds what its receipt lists, and nothing else."""
 
 from __future__ import annotations
 

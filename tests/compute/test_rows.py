@@ -1,4 +1,4 @@
-"""Every kind of source: the rows of its units, read one by one, are the rows that other readers give."""
+"""Every kind of source: the rows of its units, read one at a time, are the rows that other readers give."""
 
 from __future__ import annotations
 
@@ -414,7 +414,7 @@ def test_options_that_say_nothing_about_a_source(tmp_path: Path, saved: Path, me
     ],
 )
 def test_dataset(saved: Path, tmp_path: Path, change: Any, mapped: bool) -> None:
-    """A dataset gives its rows in its order: from its files where it is just them, else by way of a spool."""
+    """A dataset gives its rows in order: from its files where it is just them, else by way of a spool."""
     dataset = change(datasets.load_from_disk(str(saved))["train"])
     source = open_rows(dataset, RowOptions(unit_size=4000))
     units = units_of(source, 50, spool=tmp_path)

@@ -215,7 +215,7 @@ def test_marks_of_folders(s3: S3Server, s3_prefix: str) -> None:
 
 
 def test_many_small_objects_wait_together(sources: Sources, s3_proxy: FaultProxy) -> None:
-    """Sixty documents are on their way before their turn, a dozen at a time; nobody asks for one twice."""
+    """Sixty documents are on their way before their turn, a dozen at a time; none is requested twice."""
     source = open_rows(f"{sources.address}/text", RowOptions(text="document", access=Access(s3_proxy.endpoint)))
     requested = s3_proxy.count("GET", ".txt")
     s3_proxy.stall(0.5, contains=".txt", times=60)  # so long that all of those asked for together are seen together
@@ -225,7 +225,7 @@ def test_many_small_objects_wait_together(sources: Sources, s3_proxy: FaultProxy
 
 
 def test_small_columns_are_one_request(sources: Sources, s3_proxy: FaultProxy) -> None:
-    """A footer, then one request for each small row group, and none for columns that nobody wants."""
+    """A footer, then one request for each small row group, and none for unused columns."""
     access = Access(s3_proxy.endpoint)
     source = open_rows(f"{sources.address}/large", RowOptions(columns=("a", "c"), access=access, unit_size=1 << 30))
     before = s3_proxy.count("GET", ".parquet")
@@ -270,7 +270,7 @@ def test_faults_on_the_way(sources: Sources, s3_proxy: FaultProxy, tmp_path: Pat
 
 
 def test_what_cannot_be_read(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each error says what to do."""
+    """Each error states what to do."""
     for source, arguments in (
         ("s3://nobody-has-this/x", "does not exist"),
         (f"{sources.address}/nothing", "There is nothing at"),
@@ -453,7 +453,7 @@ def test_a_destination_that_cannot_be_used(
 
 
 def test_what_others_published_since(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
-    """The bucket tells what it holds, and not the machine: found again there, and refused if it is another's."""
+    """The bucket reports what it holds, and not the machine: found again there, and refused if it is another's."""
     files = {"rows.jsonl": b'{"text": "a"}\n', "fn.py": b"def same(row): return row\ndef bad(row): 1 / 0"}
     source, created = write_files(tmp_path, files) / "rows.jsonl", f"s3://{PRIVATE}/{s3_prefix}made"
 

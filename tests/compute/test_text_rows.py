@@ -30,7 +30,7 @@ ENDS = st.sampled_from([b"\n", b"\r\n"])
 
 
 def rows_of(path: Path, unit_bytes: int, block_bytes: int = 64, **options: Any) -> tuple[list[Unit], list[Any]]:
-    """The units of a file, and the rows that come of reading them one by one."""
+    """The units of a file, and the rows that come of reading them one at a time."""
     source = open_rows(path, RowOptions(unit_size=unit_bytes, **options))
     units = list(source.units(1, indices=True))
     rows = []
@@ -119,7 +119,7 @@ def test_quotes_do_not_depend_on_blocks(cells: list[str], cut: int) -> None:
 
 
 def test_quote_inside_a_plain_value(tmp_path: Path) -> None:
-    """`5" disk` opens nothing, and a quoted line end behind it still belongs to its row."""
+    """`5" disk` opens nothing, and a quoted line end after it still belongs to its row."""
     path = tmp_path / "a.csv"
     path.write_bytes(b"a,b\n" + b'5" disk,"x\ny"\n' * 40)
     _, rows = rows_of(path, 37)

@@ -31,7 +31,7 @@ def batch_of(documents: list[list[int]], kind: pa.DataType | None = None, **extr
 
 
 def packed(length: int, *batches: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """The blocks, and what is left."""
+    """The blocks, and the remainder."""
     packer = Packer(length, pa.int32())
     rows = [row for batch in batches for item in packer.add(batch_of(batch)) for row in item.column(IDS).to_pylist()]
     tail = packer.tail()
@@ -199,7 +199,7 @@ def test_equal_keys_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_bucket_has_the_keys_from_its_edge_to_the_next(tmp_path: Path) -> None:
-    """Its own edge, and not the next one's; of several batches, in their order."""
+    """Its own edge, and not the next one's; of several batches, in order."""
     keys = [29, 0, 10, 9, 20, 19]
     batches = [batch_of([[n]], **{KEY: pa.array([key], pa.uint64())}) for n, key in enumerate(keys)]
     buckets = module._scatter(iter(batches), tmp_path, [0, 10, 20, 30])

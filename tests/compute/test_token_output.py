@@ -183,7 +183,7 @@ def test_shares_have_two_spellings_and_one_meaning() -> None:
 
 
 def test_bin_is_read_with_memmap(tmp_path: Path) -> None:
-    """Tokens lie flat, the index says where documents start, the header says what they are."""
+    """Tokens lie flat, the index states where documents start, the header states what they are."""
     documents = [[1, 2, 3], [], [70, 5], [65_535]]
     units = units_of(tmp_path / "u", documents, [2], kind="uint16")
     result = finish(units, tmp_path / "out", format="bin", dtype="uint16", header=(("vocab_size", 65_536),))
@@ -217,7 +217,7 @@ def test_packed_bin_is_a_view_of_blocks(tmp_path: Path) -> None:
 
 
 def test_nothing_gives_files_without_rows(tmp_path: Path) -> None:
-    """A split that got no document has a file that says so."""
+    """A split that got no document has a file that reports it."""
     for format in ("parquet", "arrow", "bin"):
         result = finish(units_of(tmp_path / "u", []), tmp_path / format, format=format, splits=TWO)
         assert sum(shard.rows for shard in result.shards) == 0
@@ -267,7 +267,7 @@ def test_shards_are_cut_at_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_a_document_that_no_row_of_parquet_can_hold_is_refused_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what writing takes beside all that is held; the memory that it names is enough."""
+    """By the memory of writing in addition to what is held; the memory that it names is enough."""
     monkeypatch.setattr(token_output, "GROUP_TOKENS", 1000)
     monkeypatch.setattr(token_output, "tree_bytes", lambda: 50_000_000)
     units = units_of(tmp_path / "u", [[1, 2], [3] * 200_000, [4]])

@@ -505,7 +505,7 @@ def test_refused_in_words(work: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_document_without_a_safe_cut_is_named(tmp_path: Path) -> None:
-    """The count alone leaves nobody any wiser about which text it was."""
+    """The count alone leaves no one any wiser about which text it was."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     tokenizer.save(str(tmp_path / "tokenizer.json"))

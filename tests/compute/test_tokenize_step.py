@@ -235,7 +235,7 @@ def test_ids_are_never_a_matter_of_chance(tokenizer_files: dict[str, Path], tmp_
 
 
 def test_kept_columns_and_types(tokenizer_files: dict[str, Path]) -> None:
-    """Kept columns stand beside the ids, whose type is the one asked for."""
+    """Kept columns stand next to the ids, whose type is the one asked for."""
     step = opened(tokenizer_files["bpe"], keep_columns=("name",), dtype="uint16")
     table = pa.table({"text": ["a", "b"], "name": ["x", None]}, schema=SCHEMA)
     result = pa.concat_tables(step.apply(RowBatch(table, 0, None), False))
@@ -247,7 +247,7 @@ def test_kept_columns_and_types(tokenizer_files: dict[str, Path]) -> None:
 def test_what_is_wrong_is_said(
     tokenizer_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Missing and wrong columns, files that are no tokenizers, names that cannot be fetched."""
+    """Missing and wrong columns, files that are not tokenizers, names that cannot be fetched."""
     with pytest.raises(InputError, match="no column 'txt'") as caught:
         opened(tokenizer_files["bpe"], column="txt")
     assert "'text'" in caught.value.hint

@@ -111,7 +111,7 @@ def test_the_type_of_most_rows_decides_which_rows_are_wrong(tmp_path: Path, firs
 
 
 def test_csv_values_behind_the_samples_that_would_change_are_left_out(tmp_path: Path) -> None:
-    """A whole number widens to a float, but 007, 0x10 and digits that a float loses are no numbers."""
+    """A whole number widens to a float, but 007, 0x10 and digits that a float loses are not numbers."""
     good = b"1,2.5," + b"x" * 1000 + b"\n"
     odd = b"7.5,1,x\n007,1,x\n0x10,1,x\n1,12345678901234567,x\n1,1e999,x\nabc,1,x\n"
     (tmp_path / "a.csv").write_bytes(b"a,b,c\n" + good * 4000 + odd + good * 9000)
@@ -183,7 +183,7 @@ def test_map_quarantines_unreadable_and_failing_rows_in_one_file(work: Path, kin
 
 @pytest.mark.parametrize("extra", [[], ["--unit-size", "700"], ["--where", "id >= 40"]])
 def test_indices_count_unreadable_rows(work: Path, extra: list[str]) -> None:
-    """A row has the number that it has in the source, unless rows were chosen, which are numbered anew."""
+    """A row has the number that it has in the source, unless rows were selected, which are renumbered."""
     arguments = [
         "map",
         "a.jsonl",

@@ -31,7 +31,7 @@ from tests.matrix import CELLS, PAGE, PLACES, Cell, block, table
 from tests.s3 import S3Server
 from tests.small_disk import fill, small_disk
 
-# The receipt at which a run is caught: one is there, more are to come.
+# The receipt at which a run is held: one is written, more follow.
 RECEIPT = 3
 NODES_TOKEN = "hf_nodes"  # may write to buckets of its own, and not to the repositories of these tests
 Made = dict[tuple[str, str], dict[str, bytes]]
@@ -39,7 +39,7 @@ _MARKS = {"suite": (), "matrix": (pytest.mark.matrix,), "ray": (pytest.mark.ray,
 
 
 def _commands() -> dict[str, list[str]]:
-    """The words of each verb, before and after its destination, as they are typed in the folder of the sources."""
+    """The words of each command, before and after its destination, as they are typed in the folder of the sources."""
     units = ["--unit-size", "2KB", "--memory", "600MB"]
     shards = ["--rows-per-shard", "40"]
     return {
@@ -106,7 +106,7 @@ class Trial:
         return self.shim.library.with_name("said").read_text()
 
     def data(self) -> dict[str, bytes]:
-        """What was made: shards by their names, or a file and what lies beside it."""
+        """The result: shards by their names, or a file and what lies next to it."""
         content = self.destination.content()
         if self.cell.place in PLACES:
             return {name: data for name, data in content.items() if name.startswith("data/")}
@@ -136,7 +136,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Shim:
 
 @pytest.fixture(scope="module")
 def expected() -> Made:
-    """What was made where nothing happened, by verb and kind of result; filled as it is asked for."""
+    """The result where nothing happened, by command and kind of result; filled as it is asked for."""
     return {}
 
 
@@ -261,7 +261,7 @@ class TestEveryCell:
 
     @pytest.mark.parametrize("cell", _cells("full disk"), indirect=True)
     def test_full_disk(self, trial: Trial) -> None:
-        """Others fill the disk meanwhile: exit 5 and words about it, no bug; with room again, it goes on."""
+        """Others fill the disk at the same time: exit 5 and words about it, no bug; with room again, it continues."""
         process = trial.caught()
         ballast = fill(trial.disk)
         assert trial.goes_on(process) == 5, trial.said

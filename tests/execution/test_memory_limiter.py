@@ -75,13 +75,13 @@ def test_the_first_batches_are_given_48_mib() -> None:
 
 
 def test_shares_are_equal() -> None:
-    """Of what the parent leaves; nobody is one."""
+    """Of what the parent leaves; without workers it counts one."""
     budget = MemoryBudget(500 * MB + 32 * MIB, 50 * MB, 50 * MB)
     assert [budget.bytes_per_worker(count) for count in (0, 1, 2, 4)] == [450 * MB, 450 * MB, 225 * MB, 112_500_000]
 
 
 def test_the_gate_is_a_byte_that_is_one_while_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written only when it changes, and gone in the end."""
+    """Written only when it changes, and gone at the end."""
     pause_flag = PauseFlag(tmp_path / "gate")
     writes: list[bytes] = []
     plain = memory_limiter.write_all
@@ -209,7 +209,7 @@ def test_workers_that_share_nothing_are_added_up(machine: Machine) -> None:
 
 
 def test_programs_of_the_caller_count_as_they_were(machine: Machine) -> None:
-    """What they held when the job began is in its limit: no worker is ended because a server beside it has grown."""
+    """What they held when the job began is in its limit: no worker is ended because a server next to it has grown."""
     worker = Worker(1)
     line = machine.line([worker], beside=200 * MB)
     machine.below[machine.here] = [1, 2]
@@ -326,7 +326,7 @@ def test_it_looks_five_times_a_second_at_least(
 
 
 def test_crossing_the_hard_line_again_counts_again(machine: Machine) -> None:
-    """However little it was below it meanwhile."""
+    """However little it was below it in between."""
     line = machine.line([])
     hard = line.budget.kill_bytes
     messages = [

@@ -134,7 +134,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Destination:
-    """A destination of any kind: how it is named, what its driver knows, and what is there."""
+    """A destination of any kind: how it is named, what its driver knows, and the existing content."""
 
     dest: str
     options: tuple[str, ...]
@@ -415,7 +415,7 @@ def test_imports_that_break_a_share(cluster: TestCluster, work: Path, tmp_path: 
         "700MB",
     )
     run(*arguments, *cluster.options, cwd=work, code=2)
-    (work / "mended").touch()  # the types are known now, and nobody waits for the first unit
+    (work / "mended").touch()  # the types are known now, and no one waits for the first unit
     result = run(*arguments, *cluster.options, cwd=work)
     assert result.events[-1]["rows"] == 400
     assert max(result.nodes.values()) < 700_000_000

@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster that ends meanwhile. Ray itself is not needed: a server stands for its head."""
+"""Connecting to a Ray cluster that ends while a client connects. A server stands for its head; Ray is not needed."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def lost(attempt: Attempt, cause: Any = "memory", was_alone: bool | None = None)
 
 
 class Scripted:
-    """Does `at_a_time` tasks together; `script` says what becomes of an attempt, which is done if it says nothing."""
+    """Does `at_a_time` tasks together; `script` states what becomes of an attempt, which is done if it says nothing."""
 
     def __init__(self, receipts: Written, script: Any, at_a_time: int = 2) -> None:
         self.receipts, self.script, self.at_a_time = receipts, script, at_a_time
@@ -168,7 +168,7 @@ def test_one_shows_it_alone() -> None:
 
 
 def test_given_once_more_first() -> None:
-    """What only waits for its types goes on before anything new."""
+    """What only waits for its types continues before anything new."""
     repeated = iter([True])
     finished, backend, *_ = scheduled(
         3, lambda a: TaskReturned(a, first=True) if next(repeated, False) else None, Retries(1), at_a_time=1
@@ -210,7 +210,7 @@ def test_tasks_are_made_when_it_is_their_turn() -> None:
 
 @pytest.fixture
 def needed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which libraries were asked for, as if they were there."""
+    """Return the requested libraries as if they were installed."""
     actual: list[str] = []
     monkeypatch.setattr(groups, "need_extra", lambda name, arguments: actual.append(name))
     return actual
@@ -381,7 +381,7 @@ class Hearing(Told):
 
 
 def test_whoever_watches_hears_of_each_task() -> None:
-    """That it begins, and that it is given once more."""
+    """That it begins, and that it is given again."""
     losses = iter([True, False])
     hearing, receipts = Hearing(), Written()
     backend = Scripted(receipts, lambda a: lost(a, "crash") if next(losses, False) else None, at_a_time=1)

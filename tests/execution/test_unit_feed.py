@@ -39,7 +39,7 @@ def test_an_error_before_the_first_unit() -> None:
 
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_all_units_then_the_error(ahead: int) -> None:
-    """What was made before the source failed is given first."""
+    """The result before the source failed is given first."""
     unit_feed = UnitFeed(units(7, ValueError("broken")), ahead)
     subset: list[int] = []
     with pytest.raises(ValueError, match="broken"):
@@ -54,7 +54,7 @@ def test_closing_ends_the_thread() -> None:
 
 
 def test_where_a_worker_is_is_known_when_it_is_gone(tmp_path: Path) -> None:
-    """Of its own slot, of the unit that is asked for, and of nothing that was there before it."""
+    """Of its own slot, of the unit that is asked for, and of nothing that existed before it."""
     ours = WorkerPositions(tmp_path / "whereabouts", 3)
     theirs = WorkerPositions(tmp_path / "whereabouts")
     assert [ours.find(slot, 0) for slot in range(3)] == [None] * 3

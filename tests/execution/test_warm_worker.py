@@ -146,7 +146,7 @@ def gone_or_zombie(pid: int) -> bool:
 
 
 def test_it_ends_with_the_program(tmp_path: Path) -> None:
-    """A script without a main guard, that forks too: nobody is left, and the child of the fork ends nobody's worker."""
+    """A script without a main guard, that forks too: no one is left, and the child of the fork ends no one's worker."""
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys, datasets, brim\n"
@@ -166,7 +166,7 @@ def test_it_ends_with_the_program(tmp_path: Path) -> None:
 
 
 def test_it_counts_in_the_limit(tmp_path: Path) -> None:
-    """Those that are there are the job's own: they are not beside it, where nobody would count them."""
+    """Existing workers belong to the job and are counted with it."""
     import datasets
 
     from brim.memory.meter import tree

@@ -1,4 +1,4 @@
-"""The card where a split comes beside others of its config."""
+"""The card where a split comes next to others of its config."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_beside_one_that_is_listed_with_its_ending(bare: bool) -> None:
 
 
 def test_beside_one_of_which_nothing_is_told() -> None:
-    """`load_dataset` refuses splits that are listed and not among those told, so none are told."""
+    """`load_dataset` refuses splits that are listed and not among those told, so none are reported."""
     content = read_card(write_card(facts("test"), BY_HAND.format("mine/*.parquet")))
     assert card_splits(content) == {"train", "test"}
     assert "splits" not in card_info(content)

@@ -211,7 +211,7 @@ def test_files_with_the_names_of_shards_are_somebodys(hub: TestHub, machine: Mac
 @pytest.mark.parametrize("repeated", [("--fresh",), ("--update",)])
 def test_files_that_two_configs_share(hub: TestHub, machine: Machine, source: Path, repeated: tuple[str, ...]) -> None:
     """A config by hand that loads a shard of another one by its name is not left without: said before the first byte.
-    One that loads them by a pattern goes on to."""
+    One that loads them by a pattern still does."""
     machine.publish(source, "--config", "x", *ROWS)
     front = yaml.safe_load(hub.read(REPO, "README.md").decode().split("---\n")[1])
     front["configs"].append({"config_name": "some", "data_files": "x/train-00000-of-00003.parquet"})
@@ -241,7 +241,7 @@ def test_files_that_two_configs_share(hub: TestHub, machine: Machine, source: Pa
     ],
 )
 def test_numbers_that_are_none(hub: TestHub, machine: Machine, source: Path, message: str) -> None:
-    """Whatever a card says of the splits that are there, another one is published beside them."""
+    """Whatever a card says of existing splits, another one is published next to them."""
     hub.create(REPO)
     front = f"configs:\n- config_name: default\n  data_files:\n    train: x/*.parquet\ndataset_info:\n  {message}\n"
     put_by_hand(hub, {"README.md": f"---\n{front}---\n".encode(), "x/a.parquet": table_of(3, "x")})
@@ -250,7 +250,7 @@ def test_numbers_that_are_none(hub: TestHub, machine: Machine, source: Path, mes
 
 
 def test_a_config_whose_name_is_a_number(hub: TestHub, machine: Machine, source: Path) -> None:
-    """It is the config of that name, and not another one beside it."""
+    """It is the config of that name, and not another one next to it."""
     hub.create(REPO)
     front = "configs:\n- config_name: 2024\n  data_files: x/*.parquet\n"
     put_by_hand(hub, {"README.md": f"---\n{front}---\n".encode(), "x/a.parquet": table_of(3, "x")})

@@ -97,7 +97,7 @@ def test_nifti_with_too_little_data(write: Write) -> None:
 
 
 def test_without_nibabel(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NIfTI files without nibabel: the error says what to install."""
+    """NIfTI files without nibabel: the error states what to install."""
     monkeypatch.setitem(sys.modules, "nibabel", None)
     with pytest.raises(MissingDependencyError, match=r"pip install .*nibabel"):
         probe_header(write("a.nii", nifti()), "nifti")
@@ -214,7 +214,7 @@ def test_bad_gzip(write: Write, content: bytes, message: str) -> None:
 
 @given(position=st.integers(10, 1_000_000), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, position: int, bit: int) -> None:
-    """A flipped bit behind the gzip header passes only where it is padding, and the content is the same."""
+    """A flipped bit after the gzip header passes only where it is padding, and the content is the same."""
     original = b"brain " * 300 + random_bytes(1000, 3)
     content = bytearray(gzip.compress(original, mtime=0))
     content[10 + position % (len(content) - 10)] ^= 1 << bit

@@ -134,7 +134,7 @@ def test_what_levels_say(
     index: list[int],
     maximum: tuple[int, int],
 ) -> None:
-    """Null, empty and absent are told apart at every depth; chunks and slices do not count."""
+    """Null, empty and absent are distinguished at every depth; chunks and slices do not count."""
     array = pa.array(rows, kind)
     halves = pa.chunked_array([array[: len(rows) // 2], array[len(rows) // 2 :]], kind)
     for column in (array, pa.chunked_array([array], kind), halves):

@@ -45,7 +45,7 @@ def zstd(data: bytes, size: int) -> PageBody | None:
 
 
 def test_a_plain_page_is_a_range() -> None:
-    """Read from memory if it is there, else from the file; fewer bytes only at its end."""
+    """Read from memory if it is loaded, else from the file; fewer bytes only at its end."""
     file = bytes(range(100))
     retained = plain_body(memoryview(file)[10:30], 10, 20, lambda *_: pytest.fail("read again"))
     remote = plain_body(b"", 10, 20, fetch_from(file))
@@ -280,13 +280,13 @@ def test_deltas_are_never_longer(values: list[int]) -> None:
 
 @pytest.mark.parametrize("widths", [b"\x08\0\0\0", b"\x41\0\0\0", b"\x08"])
 def test_deltas_that_end_early(widths: bytes) -> None:
-    """A block of 128 in 4 parts, 3 numbers in all, and nothing of the bits that are told; or too many of them."""
+    """A block of 128 in 4 parts, 3 numbers in all, and nothing of the announced bits; or too many of them."""
     with pytest.raises(Damaged, match="end early"):
         decode_delta(b"\x80\x01\x04\x03\x00\x00" + widths + bytes(7 if widths[0] == 8 else 300), 3)
 
 
 def test_widths_that_end_early() -> None:
-    """Though all numbers that are asked for are there."""
+    """Although all requested numbers are present."""
     with pytest.raises(Damaged, match="end early"):
         decode_delta(b"\x80\x01\x04\x03\x00\x00" + bytes(3), 3)
 
@@ -370,7 +370,7 @@ def test_numbers_of_no_bits_are_zero() -> None:
 
 
 def test_the_last_group_may_be_cut() -> None:
-    """If what is asked for is there all the same."""
+    """If all requested values are present all the same."""
     data, values = hybrid([("packed", 2, 1)], 4)
     assert decode_runs(data[:-2], 4, 12).tolist() == values[:12]
     with pytest.raises(Damaged, match="end early"):

@@ -71,7 +71,7 @@ def test_no_rows_are_a_shard() -> None:
 
 
 def test_the_scratch_file_goes_with_the_splice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no name, is closed by close(), and by the collector if nobody does."""
+    """It has no name, is closed by close(), and by the garbage collector otherwise."""
     monkeypatch.setattr("brim.formats.parquet_writer.HELD_VALUE_BYTES", 0)
     before = open_descriptors()
     for close in (True, False):
@@ -100,7 +100,7 @@ def test_scratch_files_avoid_file_systems_in_memory(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_scratch_file_that_lost_bytes_is_an_error(tmp_path: Path) -> None:
-    """Reading past its end does not go on forever."""
+    """Reading past its end does not continue forever."""
     file = Scratch(str(tmp_path))
     os.write(file.descriptor, b"abc")
     assert file.read(1, 2) == b"bc"

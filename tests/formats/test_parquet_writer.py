@@ -211,7 +211,7 @@ def test_files_and_values_have_to_agree(files: FileSet) -> None:
 
 
 def test_columns_of_bytes_alone(files: FileSet) -> None:
-    """Without a path beside them, and in lists."""
+    """Without a path next to them, and in lists."""
     table = pa.table(
         {
             "raw": pa.array([b"", None, b""], pa.binary()),
@@ -295,7 +295,7 @@ def test_values_go_by_the_disk_above_the_bound(files: FileSet, tmp_path: Path, m
 
 
 class _Watched(type):
-    """`isinstance` goes on working."""
+    """`isinstance` continues working."""
 
     def __new__(cls, make: Any, real: type) -> Any:
         return super().__new__(cls, "Scratch", (), {"make": staticmethod(make), "real": real})

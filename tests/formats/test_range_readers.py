@@ -78,7 +78,7 @@ def test_neighbours_are_read_ahead(tmp_path: Path, sizes: list[int], gap: int, b
 
 
 def test_neighbours_share_an_open_file(tmp_path: Path) -> None:
-    """Consecutive ranges of one file are read through one descriptor: its name may go meanwhile."""
+    """Consecutive ranges of one file are read through one descriptor: its name may go at the same time."""
     splice = splice_of(range_set(tmp_path, [(0, 4 * n, 4) for n in range(1000)]), [b"x"] * 1000)
     chunks = splice.chunks(buffer_bytes=100)
     first = bytes(next(chunks))
@@ -116,7 +116,7 @@ def test_paths_may_be_null(tmp_path: Path) -> None:
 
 
 def test_no_content_is_not_empty(tmp_path: Path) -> None:
-    """A value may have no bytes at all, which is told apart from zero bytes."""
+    """A value may have no bytes at all, which is distinguished from zero bytes."""
     files = range_set(tmp_path, [(2, 0, 0), (NO_CONTENT, 0, 0)], [None, "only/a/name"])
     assert files.has_content(np.array([0, 1])).tolist() == [True, False]
     assert files.path(1) == "only/a/name"

@@ -388,7 +388,7 @@ def test_segments_are_small(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_at_the_beginning_is_looked_at(tmp_path: Path) -> None:
-    """By whoever reads from there, and by nobody who begins behind it."""
+    """By whoever reads from there, and by no reader that begins later."""
     splice, whole = make(tmp_path, [("file", (0, 0, 0)), ("file", (3, 0, 100))])
     _append(tmp_path / "0.bin")
     assert splice.read_at(1, 5) == whole[1:6]

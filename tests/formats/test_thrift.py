@@ -80,12 +80,12 @@ def test_a_real_footer_is_kept_to_the_byte() -> None:
     [
         ({}, b"\x00"),
         ({0: (BYTE, 7)}, b"\x03\x00\x07\x00"),
-        # Fifteen items and more have their number behind the head.
+        # Fifteen items and more have their number after the head.
         ({1: (LIST, List(BYTE, [7] * 14))}, b"\x19\xe3" + b"\x07" * 14 + b"\x00"),
         ({1: (LIST, List(BYTE, [7] * 15))}, b"\x19\xf3\x0f" + b"\x07" * 15 + b"\x00"),
         ({1: (LIST, List(BYTE, [7] * 16))}, b"\x19\xf3\x10" + b"\x07" * 16 + b"\x00"),
         ({1: (LIST, List(BYTE, []))}, b"\x19\x03\x00"),
-        # A field up to fifteen after the last one is in the head; another has its number behind it.
+        # A field up to fifteen after the last one is in the head; another has its number after it.
         ({15: (BYTE, 1), 30: (BYTE, 2)}, b"\xf3\x01\xf3\x02\x00"),
         ({16: (BYTE, 1), 32: (BYTE, 2)}, b"\x03\x20\x01\x03\x40\x02\x00"),
         ({1: (TRUE, True), 2: (TRUE, False)}, b"\x11\x12\x00"),

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Layout:
-    """What was written: the rows that should be found, in their order, and each file's content (None: sparse)."""
+    """Files that a generator wrote: the rows that should be found, in order, and each file's content (None: sparse)."""
 
     root: Path
     rows: list[dict[str, Any]] = field(default_factory=list)

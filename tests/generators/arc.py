@@ -107,7 +107,7 @@ def _runs(sessions: int) -> dict[str, list[int]]:
 
 
 def _gradients(layout: Layout, images: list[str]) -> tuple[list[str], list[str]]:
-    """The texts beside each dwi as they should be found: without the newline that most files end in."""
+    """The texts next to each dwi as they should be found: without the newline that most files end in."""
     values, vectors = [], []
     for number, path in enumerate(images):
         end = "" if number == 1 else "\n"
@@ -118,7 +118,7 @@ def _gradients(layout: Layout, images: list[str]) -> tuple[list[str], list[str]]
 
 
 def _bold_sizes(runs: dict[str, list[int]], sessions: int) -> Iterator[int]:
-    """What is left of 273 GB for each functional run, the last one taking the remainder."""
+    """The share of 273 GB for each functional run, the last one taking the remainder."""
     second = sum(_SIZES[name] * sum(runs[name]) for name in ("t1w", "t2w", "flair", "dwi", "sbref"))
     second += _SIZES["lesion"] * _scaled(PUBLISHED["lesion"][0], sessions)
     bolds = sum(runs["bold_naming40"]) + sum(runs["bold_rest"])

@@ -83,7 +83,7 @@ def eeg() -> Tree:
 
 
 def two_datatypes() -> Tree:
-    """m0scan in two datatypes, CIFTI beside NIfTI, multi-echo parts, names with odd case."""
+    """m0scan in two datatypes, CIFTI next to NIfTI, multi-echo parts, names with odd case."""
     return base() | files(
         "sub-1/perf/sub-1_m0scan.nii.gz",
         "sub-1/fmap/sub-1_m0scan.nii.gz",

@@ -1,6 +1,6 @@
 """ISLES'24 (Zenodo 17652035), the part for training, as its maintainers document it: 149 subjects.
 
-Odd cases: raw images that are missing, so that the derivative counts; derivatives beside a raw image and raw perfusion
+Odd cases: raw images that are missing, so that the derivative counts; derivatives next to a raw image and raw perfusion
 maps, which no column takes; outcomes that are missing; a header of a spreadsheet with other blanks and case.
 """
 

@@ -65,7 +65,7 @@ def end(at_s: float, entries: Iterable[Entry] = (), exit_code: int | None = 0, *
 
 
 def training(seconds: int = 600, grow: float = 0.0, seed: int = 0) -> list[Entry]:
-    """A model is loaded, four readers feed it, batches make a sawtooth; `grow` bytes a second are never freed."""
+    """A model is loaded, four readers feed it, batches make a sawtooth; `grow` bytes per second are never freed."""
     chance = random.Random(seed)
     entries = [event(0, "start", "started process 4242", pid=4242)]
     for second in range(seconds):

@@ -1,4 +1,4 @@
-"""The jobs of the goldens: what is run, where its ledgers are, when it is killed, and how what it left is told.
+"""The jobs of the goldens: what is run, where its ledgers are, when it is killed, and how what it left is reported.
 
 `make.py` runs them with the version whose state is kept; tests/guarantees/test_goldens.py with the version at hand.
 Only public things are used: the command, `import brim`, and files on disk. The names of the latter are in one place
@@ -110,7 +110,7 @@ CASES = (
 
 COMPUTED = tuple(case for case in CASES if case.verb in ("map", "tokenize", "embed", "cached.py"))
 UNCHANGED = tuple(case for case in CASES if case not in COMPUTED)
-# What version 2 changed, beside the bytes of Parquet and the identity of every computed job.
+# What version 2 changed, in addition to the bytes of Parquet and the identity of every computed job.
 NEW = (
     _computed("map-hive", "map", "--fn", "steps.py:keep"),
     _computed("map-unreadable", "map", "--fn", "steps.py:keep", "--on-error", "quarantine"),
@@ -177,7 +177,7 @@ def _rows(path: Path) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """What the goldens depend on beside brim: bytecode on Python, bytes of Parquet and Arrow on pyarrow."""
+    """What the goldens depend on besides brim: bytecode on Python, bytes of Parquet and Arrow on pyarrow."""
     return {"python": "{}.{}".format(*sys.version_info), "pyarrow": pa.__version__}
 
 

@@ -1,6 +1,6 @@
 """Runs of which one system call fails: the N-th of its kind on a file, in whichever thread or process that is.
 
-`shim.c` does it. Calls are told apart by what they do to which file, because the N-th call of a whole run is another
+`shim.c` does it. Calls are distinguished by what they do to which file, because the N-th call of a whole run is another
 one every time: threads and workers take turns. Numbers in the names of files are whatever they are in that run. A job
 is a command with its source, its destination and its state below folders whose calls count.
 """
@@ -103,7 +103,7 @@ class Shim:
         return bool(_BOARD.unpack(self._board.read_bytes())[16])
 
     def release(self) -> None:
-        """Let who is held go on."""
+        """Let who is held continue."""
         with self._board.open("r+b") as board:
             board.seek(_RELEASED * 8)
             board.write((1).to_bytes(8, sys.byteorder))

@@ -120,7 +120,7 @@ def test_a_link_loop_in_a_folder_is_reported_and_not_followed(tmp_path: Path) ->
     ],
 )
 def test_broken_tables(tmp_path: Path, name: str, content: bytes, says: str) -> None:
-    """A table that is empty, cut, of the wrong kind or names the wrong things says so."""
+    """A table that is empty, cut, of the wrong kind or names the wrong things is an error that says so."""
     source = write_files(tmp_path / "source", {"a.bin": b"a", name: content})
     assert says in refused(source / name)
 

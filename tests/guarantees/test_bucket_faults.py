@@ -189,7 +189,7 @@ def test_stopped_while_the_destination_is_silent(destination: BucketDestination,
 
 @pytest.mark.long
 def test_server_killed_and_back(destination: BucketDestination, source: Path) -> None:
-    """For two seconds nobody answers: the run waits, and nothing is lost."""
+    """For two seconds no one answers: the run waits, and nothing is lost."""
     assert destination.proxy is not None
     destination.proxy.slow(8_000_000, method="PUT", contains="partNumber")
     process = start(destination, "build", source, destination.address, "--quiet", *LARGE)
@@ -313,8 +313,8 @@ def test_a_computed_job_to_a_store_that_takes_no_parts(destination: BucketDestin
     destination.proxy.clear()
     run(destination, *line)
     assert mark.exists()
-    left = destination.server.objects("private", f"{destination.prefix}/.brim/")
-    assert list(left) == [f"{destination.prefix}/.brim/default/train.jsonl"], "nothing of the trial is left"
+    remaining = destination.server.objects("private", f"{destination.prefix}/.brim/")
+    assert list(remaining) == [f"{destination.prefix}/.brim/default/train.jsonl"], "nothing of the trial is left"
 
 
 def test_https(destination: BucketDestination, s3_https: tuple[FaultProxy, Path], source: Path) -> None:
@@ -351,7 +351,7 @@ def test_two_runs_at_once(destination: BucketDestination, source: Path, tmp_path
     destination.proxy.clear()
     first.kill()
     first.wait()
-    # The same machine continues at once, although nobody gave the place back.
+    # The same machine continues at once, although the lease was not released.
     began = time.monotonic()
     built(destination, source)
     assert time.monotonic() - began < 15
@@ -401,7 +401,7 @@ def {name}_embed():
 
 
 def test_source_object_changes(destination: BucketDestination, source: Path, tmp_path: Path) -> None:
-    """A bucket as the source: what was planned is not what is there."""
+    """A bucket as the source: its content differs from the plan."""
     for path in sorted(source.iterdir()):
         destination.server.write("private", f"{destination.prefix}/in/{path.name}", path.read_bytes())
     code = (

@@ -1,4 +1,4 @@
-"""`memory=` in a program is for the job: what the program itself holds is beside it, whichever function is called."""
+"""`memory=` in a program is for the job: what the program itself holds is not counted, whichever function is called."""
 
 from __future__ import annotations
 
@@ -84,4 +84,4 @@ def test_no_call_is_forgotten() -> None:
     public: dict[str, Any] = {name: getattr(brim, name) for name in brim.__all__}
     functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
     taking = {name for name, value in functions.items() if "memory" in inspect.signature(value).parameters}
-    assert taking - NO_JOBS == CALLS.keys() - {"save_job"}  # its options are those of the verb it saves
+    assert taking - NO_JOBS == CALLS.keys() - {"save_job"}  # its options are those of the command it saves

@@ -121,7 +121,7 @@ def test_a_receipt_waits_for_the_disk(work: Path) -> None:
 
 
 def test_stopped_by_ctrl_c(work: Path) -> None:
-    """Exit 6, finished units kept, no process left; the same command goes on."""
+    """Exit 6, finished units kept, no process left; the same command continues."""
     process = subprocess.Popen(command(work), cwd=work, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not list((work / "out").glob(".brim/units/*.parquet")):
         time.sleep(0.01)
@@ -134,7 +134,7 @@ def test_stopped_by_ctrl_c(work: Path) -> None:
 
 
 def test_a_function_that_crashes_the_interpreter(work: Path) -> None:
-    """Tried three times, then reported with its signal and the place; mended, it continues."""
+    """Tried three times, then reported with its signal and the place; fixed, it continues."""
     crash = SLOW.replace("    time.sleep(0.001)", '    if row["id"] == 333: import ctypes; ctypes.string_at(0)')
     (work / "steps.py").write_text(crash)
     failed = brim(*command(work)[3:], cwd=work, check=2)

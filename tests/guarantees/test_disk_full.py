@@ -29,7 +29,7 @@ def test_too_small_from_the_start(many_files: Callable[..., Path], small_disk: P
 
 
 def test_full_in_the_middle(many_files: Callable[..., Path], small_disk: Path) -> None:
-    """When others fill the disk meanwhile: exit 5, no half shard, and on when there is room."""
+    """When others fill the disk at the same time: exit 5, no half shard, and on when there is room."""
     source, out = many_files(6, size=1_000_000), small_disk / "out"
     code = (
         "import sys; sys.argv = ['brim', *sys.argv[1:]]\n"
@@ -52,7 +52,7 @@ def test_full_in_the_middle(many_files: Callable[..., Path], small_disk: Path) -
 
 
 def test_no_room_for_the_ledger(many_files: Callable[..., Path], tmp_path: Path, small_disk: Path) -> None:
-    """A ledger that cannot be written is a failed destination, and the build goes on when it can."""
+    """A ledger that cannot be written is a failed destination, and the build continues when it can."""
     source, out, state = many_files(40, size=100), tmp_path / "out", small_disk / "state"
     state.mkdir()
     (small_disk / "ballast").write_bytes(bytes(8_388_608 - 3 * 4096))
@@ -64,7 +64,7 @@ def test_no_room_for_the_ledger(many_files: Callable[..., Path], tmp_path: Path,
 
 
 def test_unpack_on_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, small_disk: Path) -> None:
-    """unpack says so, leaves no half file, and goes on."""
+    """unpack reports the full disk, leaves no half file, and continues."""
     source, out = many_files(12, size=1_000_000), tmp_path / "out"
     brim("build", source, out)
     assert "is full" in brim("unpack", out, small_disk / "back", check=5).stderr
@@ -76,7 +76,7 @@ def test_unpack_on_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="printing to a full disk is not proved here: no /dev/full")
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
 def test_printing_to_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, arguments: list[str]) -> None:
-    """The work is done although nothing can be printed, and the end says that in words."""
+    """The work is done although nothing can be printed, and the end states that in words."""
     source, out = many_files(3), tmp_path / "out"
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "brim", "build", str(source), str(out), *arguments]
@@ -91,7 +91,7 @@ def test_printing_to_a_full_disk(many_files: Callable[..., Path], tmp_path: Path
 def test_refused_for_lack_of_disk_changes_nothing(
     many_files: Callable[..., Path], small_disk: Path, tmp_path: Path, option: str
 ) -> None:
-    """The dataset that is there stays complete; with room, the same command does its work."""
+    """The dataset that exists stays complete; with room, the same command does its work."""
     source, out = many_files(4, size=500_000, name="old"), small_disk / "out"
     brim("build", source, out, "--rows-per-shard", "1", "--quiet")
     before = tree_digest(out)

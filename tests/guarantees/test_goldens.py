@@ -120,7 +120,7 @@ def assert_is_golden(case: Case, out: Path) -> None:
 
 @every_case
 def test_the_same_job(case: Case, work: Path) -> None:
-    """Done anew, a job has the facts, fingerprint, receipts, names and bytes that it had."""
+    """Done again, a job has the facts, fingerprint, receipts, names and bytes that it had."""
     Run(case, work)
     assert_is_golden(case, work / "out")
 
@@ -252,7 +252,7 @@ def assert_is_published(hub: TestHub, remaining: Path) -> None:
     if is_same(1, "pyarrow"):
         assert published(hub) == {name: sha256 for name, sha256 in expected.items() if not name.startswith(".brim/")}
         for name, match in manifests(hub).items():
-            # What is told of shards beside their receipts came later, and is passed over by who does not know it.
+            # What is told of shards next to their receipts came later, and is passed over by who does not know it.
             assert [record for record in match if record["type"] != "listing"] == list(cases.records(whole / name))
 
 
@@ -273,7 +273,7 @@ def test_published(tmp_path: Path) -> None:
 
 
 def test_killed_while_publishing(tmp_path: Path) -> None:
-    """A publication that was killed goes on: what the Hub has is not sent again, and the result is the same."""
+    """A publication that was killed continues: what the Hub has is not sent again, and the result is the same."""
     with TestHub(tmp_path / "hub") as hub:
         machine, source, remaining = hub_as_left(hub, tmp_path, "killed")
         objects = HUB["killed"]["objects"]

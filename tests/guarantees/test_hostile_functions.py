@@ -117,7 +117,7 @@ def batched(rows):
 
 @pytest.mark.parametrize("function", ["returns", "raises", "batched"])
 def test_forked_child_that_comes_back_is_ended_and_the_rows_are_right(function: str, work: Path) -> None:
-    """It does no row a second time, and the message says what to do."""
+    """It does no row a second time, and the message states what to do."""
     (work / "steps.py").write_text(FORKS)
     (work / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(20)))
     message = run(work, function, *(["--batched"] if function == "batched" else []))

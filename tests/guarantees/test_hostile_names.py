@@ -72,7 +72,7 @@ def shard(content: bytes = b"x", path: str | None = "x.bin") -> pa.Table:
 
 
 def dataset(folder: Path, splits: dict[str, pa.Table], config: str = "default") -> Path:
-    """A dataset that somebody else wrote, whose card names the splits."""
+    """A dataset that another process wrote, whose card names the splits."""
     folder.mkdir(parents=True)
     listed = []
     for number, (split, table) in enumerate(splits.items()):

@@ -206,7 +206,7 @@ def test_interruptible_hands_over_results_and_errors() -> None:
         assert interruptible(threading.get_ident) != threading.get_ident()
         with pytest.raises(TimeoutError, match="no answer"):
             interruptible(fail)
-    assert interruptible(threading.get_ident) == threading.get_ident()  # nobody can ask: no thread
+    assert interruptible(threading.get_ident) == threading.get_ident()  # without a thread nothing can ask
 
 
 def test_wait_that_the_hub_asks_for_is_capped_and_said(

@@ -39,7 +39,7 @@ except BrimError as error:
 
 
 def _make_source(folder: Path) -> None:
-    """Files to package, rows to compute, a tokenizer, and code that is not counted beside them."""
+    """Files to package, rows to compute, a tokenizer, and code that is not counted with them."""
     write_files(folder / "files", {f"f{n}.bin": random_bytes(3000 + n, n) for n in range(4)})
     rows = [{"id": n, "text": f"row {n} " + "word " * (n % 5)} for n in range(120)]
     (folder / "rows").mkdir()
@@ -111,7 +111,7 @@ def make_jobs(folder: Path) -> dict[str, Job]:
 
 
 EVERYTHING = os.environ.get("BRIM_FAULTS") == "all"
-PARTS = 4 if EVERYTHING else 1  # of a job's faults, for processes that do them beside each other
+PARTS = 4 if EVERYTHING else 1  # of a job's faults, for processes that do them next to each other
 # How many faults of each job are drawn. A worker takes a second to start, so computed jobs get fewer.
 DRAWN = {
     **{"build": 5, "tar": 2, "verify": 4, "unpack": 4},
@@ -152,7 +152,7 @@ def test_a_call_fails(shim: Shim, jobs: dict[str, Job], name: str, part: int) ->
 
 
 def _is_tried_elsewhere(job: Job, fault: Fault) -> bool:
-    """Jobs of one verb make the same units from the same source, whatever becomes of them."""
+    """Jobs of one command make the same units from the same source, whatever becomes of them."""
     units = "/units/" in fault.glob or Path(fault.glob).is_relative_to(job.source)
     return units and job.name in ("bin", "embed.safetensors", "embed.npy", "embed.parquet")
 

@@ -191,7 +191,7 @@ def eventually(true: Callable[[], Any], seconds: float = 10.0) -> Any:
 @both_ways
 @pytest.mark.parametrize("pause_s", [0.0, 0.5], ids=["before a sample", "after samples"])
 def test_killing_brim_does_not_end_the_watch(tmp_path: Path, options: list[str], pause_s: float) -> None:
-    """kill -9 of `brim run`: the command goes on, is still watched and still held to its limit; the log is ended."""
+    """kill -9 of `brim run`: the command continues, is still watched and still held to its limit; the log is ended."""
     log = tmp_path / "l.jsonl"
     script = """
 import os, sys, time

@@ -1,4 +1,4 @@
-"""Nothing that is published says where it was made."""
+"""Nothing that is published states where it was made."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_answers_that_pass(
 
 
 def test_rate_limit(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
-    """429 is waited for as long as Retry-After says, wherever it comes, and the user is told."""
+    """429 is waited for as long as Retry-After says, wherever it comes, and the user is informed."""
     faults = [hub.faults.add(route, status=429, retry_after=2) for route in ("info", "put", "commit")]
     start = time.monotonic()
     result = machine.publish(source, *EACH)

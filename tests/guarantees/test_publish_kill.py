@@ -20,7 +20,7 @@ from tests.publishing import REPO, Listing, Machine, built, shards
 WORKERS = 2
 OPTIONS = ("--rows-per-shard", "1", "--workers", str(WORKERS), "--update")
 KILLS = kills(12)
-OLD = 20  # shards of the version that is there before
+OLD = 20  # shards of the version that was published before
 # Every fifth file is larger than what the sockets' buffers hold, so that a kill cuts it in the middle.
 SIZES = [4_000_000 + i if i % 5 == 4 else 20_000 + i for i in range(130)]
 # At its last steps too: while the Hub works on these requests.
@@ -32,7 +32,7 @@ def write_version(folder: Path, count: int) -> Path:
 
 
 class Readers:
-    """What readers of main see: its files all the time, and its rows by the real client now and then."""
+    """What readers of main see: its files all the time, and its rows by the real client occasionally."""
 
     def __init__(self, hub: TestHub, folder: Path) -> None:
         self.trees: list[Listing] = []

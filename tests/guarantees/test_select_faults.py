@@ -1,4 +1,4 @@
-"""brim select is killed, stopped, and short of disk: it goes on as a build does, to the same bytes."""
+"""brim select is killed, stopped, and short of disk: it continues as a build does, to the same bytes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_killed_and_stopped(source: Iterator[Path], tmp_path: Path) -> None:
 
 
 def test_full_disk(source: Iterator[Path], tmp_path: Path, small_disk: Path) -> None:
-    """What cannot fit is said before the first byte; with room it goes on."""
+    """What cannot fit is said before the first byte; with room it continues."""
     path = next(source)
     assert "Free disk space" in brim("select", path, small_disk / "out", *OPTIONS, check=5).stderr
     grow(small_disk, 40)
@@ -71,7 +71,7 @@ def test_full_disk(source: Iterator[Path], tmp_path: Path, small_disk: Path) -> 
 
 
 def test_no_room_for_the_spool(tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that have to be decoded need disk: without it the run ends with exit 5 and says where."""
+    """Values that have to be decoded need disk: without it the run ends with exit 5 and states where."""
     rng = random.Random(2)
     files = [{"bytes": rng.randbytes(1_000_000), "path": f"{n}.bin"} for n in range(12)]
     pq.write_table(pa.table({"file": pa.array(files, FILE)}), tmp_path / "in.parquet", compression="gzip")

@@ -51,7 +51,7 @@ def _flip(path: Path) -> None:
 def test_a_file_that_changes_during_the_build(
     many_files: Callable[..., Path], tmp_path: Path, change: Callable[[Path], Any]
 ) -> None:
-    """The file is named, its shard is not there, shards before it are; with the source at rest it goes on."""
+    """The file is named, its shard is not there, shards before it are; with the source at rest it continues."""
     source, out = many_files(6), tmp_path / "out"
     victim = source / "f004.bin"
     original, times = victim.read_bytes(), victim.stat()
@@ -82,7 +82,7 @@ def test_content_that_changed_between_runs(many_files: Callable[..., Path], tmp_
 
 
 def test_a_source_that_was_moved_or_copied(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """The build goes on from another place, also when the copy lost its dates."""
+    """The build continues from another place, also when the copy lost its dates."""
     source, out = many_files(6), tmp_path / "out"
     whole = tmp_path / "whole"
     brim("build", source, whole, "--rows-per-shard", "1")

@@ -22,7 +22,7 @@ MB = 1_000_000
 
 
 def run(*arguments: object) -> tuple[int, int, str]:
-    """The exit code of a command, the peak memory of its processes, and what it printed."""
+    """The exit code of a command, the peak memory of its processes, and its output."""
     command = [sys.executable, "-m", "brim", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     peak = 0
@@ -34,7 +34,7 @@ def run(*arguments: object) -> tuple[int, int, str]:
 
 
 def table_of(rows: int) -> pa.Table:
-    """A column of files, ten of texts and ten of numbers: about 500 bytes a row."""
+    """A column of files, ten of texts and ten of numbers: about 500 bytes per row."""
     random = np.random.default_rng(1)
     columns = {"file": pa.array([f"f/{row % 3}.bin" for row in range(rows)])}
     for number in range(10):

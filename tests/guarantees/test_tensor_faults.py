@@ -1,4 +1,4 @@
-"""Tensor writers that are killed, that run out of disk, and whose files are damaged meanwhile."""
+"""Tensor writers that are killed, that run out of disk, and whose files are damaged while they are written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def job(folder: Path, kind: str, pause_s: float = 0.0, replace: bool = False) -> int:
-    """Write all rows, or those that are missing; how many were there."""
+    """Write all rows, or those that are missing; return how many existed."""
     name, options = KINDS[kind]
     text = np.random.default_rng(0).random((ROWS, 64), dtype=np.float32)
     number = np.arange(ROWS)
@@ -141,7 +141,7 @@ def nursery() -> Iterator[Nursery]:
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "moments"), [(kind, 30 if kind == "known" else 12) for kind in KINDS])
 def test_killed_at_random_moments(tmp_path: Path, nursery: Nursery, kind: str, moments: int) -> None:
-    """After kill -9 the rows of the last receipt are there, and the file that is finished then is the same."""
+    """After kill -9 the rows of the last receipt exist, and the file that is finished then is the same."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     lived = nursery.run(whole, kind)
@@ -279,7 +279,7 @@ def test_damaged_receipts(tmp_path: Path, harm: str) -> None:
 
 
 def test_a_disk_that_fails_while_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a failed sync leaves is unknown: the writer says so at its next call, and the receipts decide."""
+    """After a failed sync the file is unknown: the writer reports it at its next call, and the receipts decide."""
     text = np.arange(400, dtype=np.float32).reshape(100, 4)
     path = tmp_path / "a.npy"
     writer = brim.TensorWriter(path, 100, text=(4, "float32"), checkpoint_rows=20)
@@ -394,7 +394,7 @@ def test_save_file_goes_on_after_a_full_disk(small_disk: Path, kind: str, monkey
     inputs["more"] = np.array_split(text[:1000], 7)
     path = small_disk / "a.safetensors"
     (small_disk / "ballast").write_bytes(bytes(4_000_000))
-    monkeypatch.setattr("brim.tensors.partial_file.free_bytes", lambda folder: None)  # as where nobody says
+    monkeypatch.setattr("brim.tensors.partial_file.free_bytes", lambda folder: None)  # as without an option
     with pytest.raises(DestinationUnavailableError, match="call save_file again with the same lists"):
         brim.save_file(inputs, path)
     if kind == "list":

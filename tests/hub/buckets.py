@@ -94,7 +94,7 @@ def paths_info(request: Request) -> Answer:
 
 
 def batch(request: Request) -> Answer:
-    """Each operation for itself: those that fail are told, the others are done."""
+    """Each operation for itself: those that fail are reported, the others are done."""
     lines = [json.loads(line) for line in request.body.lines() if line.strip()]
     bucket = _bucket(request, write=True)
     if len(lines) > 1000:

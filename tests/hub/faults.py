@@ -16,11 +16,11 @@ class Fault:
 
     status    answer `status` (with Retry-After if given) after reading the body, without doing the work
     cut       close the connection after `after_bytes` of the request's body (of the answer's, for a GET)
-    stall     after `after_bytes` of the body, neither read nor answer for `seconds`, then go on
+    stall     after `after_bytes` of the body, neither read nor answer for `seconds`, then continue
     lose      do the work, then close the connection instead of answering
     answer    answer `status` with `said` as the body, without doing the work
     garble    do the work, then answer like that
-    conflict  someone else commits to that revision first; the answer is 412
+    conflict  another process commits to that revision first; the answer is 412
     """
 
     route: str

@@ -65,7 +65,7 @@ class Intake:
 
 
 class Writer:
-    """Where the bytes of one PUT go: into a file of its own, a part of a shared file, or only through the hash."""
+    """Where the bytes of one PUT go: into a separate file, a part of a shared file, or only through the hash."""
 
     def __init__(self, file: Path | None, tail_bytes: int, *, offset: int | None = None, state: Writer | None = None):
         self.etag = uuid.uuid4().hex

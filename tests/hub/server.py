@@ -134,14 +134,14 @@ class TestHub:
         self.moved[old] = new
 
     def commit_as_someone_else(self, groups: Mapping[str, str]) -> None:
-        """What a colleague does meanwhile: one more file on that revision."""
+        """What a colleague does at the same time: one more file on that revision."""
         repo = self.repos.get(groups.get("kind") or "datasets", groups["name"])
         entry = Entry.regular(f"{len(repo.commits)}\n".encode())
         revision = groups.get("revision") or "main"
         repo.commit(revision, lambda tree: tree.update({"someone-else.txt": entry}), title="someone else's commit")
 
     def collect_garbage(self, repo: str, *, kind: str = "datasets") -> set[str]:
-        """Forget what was uploaded and not committed, as the Hub does after about 20 hours."""
+        """Forget objects that are uploaded and not committed, as the Hub does after about 20 hours."""
         actual = self.repos.get(kind, repo)
         with actual.lock:
             lost = actual.objects - actual.committed()
@@ -151,7 +151,7 @@ class TestHub:
         return lost
 
     def user(self, request: Request, *, required: bool = False) -> Mapping[str, Any]:
-        """Whose token the request carries; without one, nobody's."""
+        """Whose token the request carries; None without one."""
         header = request.headers.get("Authorization")
         if header is None:
             if required:

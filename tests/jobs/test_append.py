@@ -1,4 +1,4 @@
-"""`--append`: new rows behind those of a dataset that is there, without its source."""
+"""`--append`: new rows behind those of a dataset that exists, without its source."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fields(text: str) -> dict[str, object]:
 
 
 def test_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """Old shards keep their names and inodes, numbers go on; rows, order and card are those of a build of all; each
+    """Old shards keep their names and inodes, numbers continue; rows, order and card are those of a build of all; each
     source proves its rows; again, nothing is appended twice."""
     old, new, every = sources
     out = tmp_path / "out"
@@ -106,7 +106,7 @@ def test_on_the_hub(hub: TestHub, machine: Machine, sources: tuple[Path, Path, P
 
 
 def test_two_writers(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """Of two that append at once one wins; the other is told, looks again and comes behind: no row is lost."""
+    """Of two that append at once one wins; the other notices, reads again and appends after it: no row is lost."""
     old, new, _ = sources
     machine.publish(old, *ROWS)
     third = files(tmp_path / "third", 7, 10)  # as many shards, so that the names alone would tell nothing
@@ -144,7 +144,7 @@ def test_readers_of_the_hub(hub: TestHub, machine: Machine, tmp_path: Path) -> N
 
 
 def test_readers_of_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """While shards come, the card names those that were there, each by its name; the new card comes last."""
+    """While shards come, the card names those that existed, each by its name; the new card comes last."""
     old, new, _ = sources
     out = tmp_path / "out"
     brim("build", old, out, *ROWS, "--quiet")
@@ -164,7 +164,7 @@ def test_readers_of_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -
 
 
 def test_it_goes_on(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """An append that was interrupted goes on with the same command, and is unfinished until then; in a folder too."""
+    """An append that was interrupted continues with the same command, and is unfinished until then; in a folder too."""
     old, new, _ = sources
     machine.publish(old, *ROWS)
     hub.faults.add("batch", nth=2, status=401)

@@ -1,4 +1,4 @@
-"""`--append` wherever it goes: a folder, a bucket, the Hub, a bucket of the Hub. Killed, beside others, and polled."""
+"""`--append` wherever it goes: a folder, a bucket, the Hub, a bucket of the Hub. Killed, next to others, and polled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.s3 import FaultProxy, S3Server
 
 ROWS = ("--rows-per-shard", "2", "--workers", "1")
 DESTINATIONS = ("folder", "bucket", "hub", "hubbucket")
-RECEIPT = 5  # which line of the ledger a run is held at: some new shards are there, others are not
+RECEIPT = 5  # the line of the ledger at which a run is held: some new shards are written, others are not
 
 
 def files(folder: Path, start: int, stop: int, size: int = 20_000) -> Path:
@@ -76,7 +76,7 @@ def shown_by(content: dict[str, bytes]) -> list[str]:
 
 
 def test_a_bucket(s3: S3Server, s3_proxy: FaultProxy, s3_prefix: str, tmp_path: Path) -> None:
-    """From another machine, without the old source: old shards stay as they are, numbers go on, only new bytes are
+    """From another machine, without the old source: old shards stay as they are, numbers continue, only new bytes are
     sent, of the old ones a footer is read; rows and card are those of a build of everything; nothing twice."""
     prefix = s3_prefix.rstrip("/")
     destination = BucketDestination(s3, tmp_path / "machine", prefix)
@@ -149,7 +149,7 @@ def test_readers(destination: Destination, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("destination", ["folder", "bucket", "hubbucket"], indirect=True)  # of the Hub: test_append.py
 def test_two_writers(destination: Destination, shim: Shim, tmp_path: Path) -> None:
-    """While one appends, another is told so, and can go on afterwards: no row is lost or twice."""
+    """While one appends, another is told so, and can continue afterwards: no row is lost or twice."""
     run(destination, "build", files(tmp_path / "old", 0, 4), destination.address, *ROWS, "--quiet")
     first, two = files(tmp_path / "one", 4, 12), files(tmp_path / "two", 12, 16)
     process = caught(destination, shim, "build", first, destination.address, *ROWS, "--append", "--quiet")

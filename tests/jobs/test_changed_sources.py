@@ -182,7 +182,7 @@ def test_map_reads_a_rewritten_folder_of_files_again(work: Path) -> None:
 
 
 def test_map_with_indices_counts_the_rows_of_a_rewritten_source(work: Path) -> None:
-    """A line more in the first unit moves the numbers of all rows behind it."""
+    """An additional line in the first unit moves the numbers of all rows after it."""
     source = work / "x.jsonl"
     line = '{"text": "%s"}\n'
     source.write_text("".join(line % ("x" * 43) for _ in range(300)))

@@ -19,7 +19,7 @@ GB, TB = 10**9, 10**12
 
 
 def test_more_shards_than_a_folder_takes_are_refused_at_plan_time(tmp_path: Path) -> None:
-    """10,001 shards to the Hub are an error that says what to do; to a folder they are not."""
+    """10,001 shards to the Hub are an error that states what to do; to a folder they are not."""
     (tmp_path / "scan").write_bytes(b"x" * 100)
     files = FileSetBuilder(str(tmp_path))
     files.add("scan", (tmp_path / "scan").stat())

@@ -1,4 +1,4 @@
-"""What every verb refuses before anything runs, whatever its destination; nothing is made there."""
+"""What every command refuses before anything runs, whatever its destination; nothing is made there."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def job(
 @pytest.mark.parametrize("verb", ["map", "tokenize", "embed"])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_options_that_do_not_apply(tmp_path: Path, source: RowSource, kind: str, verb: str) -> None:
-    """Options of the Hub, of another verb, or of a function that is not there are refused at every destination."""
+    """Options of the Hub, of another command, or of a function that is not there are refused at every destination."""
     before = sorted(tmp_path.iterdir())
     wrong = [JobSettings(hub=PublishOptions(**{name: value})) for name, value in HUB.items()]  # type: ignore[arg-type]
     wrong += [JobSettings(update=True), *([JobSettings(keep_done=True)] if verb != "map" else [])]
@@ -96,7 +96,7 @@ def test_what_cannot_fit(tmp_path: Path, source: RowSource, kind: str) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    """A vector file has one of the known endings, and is no folder and no repository."""
+    """A vector file has one of the known endings, and is neither a folder nor a repository."""
     (tmp_path / "out.npy").mkdir()
     for destination, says in ((tmp_path / "out.txt", "ending"), (tmp_path / "out.npy", "is a folder")):
         with pytest.raises(BrimError, match=says):

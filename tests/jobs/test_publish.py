@@ -117,7 +117,7 @@ def test_many_shards_on_a_branch(hub: TestHub, machine: Machine, large_source: P
     ],
 )
 def test_addresses_that_are_refused(hub: TestHub, machine: Machine, source: Path, address: str, hint: str) -> None:
-    """What is not the address of a dataset is refused with the one that may be meant, and nobody is asked."""
+    """What is not the address of a dataset is refused with the one that may be meant, and no server is asked."""
     assert hint in machine.publish(source, to=address, check=2).stderr
     assert not hub.log
     assert not (machine.folder / "ada").exists()
@@ -195,7 +195,7 @@ def test_update(hub: TestHub, machine: Machine, source: Path, tmp_path: Path, el
 
 
 def test_fresh(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """--fresh replaces another dataset in one commit, and what is there by its content is not sent again."""
+    """--fresh replaces another dataset in one commit, and files that the Hub has already are not sent again."""
     machine.publish(source, *EACH)
     received_bytes = hub.counters.bytes_received
     result = machine.publish(source, *EACH, "--fresh")
@@ -512,7 +512,7 @@ def test_an_update_goes_by_xet(tmp_path: Path, options: tuple[str, ...], by_xet:
 
 
 def test_no_xet_on_the_server(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """Where the server has no Xet, --via xet says so and sends by LFS."""
+    """Where the server has no Xet, --via xet prints a note and sends by LFS."""
     result = machine.publish(source, *ROWS, "--via", "xet")
     assert "the server has no Xet storage: sending by LFS instead" in result.stderr
     assert shards(hub) == built(source, tmp_path / "out", *ROWS)
@@ -532,7 +532,7 @@ def written(machine: Machine, *but: str) -> list[str]:
 def test_nothing_is_written_but_the_ledger(
     hub: TestHub, machine: Machine, many_files: Callable[..., Path], count: int
 ) -> None:
-    """Under the temporary, state and cache folders there is the ledger afterwards, nothing else, for nobody else."""
+    """Under the temporary, state and cache folders there is only the ledger afterwards, readable by its owner only."""
     machine.publish(many_files(count, 3000), *EACH)
     assert written(machine) == ["ledger.jsonl", "lock"]
     (folder,) = machine.ledgers
@@ -543,7 +543,7 @@ def test_nothing_is_written_but_the_ledger(
 def test_nothing_is_written_meanwhile(hub: TestHub, machine: Machine, many_files: Callable[..., Path]) -> None:
     """While shards are on their way, no file but the ledger grows, and no other is open for writing.
 
-    Beside it there is the note of which run obeys a stop file.
+    Next to it there is the note of which run obeys a stop file.
     """
     source = many_files(6, 3_000_000)
     hub.faults.add("put", nth=3, times=None, action="stall", after_bytes=1_000_000, seconds=0.4)

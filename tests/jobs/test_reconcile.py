@@ -405,7 +405,7 @@ def published(tmp_path: Path, shards: Shards, **options: bool) -> World:
 
 
 def test_receipts_are_taken_over_from_the_destination(tmp_path: Path) -> None:
-    """A machine without a ledger continues what is published, and uploads nothing again."""
+    """A machine without a ledger continues a published dataset, and uploads nothing again."""
     world = published(tmp_path, Shards(OLD))
     assert world.missing(world.begin(Shards(OLD))) == []
     assert set(world.ledger.receipts) == set(OLD)
@@ -423,7 +423,7 @@ def test_a_finished_ledger_that_is_out_of_date_is_replaced(tmp_path: Path) -> No
 
 
 def test_an_unfinished_ledger_is_kept(tmp_path: Path) -> None:
-    """Its receipts are newer than what is published."""
+    """Its receipts are newer than the published content."""
     world = published(tmp_path, Shards(OLD))
     world.ledger.start_job(JobRecord(Shards(NEW).fingerprint, Shards(NEW).facts, {}))
     rules = world.begin(Shards(NEW), updates=True)
@@ -602,7 +602,7 @@ def test_a_job_that_crashes_anywhere_reaches_the_same_result(
                 world.deliver(Shards(contents), **settings)
                 break
             except Crashed:
-                # A receipt says that its content exists, or is on its way to another name.
+                # A receipt states that its content is stored, or is being moved to another name.
                 for receipt in Ledger(world.folder).receipts.values():
                     assert world.destination.has_receipt(receipt) or world.destination.has_content(receipt), (
                         receipt.name

@@ -50,7 +50,7 @@ def brim_command(home: Path, *arguments: str) -> subprocess.CompletedProcess[str
     ],
 )
 def test_what_is_refused_leaves_nothing(home: Path, arguments: str, code: int) -> None:
-    """Neither DEST, nor the folders above it, nor a ledger beside it was there before, and none is there after."""
+    """Neither DEST, nor the folders above it, nor a ledger next to it existed before, and none exists after."""
     before = everything(home)
     result = brim_command(home, *arguments.split())
     assert result.returncode == code, result.stderr
@@ -75,7 +75,7 @@ def test_a_stranger_with_the_name_of_a_shard_stays(home: Path, arguments: str) -
     ["build files DEST", "map rows.jsonl DEST --fn same.py:same", "build files files", "map rows.jsonl files"],
 )
 def test_a_folder_with_something_else_stays_as_it_is(home: Path, arguments: str) -> None:
-    """Strangers among the shards, or the source itself, are refused, and nothing is put beside them."""
+    """Foreign files among the shards, or the source itself, are refused, and nothing is put next to them."""
     (home / "DEST" / "data").mkdir(parents=True)
     (home / "DEST" / "data" / "other.parquet").write_bytes(b"a stranger's")
     command = [*arguments.split(), *(["--fn", "same.py:same"] if arguments.endswith("jsonl files") else [])]
@@ -128,7 +128,7 @@ def test_what_another_verb_made_is_named_in_a_line(home: Path, arguments: str) -
     ],
 )
 def test_reports_logs_and_plans_replace_nothing_else(home: Path, arguments: str) -> None:
-    """Neither a source nor anything that brim did not write, also where only the log beside a page has its name."""
+    """Neither a source nor anything that brim did not write, also where only the log next to a page has its name."""
     (home / "bids" / "sub-1" / "anat").mkdir(parents=True)
     (home / "bids" / "sub-1" / "anat" / "sub-1_T1w.nii").write_bytes(b"a")
     (home / "bids" / "dataset_description.json").write_text('{"Name": "n", "BIDSVersion": "1.8.0"}')
@@ -243,7 +243,7 @@ def test_a_waiting_stop_file_is_refused_before_a_source_is_read(
 
 
 def test_the_state_of_another_unfinished_job(home: Path) -> None:
-    """A folder of books that a job for another place has not finished with is refused by its name; with --fresh, or
+    """A folder of ledgers that a job for another place has not finished with is refused by its name; with --fresh, or
     when that job is done, it may be used."""
     arguments = (
         "map rows.jsonl DEST --fn late.py:late --unit-size 4KB --batch-size 50 --workers 1 --state books --quiet"

@@ -88,7 +88,7 @@ def test_containers_that_hold_nothing_stay_home(tmp_path: Path) -> None:
 
 
 def test_another_folder_of_the_same_name(tmp_path: Path) -> None:
-    """A node that sees another folder under the path of the destination says so."""
+    """A node that sees another folder under the path of the destination is an error."""
     make_shard_folder(tmp_path / "out")
     paths = dataset_paths(folder_location(tmp_path / "out"), None, PublishOptions())
     destination = FilesDestination(paths, Run(Ledger(tmp_path), Stop(), Progress()))

@@ -22,7 +22,7 @@ MB = 10**6
 
 
 def lab(*arguments: str) -> dict[str, Any]:
-    """Run an experiment with --json; its steps must have been told one by one before the whole."""
+    """Run an experiment with --json; its steps must have been told one at a time before the whole."""
     events = [json.loads(line) for line in brim("lab", *arguments, "--json").stdout.splitlines()]
     *steps, whole = events
     assert whole["event"] == "lab"
@@ -131,7 +131,7 @@ def test_what_is_printed() -> None:
 
 
 def test_help_has_examples() -> None:
-    """The verb and each experiment show how they are called."""
+    """The command and each experiment show how they are called."""
     assert "brim lab leak" in brim("lab", "--help").stdout
     for name in ("leak", "embed-list", "push", "map"):
         assert f"brim lab {name} " in brim("lab", name, "--help").stdout

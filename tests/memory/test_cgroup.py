@@ -50,7 +50,7 @@ def test_where_the_controller_is_handed_down_already_nobody_moves(tmp_path: Path
 
 
 def test_a_shared_group_is_left_alone(tmp_path: Path) -> None:
-    """v2: with others in the group nothing is changed, and the reason says what to do."""
+    """v2: with others in the group nothing is changed, and the reason states what to do."""
     home = v2(tmp_path, pids=f"{os.getpid()}\n1\n2\n")
     refused = open_group(300_000_000, tmp_path)
     assert isinstance(refused, str)

@@ -97,7 +97,7 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
 
 
 def test_what_runs_already_has_a_part_of_it(tmp_path: Path) -> None:
-    """What it holds is added to what is left, but not to Slurm's allocation, which has it in it."""
+    """Its memory is added to the available memory, but not to Slurm's allocation, which has it in it."""
     root = machine(tmp_path, cgroup="0::/job\n")
     group(root, "job", memory__max=3 * GB, memory__current=2 * GB)
     assert watch_limit(None, {}, root, held_bytes=GB).bytes == 2 * GB
@@ -114,7 +114,7 @@ def test_watch_limit_is_the_smaller_of_memory_and_what_a_cgroup_leaves(tmp_path:
 
 
 def test_a_limit_above_what_a_scheduler_gives_is_said(tmp_path: Path) -> None:
-    """--memory 2GB in a Slurm job of 400 MB: every verb that prints its limit says who will strike first."""
+    """--memory 2GB in a Slurm job of 400 MB: every command that prints its limit says who will strike first."""
     folder = tmp_path / "sys/fs/cgroup/memory/slurm/uid_0/job_191"
     folder.mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)

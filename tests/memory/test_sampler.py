@@ -85,7 +85,7 @@ int nvmlDeviceGetMemoryInfo(void *d, unsigned long long *m) { m[0] = 80; m[1] = 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler to stand in for NVIDIA's library")
 def test_gpu_memory_through_a_library_of_the_same_shape(tmp_path: Path) -> None:
-    """Used and total of each device; no GPU was there to prove the real library."""
+    """Used and total of each device; the real library was not tested on a GPU."""
     (tmp_path / "nvml.c").write_text(NVML)
     library = tmp_path / "libnvidia-ml.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)

@@ -50,7 +50,7 @@ def test_a_warning_takes_ten_seconds() -> None:
 
 
 def test_a_crossing_that_comes_again_is_a_warning() -> None:
-    """A dip does not start the ten seconds anew; spikes that are far apart are forgotten."""
+    """A dip does not start the ten seconds again; spikes that are far apart are forgotten."""
     assert feed(guard(), (0.82, 9.5), (0.5, 5), (0.82, 9.5)) == [(15.5, "alert")]
     assert feed(guard(), *[(0.82, 0.5), (0.5, 30)] * 20) == []
 

@@ -131,7 +131,7 @@ time.sleep(0.5)
 
 
 def test_mapped_files_do_not_count(tmp_path: Path) -> None:
-    """50 MB of a mapped file stand beside, not inside."""
+    """50 MB of a mapped file are listed separately, not included."""
     (tmp_path / "file").write_bytes(b"x" * 50_000_000)
     code = (
         "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\n"
@@ -230,7 +230,7 @@ def test_the_ended_hold_nothing() -> None:
 
 
 def test_a_name_may_hold_anything() -> None:
-    """Names with blanks and parentheses are read whole, and so is what stands behind them."""
+    """Names with blanks and parentheses are read whole, and so is what stands after them."""
     code = "import ctypes; ctypes.CDLL(None).prctl(15, b'a) (b c', 0, 0, 0)"
     with child(code) as pid:
         process = read_process(pid)

@@ -17,7 +17,7 @@ BIG = ("concat", "--rows", "2857545", "--dims", "768", "--dims", "1024")
 
 
 def test_the_whole_table() -> None:
-    """Components, limit, verdict and reasons, in both units; HIGH is no failure."""
+    """Components, limit, verdict and reasons, in both units; HIGH is not a failure."""
     text = brim("forecast", *BIG, "--memory", "40GB").stdout
     assert re.search(r"pieces in lists +20\.5 GB \(19\.1 GiB\)", text)
     assert re.search(r"at the concatenation +41\.0 GB \(38\.2 GiB\)", text)
@@ -41,7 +41,7 @@ def test_json() -> None:
 
 
 def test_help_has_examples() -> None:
-    """The verb and each of its shapes show how they are called."""
+    """The command and each of its shapes show how they are called."""
     assert "brim forecast concat" in brim("forecast", "--help").stdout
     for shape in ("embed-files", "map", "concat", "pid", "sampled"):
         assert f"brim forecast {shape} " in brim("forecast", shape, "--help").stdout

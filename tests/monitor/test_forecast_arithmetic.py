@@ -206,7 +206,7 @@ def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: in
     ],
 )
 def test_wrong_numbers_are_refused(shape: Any, given_numbers: dict[str, Any], arguments: str) -> None:
-    """What cannot be computed is an input error that says what to give."""
+    """What cannot be computed is an input error that states what to give."""
     with pytest.raises(InputError) as caught:
         forecast(shape, **given_numbers)
     assert arguments in str(caught.value)
@@ -234,7 +234,7 @@ def test_a_running_process_among_others() -> None:
 
 
 def test_a_running_process_against_its_own_limit() -> None:
-    """With a limit of its own, what others hold does not matter."""
+    """With a separate limit, what others hold does not matter."""
     step, around = Component.exactly("next step", 8 * GB, "--adds"), Surroundings(0, Limit(200 * GB, "--memory"))
     estimate = forecast_step(HELD, step, around, Machine(), is_own_limit=True)
     assert estimate.high_bytes == 160 * GB

@@ -163,7 +163,7 @@ def test_what_lines_add_to_a_record() -> None:
 
 
 def test_lines_of_groups_and_processes() -> None:
-    """Which group reached its limit, in which one the victim was, what they held, and who was there."""
+    """Which group reached its limit, in which one the victim was, what they held, and which processes ran."""
     created = record()
     assert take(created, "Task in /a/b killed as a result of limit of /a") == "quote"
     assert (created.limit_group, created.task_group, created.tangled) == ("/a", "/a/b", False)

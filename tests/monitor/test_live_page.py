@@ -1,4 +1,4 @@
-"""The live page: who may read it, and what a real browser shows while a run goes on, is stopped and ends.
+"""The live page: who may read it, and what a real browser shows while a run continues, is stopped and ends.
 
 Tests that need Chromium and selenium are skipped by name where they are missing (`make test-browser` installs them).
 """
@@ -189,7 +189,7 @@ def test_stacks_at_the_alarm(tmp_path: Path) -> None:
 
 
 def test_every_long_verb_is_shown_live(tmp_path: Path) -> None:
-    """build, select, verify, unpack, check and map print an address, and work as without; their shards are told."""
+    """build, select, verify, unpack, check and map print an address, and work as without; their shards are reported."""
     source, out = tmp_path / "files", tmp_path / "out"
     source.mkdir()
     for number in range(3):
@@ -247,7 +247,7 @@ def browser(width: int, dark: bool = False) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("width", "theme"), [(1200, "light"), (380, "dark")])
 def test_a_browser_watches_a_run(tmp_path: Path, width: int, theme: str) -> None:
-    """Live while it runs; reloaded, still live; stopped by the file that it names; at its end says how it ended.
+    """Live while it runs; reloaded, still live; stopped by the file that it names; at its end states how it ended.
 
     Nothing is wider than the screen, and the console stays empty.
     """
@@ -276,7 +276,7 @@ def test_a_browser_watches_a_run(tmp_path: Path, width: int, theme: str) -> None
 
 
 def test_a_browser_watches_a_job(tmp_path: Path) -> None:
-    """The units of a job with their state; stopped by the command that the page shows; then it says so."""
+    """The units of a job with their state; stopped by the command that the page shows; then it reports it."""
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(9000)))
     (tmp_path / "slow.py").write_text("import time\ndef f(row):\n    time.sleep(0.02)\n    return row\n")
     command = [PYTHON, "-m", "brim", "map", "rows.jsonl", "out", "--fn", "slow.py:f", "--unit-size", "500", "--live"]

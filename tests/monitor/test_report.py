@@ -218,7 +218,7 @@ def test_a_hostile_log_runs_nothing(tmp_path: Path, browse: Browse) -> None:
 
 
 def test_the_verb(tmp_path: Path) -> None:
-    """The page lies beside the log or where it is wanted; a wrong file is exit 2 and one sentence."""
+    """The page lies next to the log or where it is requested; a wrong file is exit 2 and one sentence."""
     log = memory_log.write(tmp_path / "run.jsonl", memory_log.fine())
     assert str(tmp_path / "run.html") in brim("report", log).stdout
     assert json.loads(brim("report", log, tmp_path / "other.html", "--json").stdout)["page"] == str(
@@ -246,7 +246,7 @@ with recorded(Progress(), Path(sys.argv[1]), ["brim", "build"], Limit(10**9, "--
 
 
 def test_a_killed_job_still_has_a_page(tmp_path: Path) -> None:
-    """After kill -9 the log has what was seen, and `brim report` makes a page of it that says so."""
+    """After kill -9 the log has what was seen, and `brim report` makes a page of it that states the kill."""
     job = subprocess.Popen([sys.executable, "-c", JOB, str(tmp_path / "build.html")], stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
@@ -282,7 +282,7 @@ def test_a_build_is_recorded(many_files: Callable[..., Path], tmp_path: Path) ->
 
 
 def test_the_parts_of_the_page_are_packaged() -> None:
-    """What a page is made of is found as package data, not beside some source tree."""
+    """What a page is made of is found as package data, not next to some source tree."""
     from importlib.resources import files
 
     names = {part.name for part in files("brim.monitor.report").iterdir()}

@@ -104,7 +104,7 @@ def test_a_log_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_verdicts(tmp_path: Path, entries: list[dict[str, Any]], grade: str, message: str) -> None:
-    """The first sentence says how it went."""
+    """The first sentence states how it went."""
     run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
     verdict = run_summary.verdict_of(run, NOW)
     assert verdict.grade == grade
@@ -134,7 +134,7 @@ def test_the_postmortem_is_shown(tmp_path: Path) -> None:
     [(1.0, 2.0, "25 % more"), (2.0, 3.0, "within that"), (5.0, 6.0, "50 % less"), (2.5, 2.5, "100 % of that")],
 )
 def test_forecast_against_fact(tmp_path: Path, low: float, high: float, message: str) -> None:
-    """The page says how far off the forecast was."""
+    """The page states how far off the forecast was."""
     forecast = {"low_bytes": int(low * GB), "high_bytes": int(high * GB), "verdict": "LOW"}
     entries = [memory_log.head(forecast=forecast), memory_log.sample(1, 2.5 * GB), memory_log.end(2)]
     assert message in page_of(tmp_path, entries)
@@ -351,7 +351,7 @@ def test_where_a_page_cannot_be(tmp_path: Path) -> None:
 
 
 class Heard:
-    """A listener that remembers what it was told."""
+    """A listener that remembers what was reported to it."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -526,7 +526,7 @@ def test_without_a_report_nothing_is_recorded(tmp_path: Path) -> None:
 
 
 def test_no_time_is_foretold_before_bytes_move(capsys: pytest.CaptureFixture[str]) -> None:
-    """A plain line says how long it still takes only when something was done."""
+    """A plain line states how long it still takes only when something was done."""
     now = [0.0]
     lines = Progress(PlainLines(), clock=lambda: now[0])
     lines.start("build", 1_000_000, 2, 10**9)
@@ -592,7 +592,7 @@ def test_a_job_that_was_asked_to_stop_has_not_failed(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_is_a_stop(tmp_path: Path) -> None:
-    """The log of a job that was interrupted says so, and not that it failed."""
+    """The log of a job that was interrupted reports it, and not that it failed."""
     with pytest.raises(KeyboardInterrupt), recorded(Progress(), tmp_path / "a.html", ["brim"], Limit(GB, "--memory")):
         raise KeyboardInterrupt
     run = read_run(tmp_path / "a.jsonl")

@@ -110,7 +110,7 @@ def test_options_behind_the_dashes_are_the_commands() -> None:
 
 
 def test_wrong_levels_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    """A stop above the kill, a level that is none, a stop file that is there already: exit 2, nothing started."""
+    """A stop above the kill, a level that is none, a stop file that exists already: exit 2, nothing started."""
     (tmp_path / "stop").touch()
     for options in (["--stop-at", "99%"], ["--alert", "lots"], ["--stop-file", str(tmp_path / "stop")]):
         brim("run", *options, "--", "touch", tmp_path / "ran", check=2)
@@ -168,8 +168,8 @@ def _command(pid: int) -> str:
 
 
 def test_a_stopped_command_stops_brim_and_goes_on_with_it() -> None:
-    """SIGTSTP sent to brim stops both, SIGCONT lets both go on."""
-    # In a group of its own: the kernel stops nobody in a group that no shell looks after.
+    """SIGTSTP sent to brim stops both, SIGCONT lets both continue."""
+    # In a separate group: the kernel stops no process in a group that no shell looks after.
     process = begin("run", "--quiet", "--", "sleep", "1", process_group=0)
     # A child that was forked and is not yet itself has brim's own command line, in which "sleep" stands too.
     child = eventually(lambda: [pid for pid in _children(process.pid) if _command(pid).startswith("sleep\0")])[0]
@@ -269,7 +269,7 @@ time.sleep(60)
 
 
 def test_a_forked_daemon_is_left_and_named(tmp_path: Path) -> None:
-    """What a command leaves behind on purpose goes on; brim does not wait for it and says so."""
+    """What a command leaves behind on purpose continues; brim does not wait for it and says so."""
     script = "sleep 60 >/dev/null 2>&1 & echo $! > $0"
     started_at = time.monotonic()
     process = begin("run", "--", "sh", "-c", script, str(tmp_path / "pid"))
@@ -408,7 +408,7 @@ def test_watch_finds_it_again(tmp_path: Path) -> None:
 
 
 def test_watch_in_the_background(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """--background comes back at once; the watch goes on and ends with what it watches."""
+    """--background comes back at once; the watch continues and ends with what it watches."""
     log = tmp_path / "l.jsonl"
     alerts = tmp_path / "mine.txt"
     result = brim("watch", str(sleeper.pid), "--background", "--json", "--log", log, "--alerts", alerts)
@@ -462,7 +462,7 @@ def test_an_older_log_is_kept_until_the_options_are_right(tmp_path: Path) -> Non
 @pytest.mark.parametrize("option", ["--grace", "--alert-after", "--stop-after"])
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
 def test_times_are_times(option: str, seconds: str) -> None:
-    """What is no number of seconds is refused."""
+    """What is not a number of seconds is refused."""
     assert "takes seconds" in brim("run", option, seconds, "--", "true", check=2).stderr
 
 
@@ -540,7 +540,7 @@ def test_all_that_match_are_asked_to_stop_and_bystanders_are_not(tmp_path: Path)
 
 
 def test_one_that_joins_later_is_not_acted_on(tmp_path: Path) -> None:
-    """Without --enforce-all a watch that comes upon two programs only looks, and says so."""
+    """Without --enforce-all a watch that comes upon two programs only looks, and reports it."""
     script, log = tmp_path / "brim-two.py", tmp_path / "l.jsonl"
     script.write_text(LEAVE)
     watching = begin(
@@ -589,7 +589,7 @@ def test_a_part_of_the_work(tmp_path: Path) -> None:
 
 
 def test_a_kill_by_the_kernel_is_explained_at_the_end(tmp_path: Path) -> None:
-    """Under a hard limit the last screen has the kernel's record, or says what could not be read."""
+    """Under a hard limit the last screen has the kernel's record, or states what could not be read."""
     from brim.memory.cgroup import open_group
 
     group = open_group(200_000_000)

@@ -53,7 +53,7 @@ def test_a_log_does_not_outgrow_its_bound(tmp_path: Path) -> None:
 
 @given(cut=st.integers(0, 400), junk=st.binary(max_size=60))
 def test_torn_lines_are_left_out(cut: int, junk: bytes) -> None:
-    """A log cut anywhere, with anything behind the cut, gives the whole lines before it."""
+    """A log cut anywhere, with anything following the cut, gives the whole lines before it."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def test_torn_lines_are_left_out(cut: int, junk: bytes) -> None:
 
 
 def test_a_full_disk_loses_lines_and_nothing_else() -> None:
-    """Where nothing can be written the watch goes on, and knows how much it lost."""
+    """Where nothing can be written the watch continues, and knows how much it lost."""
     log = LogWriter(Path("/dev/full"))
     log.write("sample", sample(1.0, 5))
     assert log.lost_lines == 1
@@ -86,7 +86,7 @@ def test_old_logs_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_does_not_hold_the_watch_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a sync takes its time, lines go on to be written; closing waits for it."""
+    """While a sync takes its time, lines continue to be written; closing waits for it."""
     synced = []
 
     def slow(descriptor: int) -> None:

@@ -60,7 +60,7 @@ print(m.peak)
 
 
 def test_a_training_loop_stops_by_itself_and_saves(tmp_path: Path) -> None:
-    """A loop that leaks past the stop level is told, saves once, and ends; nothing is killed, no file stays."""
+    """A loop that leaks past the stop level is reported, saves once, and ends; nothing is killed, no file stays."""
     code = """
 import brim, sys, time
 held, saved = [], []
@@ -174,7 +174,7 @@ def test_watching_imports_nothing_optional() -> None:
     reason="transformers and torch are not installed: that a real Trainer saves and stops is not proved here",
 )
 def test_a_trainer_saves_and_stops(tmp_path: Path) -> None:
-    """With a real transformers.Trainer: one checkpoint, then the end, as soon as the stop file is there."""
+    """With a real transformers.Trainer: one checkpoint, then the end, as soon as the stop file exists."""
     code = """
 import brim, pathlib, sys, torch
 from transformers import Trainer, TrainingArguments

@@ -33,7 +33,7 @@ def reported(
 
 
 def test_help_has_examples() -> None:
-    """It says what it does and shows how it is called."""
+    """It states what it does and shows how it is called."""
     text = brim("why", "--help").stdout
     assert "Example" in text
     assert "brim why 1540763 --since 3d" in text
@@ -159,7 +159,7 @@ def limited_group() -> Iterator[Path]:
 
 
 def test_a_real_kill_is_explained(limited_group: Path, tmp_path: Path) -> None:
-    """The kernel kills a process at the limit of its cgroup; `brim why` says so, from its record or the counter."""
+    """The kernel kills a process at the limit of its cgroup; `brim why` reports it, from its record or the counter."""
     code = (
         f"open('{limited_group}/cgroup.procs', 'w').write('0');"
         "hold = [];\nwhile True: hold.append(bytearray(b'x' * (8 << 20)))"

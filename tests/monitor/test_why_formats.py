@@ -227,7 +227,7 @@ def test_every_killer_has_words(tmp_path: Path) -> None:
 
 
 def test_nothing_but_kills() -> None:
-    """40 MB of lines that are all kills: the first and the last are told, the rest counted, in bounded memory."""
+    """40 MB of lines that are all kills: the first and the last are reported, the rest counted, in bounded memory."""
     line = f"[{100:>8}.0] {VICTIM}\n".encode()
     block = line * (256_000 // len(line))
 

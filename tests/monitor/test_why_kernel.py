@@ -113,7 +113,7 @@ def test_machine_wide_in_a_container() -> None:
 
 
 def test_shared_memory_fills_a_group() -> None:
-    """What filled the group is told apart from what the victim held; shared memory is not counted as file pages."""
+    """What filled the group is distinguished from what the victim held; shared memory is not counted as file pages."""
     (kill,) = kills_in(log("k6.18_memcg_v1_shmem"))
     assert (kill.contents.shmem_bytes, kill.contents.anon_bytes, kill.contents.file_bytes) == (146440192, 10485760, 0)
     assert kill.sizes.swap_bytes == 0
@@ -190,7 +190,7 @@ def test_killed_again_after_a_week_is_another_kill() -> None:
 
 
 def test_cut_before_the_victim() -> None:
-    """A record without its last line says that something was killed, and not what."""
+    """A record without its last line states that something was killed, and not what."""
     (kill,) = kills_in("\n".join(log("k6.18_memcg_v1_shmem").splitlines()[:-2]))
     assert (kill.pid, kill.sure, kill.scope, kill.bound.bytes) == (None, "likely", "cgroup", 153600 * K)
 
@@ -202,7 +202,7 @@ def test_announced_and_never_confirmed() -> None:
 
 
 def test_a_later_record_takes_nothing_from_an_old_one() -> None:
-    """A header that was cut an hour before lends its limit to nobody."""
+    """A header that was cut an hour before lends its limit to no record."""
     cut = "\n".join(log("k3.13_memcg").splitlines()[:6])
     later_value = "[99999.100000] Out of memory: Killed process 7 (late) total-vm:8kB, anon-rss:4kB, file-rss:0kB"
     second, first = kills_in(f"{cut}\n{later_value}")

@@ -1,4 +1,4 @@
-"""Killers beside the kernel, terminals, and machines that restarted."""
+"""Killers other than the kernel, terminals, and machines that restarted."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_refused(line: str, requested: float | None) -> None:
 
 
 def test_gpu() -> None:
-    """A full GPU is told apart from a full machine."""
+    """A full GPU is distinguished from a full machine."""
     line = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB"
     kill = one(line)
     assert (kill.scope, kill.effect, kill.bound.requested_bytes) == ("gpu", "refused", 2 << 30)

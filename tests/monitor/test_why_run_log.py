@@ -94,7 +94,7 @@ def test_clean_stop_of_a_leak_does_not_advise_more_memory(tmp_path: Path) -> Non
 
 
 def test_the_kernel_held_brims_line(tmp_path: Path) -> None:
-    """A kill that brim saw counted in its own group is the kernel's, and told once if its record is there."""
+    """A kill that brim saw counted in its own group is the kernel's, and told once if its record exists."""
     head = {**HEAD, "limit": {"bytes": 40 * GB, "why": "--memory", "enforced": "cgroup v1"}}
     events = [
         {"type": "event", "t": NOW - 101, "kind": "oom", "text": "the kernel killed 1 of its processes at 40.0 GB"},
@@ -147,7 +147,7 @@ def test_sigkill_without_a_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("available", "sure"), [(GB, "likely"), (30 * GB, "possible")])
 def test_machine_restarted_under_it(tmp_path: Path, available: int, sure: str) -> None:
-    """No end and another boot id: the machine went down; how much memory was left says how likely it was memory."""
+    """No end and another boot id: the machine went down; how much memory was left states how likely it was memory."""
     (kill,) = kills(write(tmp_path / "a.jsonl", [HEAD, *rising(available)]), boot="boot-b")
     assert (kill.effect, kill.sure) == ("restarted", sure)
     assert kill.when is not None
@@ -155,7 +155,7 @@ def test_machine_restarted_under_it(tmp_path: Path, available: int, sure: str) -
 
 
 def test_watcher_was_killed(tmp_path: Path) -> None:
-    """No end, the same boot, and nobody there: the watcher died too."""
+    """No end, the same boot, and no one there: the watcher died too."""
     (kill,) = kills(write(tmp_path / "a.jsonl", [HEAD, *rising()], tail='{"type": "sample", "t": 17'))
     assert (kill.effect, kill.sure) == ("killed", "possible")
     assert "watcher" in kill.reason

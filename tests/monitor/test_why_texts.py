@@ -100,7 +100,7 @@ def test_one_fitting_suggestion(name: str) -> None:
 
 
 def test_what_is_easily_misread() -> None:
-    """An ancestor's limit, a machine that was full around a container, shared memory that nobody held."""
+    """An ancestor's limit, a machine that was full around a container, shared memory that no process held."""
     notes = {name: " ".join(why(logs=[LOGS / f"{name}.log"]).kills[0].notes) for name in ADVICE}
     assert "above the process's own group" in notes["k5.4_memcg_v1_multiline_stats"]
     assert "the whole machine was full" in notes["k5.x_global_in_docker"]
@@ -114,7 +114,7 @@ def test_curve() -> None:
 
 
 def test_report_without_kills(tmp_path: Path) -> None:
-    """It says so, and what was read."""
+    """The answer says so, and names what was read."""
     empty = tmp_path / "empty.log"
     empty.write_text("nothing happened\n")
     text = str(why(logs=[empty]))

@@ -76,7 +76,7 @@ def test_boot_time_is_learned() -> None:
 
 
 def test_hosts() -> None:
-    """The host is told apart from the program."""
+    """The host is distinguished from the program."""
     clock = Clock(REFERENCE)
     assert clock.stamp("May  9 11:17:26 node-03 kernel: x").host == "node-03"
     assert clock.stamp("2024-05-02T09:31:41+0200 web2.lan systemd[1]: x").host == "web2.lan"

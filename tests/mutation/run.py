@@ -6,7 +6,7 @@
     python -m tests.mutation.run thrift --again     those that survived the last time; the others count as killed
 
 What was found is kept in .mutation for as long as the module and its tests stay the same, so a run can be cut short.
-Every run writes docs/contributing/mutation.md anew from what is kept.
+Every run rewrites docs/contributing/mutation.md from the stored results.
 
 A mutant is one small change to one module (mutants.py). It is killed if a test of that module fails, or does not end.
 The same mutants are drawn every time. Each runs in a process that was forked from one that has imported pytest, numpy
@@ -156,7 +156,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _run_tests(module: Module, number: int | None) -> int:
-    """The exit code of pytest, in a process of its own."""
+    """The exit code of pytest, in a separate process."""
     import pytest
 
     if number is not None:

@@ -218,9 +218,9 @@ def test_help_fits_a_small_terminal(path: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("path", commands())
 def test_help_names_what_help_all_adds(path: str) -> None:
     """More options, or only an explanation; values of options are written as people type them."""
-    made: Any = command(path)
-    context = click.Context(made, info_name=f"brim {path}")
-    short, full = (help_page(made, context, show_all=show_all) for show_all in (False, True))
+    created: Any = command(path)
+    context = click.Context(created, info_name=f"brim {path}")
+    short, full = (help_page(created, context, show_all=show_all) for show_all in (False, True))
     assert (f"brim {path} --help-all " in short.splitlines()[-1]) == (short != full)
     assert not re.search(r"--[a-z-]+=", re.sub("`[^`]*`", "", full.partition("Arguments:")[2]))
 

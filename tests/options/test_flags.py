@@ -61,7 +61,7 @@ def test_a_flag_has_one_panel() -> None:
 
 
 def test_names_of_what_is_read_and_what_is_written() -> None:
-    """--config and --split name what is written, --from-config and --from-split what is read by every reader."""
+    """--config and --split name the written dataset, --from-config and --from-split the one that is read."""
     known_values = flags()
     assert set(known_values["--split"]) | set(known_values["--config"]) <= WRITES
     assert set(known_values["--from-config"]) == set(known_values["--from-split"]) == READS

@@ -146,7 +146,7 @@ def test_public_source_and_private_destination(server: S3Server, s3_prefix: str)
 
 
 def test_unfinished_place(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
-    """A build that was killed before it was published is neither whole nor somebody else's."""
+    """A build that was killed before it was published is neither whole nor another user's."""
     dest = f"s3://private/{s3_prefix}out"
     library.build(source, dest)
     server.write(PRIVATE, f"{s3_prefix}out/README.md", write_unfinished_card(None).encode())

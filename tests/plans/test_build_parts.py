@@ -52,7 +52,7 @@ def undisturbed(source: Path) -> dict[str, str]:
 
 @pytest.fixture
 def plan(source: Path, tmp_path: Path) -> Path:
-    """A saved plan of twelve shards, to be built in `out` beside it."""
+    """A saved plan of twelve shards, to be built in `out` next to it."""
     library.plan(source, tmp_path / "out", rows_per_shard=1).save(tmp_path / "a.plan")
     return tmp_path / "a.plan"
 
@@ -77,7 +77,7 @@ def test_three_parts_at_once(source: Path, undisturbed: dict[str, str], tmp_path
     assert "unfinished" in (tmp_path / "out" / "README.md").read_text()  # so that half of it does not load
     brim("build", "--plan", path, "--finish")
     assert tree_digest(tmp_path / "out") == undisturbed
-    assert SavedBuild(path).finish().kept == 12  # once more: it is done
+    assert SavedBuild(path).finish().kept == 12  # a second time: it is done
     assert tree_digest(tmp_path / "out") == undisturbed
     assert SavedBuild(path).status.finished
 
@@ -284,7 +284,7 @@ def test_words_that_do_not_go_together(plan: Path, source: Path) -> None:
 
 
 def test_plans_come_back_as_they_were(tmp_path: Path) -> None:
-    """Lists, labels, nulls, folders that are one value, features: a loaded plan has the same fingerprint, made anew,
+    """Lists, labels, nulls, folders that are one value, features: a loaded plan has the same fingerprint, made again,
     and its shards the same bytes."""
     contents = {f"f{i}.bin": random_bytes(100 + i, i) for i in range(6)}
     files = write_files(tmp_path / "files", contents)

@@ -65,7 +65,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def content(path: Path) -> dict[str, str]:
-    """What was made, without its books."""
+    """The result, without its ledgers."""
     if path.is_file():
         return {"file": tree_digest(path.parent)[path.name]}
     return {name: digest for name, digest in tree_digest(path).items() if not name.startswith(".brim")}
@@ -115,7 +115,7 @@ def test_parts_make_what_one_machine_makes(verb: str, work: Path, tmp_path: Path
 
 @pytest.mark.long
 def test_parts_in_a_bucket(s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path) -> None:
-    """The plan and the units of parts lie in a bucket; each part is another machine, which has a state of its own."""
+    """The plan and the units of parts lie in a bucket; each part is another machine, which has a separate state."""
     address = f"s3://private/{s3_prefix}"
     machines = [BucketDestination(s3, tmp_path / f"machine{n}", s3_prefix.rstrip("/")) for n in range(3)]
     plan, arguments = f"{address}a.plan", ("--fn", "steps.py:work", "--on-error", "skip")

@@ -87,7 +87,7 @@ def test_examples_run(name: str, samples: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_example_of_push_to_hub_runs(machine: Machine) -> None:
-    """It runs in a process of its own, because the address of the Hub is read when its client is imported."""
+    """It runs in a separate process, because the address of the Hub is read when its client is imported."""
     machine.python(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{RUN.format(name='push_to_hub')}")
 
 

@@ -73,7 +73,7 @@ def test_batches_and_epochs(tokens: Path) -> None:
 
 
 def test_a_stop_in_the_middle_of_an_epoch(tokens: Path) -> None:
-    """State that was kept goes on with the next row."""
+    """State that was kept continues with the next row."""
     whole, stream = ids_of(stream_of(tokens)), stream_of(tokens)
     observed = []
     for row in stream:

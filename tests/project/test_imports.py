@@ -1,4 +1,4 @@
-"""What each verb's processes import, and above all what they do not: it is paid for in every worker."""
+"""What each command's processes import, and above all what they do not: it is paid for in every worker."""
 
 from __future__ import annotations
 

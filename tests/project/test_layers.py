@@ -95,7 +95,7 @@ def test_imports_go_one_way() -> None:
 
 
 def test_monitor_depends_only_on_memory_state_and_root_modules() -> None:
-    """It could be a package of its own."""
+    """It could be a separate package."""
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")} - {"monitor", "memory", "state"}
     wrong = [
         f"{module} imports {name}"
@@ -165,14 +165,14 @@ def test_storage_alone_distinguishes_locations() -> None:
 def test_the_runner_asks_no_destination_for_its_type() -> None:
     """What differs between folders, repositories and caches is in the methods and paths of their destinations."""
     kinds = {"Destination", "FilesDestination", "HubDestination", "CacheDestination", "DestinationPaths"}
-    asked = [
+    requested = [
         f"{module}: isinstance {name}"
         for module, path in modules().items()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
         for name in names_in(node.args[1]) & kinds
     ]
-    assert not asked
+    assert not requested
 
 
 def test_backends_import_the_network_libraries() -> None:

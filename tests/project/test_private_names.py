@@ -1,4 +1,4 @@
-"""What other libraries keep private is touched in one module each, and is there in the version that is installed."""
+"""Private names of other libraries are used in one module each, and exist in the installed version."""
 
 from __future__ import annotations
 

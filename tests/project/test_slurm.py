@@ -125,7 +125,7 @@ def test_a_lost_node_and_a_part_that_fails(slurm: Slurm, work: Path) -> None:
         slurm.run("scontrol", "update", f"nodename={node}", "state=resume")
     slow.unlink()
     assert int(restarted) == 1
-    # The part that fails has ended when the first round is finished: mended, it is done in the second.
+    # The part that fails has ended when the first round is finished: fixed, it is done in the second.
     slurm._until(lambda: "a row that fails" in logs(work), "failing part", 120)
     broken.unlink()
     slurm.wait_all()

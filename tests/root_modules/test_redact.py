@@ -82,5 +82,5 @@ def test_what_only_looks_like_a_secret_stays(text: str) -> None:
 
 
 def test_secrets_in_arguments() -> None:
-    """A value with blanks goes as a whole, and so does the password behind a user's name."""
+    """A value with blanks goes as a whole, and so does the password after a user's name."""
     assert redact_command(["x", "--token=two words", "-u", "me:pw"]) == ["x", "--token=***", "-u", "me:***"]

@@ -31,7 +31,7 @@ def test_python_reads_keywords(text: str, in_python: str) -> None:
 
 
 def test_the_terminal_reads_flags() -> None:
-    """In the process of the command a text names flags, with their values behind a space."""
+    """In the process of the command a text names flags, with their values after a space."""
     code = (
         "from brim.wording import use_terminal_names; use_terminal_names(); from brim.errors import InputError, named\n"
         "try:\n with named({'workers': 'num-proc'}): raise InputError('--workers, --on-error=skip.', hint='--fresh')\n"
@@ -42,7 +42,7 @@ def test_the_terminal_reads_flags() -> None:
 
 
 def test_a_function_has_its_own_names() -> None:
-    """A function whose parameters are called otherwise says so in its errors."""
+    """A function whose parameters have other names uses them in its errors."""
     with pytest.raises(InputError) as caught, named({"workers": "num-proc", "public": "private=False"}):
         raise InputError("--workers=0 is wrong.", hint="Leave --public out.")
     assert str(caught.value) == "num_proc=0 is wrong. Leave private=False out."

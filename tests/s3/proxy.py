@@ -272,7 +272,7 @@ class _Connection:
         return True
 
     def _answer_body(self, exchange: Exchange, answer: _Head, rule: Rule | None) -> bool:
-        """Whether the answer had an end of its own, other than the end of the connection."""
+        """Whether the answer had an end other than that of the connection."""
 
         def count(size: int) -> None:
             exchange.received_bytes += size
@@ -374,7 +374,7 @@ class _Passage:
             view[0] ^= 1
             self.rule = None
         self.passed += len(view)
-        if rule is not None and rule.action == "slow":  # before it goes on, so that no end has a byte too early
+        if rule is not None and rule.action == "slow":  # before it continues, so that no end has a byte too early
             self.stopping.wait(max(0.0, self.started + self.passed / rule.bytes_per_s - time.monotonic()))
         if self.goal is not None:
             self.goal.sendall(view)

@@ -16,7 +16,7 @@ class Rule:
     fail     read the request's body, then answer `status` as S3 does when it is busy; the server never sees it
     lose     the server does the work, but the connection closes instead of its answer
     cut      the connection closes after `after_bytes` of a body
-    stall    after `after_bytes` of a body nothing moves for `seconds`, then it goes on
+    stall    after `after_bytes` of a body nothing moves for `seconds`, then it continues
     slow     a body passes with `bytes_per_s`
     corrupt  one bit of a body is flipped, `after_bytes` from its start
 

@@ -147,7 +147,7 @@ class S3Server:
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL: nothing is flushed, nobody is told."""
+        """SIGKILL: nothing is flushed, no client is informed."""
         if self.process is None:
             return
         self.process.kill()
@@ -188,7 +188,7 @@ class S3Server:
             )
 
     def _answers(self) -> bool:
-        """Whether it came up: both buckets are there and take an object (an empty one would need no volume)."""
+        """Whether it came up: both buckets exist and take an object (an empty one would need no volume)."""
         assert self.process is not None
         until = time.monotonic() + _START_TIMEOUT_S
         missing = [PRIVATE, PUBLIC]

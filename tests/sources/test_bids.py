@@ -66,7 +66,7 @@ def test_participants_and_sessions_are_joined(tmp_path: Path) -> None:
 
 
 def test_scans_are_joined_per_file(tmp_path: Path) -> None:
-    """What scans.tsv says of a file stands beside it; its date stays home."""
+    """What scans.tsv says of a file stands next to it; its date stays home."""
     _, rows, _ = build(tmp_path, "sessions")
     assert [row["t1w_scans"] for row in rows] == [{"quality": 3}, {"quality": 4}, {"quality": None}]
     assert "bold_scans" not in rows[0]
@@ -100,7 +100,7 @@ def test_sidecars_full_and_none(tmp_path: Path) -> None:
 
 
 def test_rows_by_subject_and_by_file(tmp_path: Path) -> None:
-    """--rows subject gathers a subject's sessions; --rows file has one file a row."""
+    """--rows subject gathers a subject's sessions; --rows file has one file per row."""
     source, rows, _ = build(tmp_path, "sessions", "--rows", "subject")
     assert [row["subject_id"] for row in rows] == ["sub-01", "sub-02"]
     assert [cell["path"].split("/")[1] for cell in rows[0]["t1w"]] == ["ses-a", "ses-b"]
@@ -280,7 +280,7 @@ def test_tables_with_mistakes(tmp_path: Path) -> None:
 
 
 def test_derivatives_without_sessions_have_a_row(tmp_path: Path) -> None:
-    """What a pipeline made of several sessions is in a row of its own, with its own sidecars."""
+    """What a pipeline made of several sessions is in a separate row, with its own sidecars."""
     tree = bids.base() | bids.files(
         "sub-01/ses-1/anat/sub-01_ses-1_T1w.nii.gz",
         "derivatives/fp/sub-01/anat/sub-01_desc-preproc_T1w.nii.gz",
@@ -332,7 +332,7 @@ def test_events_without_a_recording_are_kept(tmp_path: Path) -> None:
 
 
 def test_rows_by_file_and_by_subject_keep_what_they_know(tmp_path: Path) -> None:
-    """--rows subject says which session a file is of; --rows file has scans and sessions, and can be saved."""
+    """--rows subject states which session a file is of; --rows file has scans and sessions, and can be saved."""
     source = write_files(tmp_path / "source", bids.sessions())
     by_subject = rows_of(source, tmp_path / "subject", "--rows", "subject")
     assert [entity["ses"] for entity in by_subject[0]["t1w_entities"]] == ["a", "b"]

@@ -116,7 +116,7 @@ def test_order_is_natural(arc: Layout) -> None:
 
 
 def test_arc_warnings(arc: Layout) -> None:
-    """Subjects listed without a folder, or present without being listed, and files of no row are told."""
+    """Subjects listed without a folder, or present without being listed, and files of no row are reported."""
     arc.write("derivatives/lesion_masks/sub-M2001/ses-77/anat/sub-M2001_ses-77_desc-lesion_mask.nii.gz")
     unlisted, absent, stray = (
         "are not listed in participants.tsv",
@@ -155,7 +155,7 @@ def test_published_numbers_hold(tmp_path: Path) -> None:
 
 
 def test_wrong_counts_are_named(arc: Layout) -> None:
-    """A copy that is too small fails every number, each with what is there and what was expected."""
+    """A copy that is too small fails every number, each with the actual and the expected value."""
     problems = failed(read(arc, "arc"))
     assert {"rows", "distinct subject_id", "sessions", "rows with bold"} <= set(problems)
     assert {f"rows with {name}" for name in PUBLISHED} | {f"files in {name}" for name in PUBLISHED} <= set(problems)
@@ -279,7 +279,7 @@ def test_participants_that_cannot_be_read(arc: Layout, tmp_path: Path, damage: s
 
 
 def test_selection(arc: Layout) -> None:
-    """include and exclude choose files, rows left without files go, limit counts what is left, split names it."""
+    """include and exclude choose files, rows left without files go, limit counts the rest, split names it."""
     first = arc.rows[0]["subject_id"]
     table = read(arc, "arc", exclude=(f"{first}/*", "derivatives/*"), limit=4, split="test")
     rows = [row | {"lesion": None} for row in arc.rows if row["subject_id"] != first]
@@ -383,7 +383,7 @@ def test_bad_spreadsheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_wrong_folders(tmp_path: Path) -> None:
-    """A folder without the recipe's root, or without a row, is an error that says what was looked for."""
+    """A folder without the recipe's root, or without a row, is an error that states what was looked for."""
     write_files(tmp_path, {"something/else.txt": b"x"})
     with pytest.raises(SourceError, match=r"no folder matches raw_data/sub-\*"):
         read(tmp_path, "isles24")
@@ -450,7 +450,7 @@ def test_unknown_recipes(tmp_path: Path) -> None:
 
 
 def test_the_verb_lists_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """`brim recipes` tells what each recipe takes and expects; with a name it prints the recipe itself."""
+    """`brim recipes` reports what each recipe takes and expects; with a name it prints the recipe itself."""
     show_recipes(RecipesCommand())
     output = capsys.readouterr().out
     arguments = ["OpenNeuro ds004884", "bold_rest (list)", "dwi_bvals (with dwi)", "participants.tsv", "lesion 228"]
@@ -686,7 +686,7 @@ def test_partners_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_columns_by_the_values_that_are_there(tmp_path: Path) -> None:
-    """split without values makes a column for each that occurs; one file a row is kept to; entities may disagree."""
+    """split without values makes a column for each that occurs; one file per row is kept to; entities may disagree."""
     text = """
         name = "tasks"
         rows = "sub-*"
@@ -732,7 +732,7 @@ def test_recipe_keys_that_do_not_go_together_are_refused(extra: str, arguments: 
 
 
 def test_nothing_is_left_out_in_silence(arc: Layout, tmp_path: Path) -> None:
-    """Files that no column takes are counted by kind; of data they are an error where the recipe or user says so."""
+    """Files that no column takes are counted by kind; data files are an error if the recipe or user says so."""
     assert read(arc, "arc").unmatched.count("data") == 0  # type: ignore[union-attr]
     stray = arc.write("sub-M2001/ses-2/perf/sub-M2001_ses-2_asl.nii.gz")
     table = read(arc, "arc")
@@ -752,7 +752,7 @@ def test_nothing_is_left_out_in_silence(arc: Layout, tmp_path: Path) -> None:
 
 
 def test_an_unfetched_clone_is_planned(arc: Layout, tmp_path: Path) -> None:
-    """Keys of git-annex tell sizes: the plan is that of the fetched dataset, and a build says what to get."""
+    """Keys of git-annex tell sizes: the plan is that of the fetched dataset, and a build states what to get."""
     whole = brim.plan(read(arc, "arc"))
     for number, (path, data) in enumerate(arc.contents.items()):
         assert data is not None

@@ -103,7 +103,7 @@ KINDS = _kinds()
 
 @dataclass
 class Bucket:
-    """A prefix of its own in a bucket."""
+    """A separate prefix in a bucket."""
 
     server: S3Server
     prefix: str
@@ -257,7 +257,7 @@ class TestTables:
         assert build(table, tmp_path / "out") == build(theirs, tmp_path / "theirs")
 
     def test_root_in_a_bucket(self, bucket: Bucket) -> None:
-        """--root says where the relative paths of a local table start."""
+        """--root states where the relative paths of a local table start."""
         address = bucket.put(self.FILES)
         table = library.table([{"image": "0.png"}, {"image": "2.png"}], root=f"{address}/img")
         assert table.files.paths.to_pylist() == ["0.png", "2.png"]
@@ -346,7 +346,7 @@ class TestErrors:
         assert time.monotonic() - began < 3  # it is not asked for again
 
     def test_no_store(self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A proxy that answers everything by a page of its own."""
+        """A proxy that answers everything by a separate page."""
         monkeypatch.setenv("BRIM_STALL_SECONDS", "1")
         with (
             answering(200, b"") as endpoint,
@@ -415,7 +415,7 @@ class TestFaults:
 
 
 def test_large_objects_come_in_pieces(bucket: Bucket, s3_proxy: FaultProxy) -> None:
-    """What is handed on says where it lies, is never much, and is right although the line was cut in the middle."""
+    """Ranges that are handed on state their offset, are never large, and are right although the connection was cut."""
     large, small = random_bytes(10_000_001, 1), b"0123456789"
     location = parse_location(bucket.put({"large.bin": large, "small.bin": small}), Access(s3_proxy.endpoint))
     rule: Any = s3_proxy.cut(after_bytes=3_000_000, times=2, method="GET", contains="large.bin")
@@ -431,7 +431,7 @@ def test_large_objects_come_in_pieces(bucket: Bucket, s3_proxy: FaultProxy) -> N
 
 
 def test_a_piece_is_held_by_whoever_took_it(bucket: Bucket) -> None:
-    """While the next one is waited for, nobody else holds the last: a build would take the memory of one more."""
+    """While the next one is waited for, no other thread holds the last: a build would take the memory of one more."""
     data = random_bytes(3 * RANGE_BYTES, 1)
     location = parse_location(bucket.put({"large.bin": data}))
     coming = RangeStream(location, RemoteFile(location, "large.bin", len(data), "").ranges(0, len(data)))
@@ -448,7 +448,7 @@ def test_a_piece_is_held_by_whoever_took_it(bucket: Bucket) -> None:
 
 
 def test_threads_of_requests_share_one_heap(bucket: Bucket) -> None:
-    """Each with a heap of its own, they would hold what the others have freed."""
+    """Each with a separate heap, they would hold what the others have freed."""
     location = bucket.put({f"{i}.bin": random_bytes(8 << 20, i) for i in range(4)})
     arguments = ["brim", "plan", location, "--quiet"]
     program = f"""

@@ -1,4 +1,4 @@
-"""Rows of a dataset that is there already: chosen by small columns, built, unpacked, from here and from far away."""
+"""Rows of a dataset that exists already: chosen by small columns, built, unpacked, from here and from far away."""
 
 import base64
 import functools
@@ -39,7 +39,7 @@ FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def people(rows: int = 90, size: int = 4000) -> pa.Table:
-    """Three rows a subject, each with a scan that does not compress."""
+    """Three rows per subject, each with a scan that does not compress."""
     rng = random.Random(rows)
     return pa.table(
         {
@@ -85,7 +85,7 @@ def test_where_is_pyarrows_filter(tmp_path: Path) -> None:
 
 
 def test_several_conditions_hold_together(tmp_path: Path) -> None:
-    """For every verb that takes one: none is dropped, and one that is no condition of its own is refused."""
+    """For every command that takes one: none is dropped, and one that is not a condition of its own is refused."""
     table = people()
     source = shards(tmp_path / "in", table)
     inputs = ["--where", "age > 40 or age < 27", "--where", 'sex == "F"']
@@ -188,7 +188,7 @@ def test_shards_in_another_order_of_columns(tmp_path: Path) -> None:
 
 
 def test_steps_on_every_type(tmp_path: Path) -> None:
-    """Sorted, grouped and told apart by what pyarrow cannot compare as it is stored; a step says what it takes."""
+    """Sorted, grouped and distinguished by what pyarrow cannot compare as it is stored; a step states what it takes."""
     table = pa.table(
         {
             "n": range(6),
@@ -305,7 +305,7 @@ def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
 
 
 def test_encrypted_files_are_told(tmp_path: Path) -> None:
-    """A file, or a column of one, that nobody has the key of."""
+    """A file, or a column of one, whose key is unknown."""
     from pyarrow.parquet import encryption
 
     class Keys(encryption.KmsClient):  # type: ignore[misc]
@@ -361,7 +361,7 @@ def test_bytes_deep_inside(tmp_path: Path) -> None:
 
 
 def test_bytes_in_maps_are_decoded(tmp_path: Path) -> None:
-    """What is not taken apart: only the rows that were chosen are decoded, and it says so."""
+    """What is not taken apart: only the selected rows are decoded, and a note says so."""
     maps = [[("a", b"1" * n), ("b", None)] if n % 5 else None for n in range(40)]
     fixed = [[bytes([n]), b""] for n in range(40)]
     kinds = {"map": pa.map_(pa.string(), pa.binary()), "fixed": pa.list_(pa.binary(), 2)}
@@ -598,7 +598,7 @@ def test_rows_of_datasets(tmp_path: Path) -> None:
 
 
 def test_rows_of_datasets_have_a_bar(tmp_path: Path) -> None:
-    """One for all splits, as long as their rows; none where they are there already."""
+    """One for all splits, as long as their rows; none where they exist already."""
     import datasets
 
     messages: list[Any] = []

@@ -145,7 +145,7 @@ def test_changed_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monke
 
 
 def test_changed_on_the_hub(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository that gets another commit meanwhile: what was opened is read at its own commit, to its end."""
+    """A repository that gets another commit at the same time: what was opened is read at its own commit, to its end."""
     machine = Machine(hub, tmp_path)
     first, second = people(30, 3000), people(60, 3000)
     brim("select", shards(tmp_path / "one", first, 1), DEST, env=machine.environment)
@@ -180,7 +180,7 @@ class _Sends(http.server.BaseHTTPRequestHandler):
 
 
 class _Listens(http.server.SimpleHTTPRequestHandler):
-    """A server that writes down what it was told, and serves ranges."""
+    """A server that logs its requests, and serves ranges."""
 
     told: list[str] = []  # noqa: RUF012 - shared by all requests of a test
 
@@ -279,7 +279,7 @@ def test_select_from_a_server_without_ranges_keeps_the_limit(
 def test_ranges_of_a_server_without_ranges_are_of_one_version(
     tmp_path: Path, whole_files: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy of a file answers for the version that was listed; another version is noticed, and copied anew."""
+    """The copy of a file answers for the version that was listed; another version is noticed, and copied again."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whoever loaded it before
     path, address = tmp_path / "served" / "a.bin", Location("http", whole_files.removeprefix("http://"), "")
@@ -307,7 +307,7 @@ def test_ranges_of_a_server_without_ranges_are_of_one_version(
 
 
 def test_several_shards_at_once(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards that somebody else wrote: their footers, small columns and pages are on their way together."""
+    """Shards that another process wrote: their footers, small columns and pages are on their way together."""
     table = people(120, 2000)
     folder = shards(tmp_path / "in", table, 12, write_page_index=True)
     for file in folder.iterdir():
@@ -325,7 +325,7 @@ def test_several_shards_at_once(s3: S3Server, s3_prefix: str, tmp_path: Path, mo
 def test_statistics_leave_row_groups_out(
     s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a shard that somebody else wrote, row groups that cannot hold a chosen row are not asked for."""
+    """Of a shard that another process wrote, row groups that cannot hold a chosen row are not asked for."""
     table = people(600, 2000)
     shards(tmp_path / "in", table, 1, row_group_size=100, write_page_index=True)
     s3.write(PRIVATE, f"{s3_prefix}a.parquet", next((tmp_path / "in").iterdir()).read_bytes())
@@ -381,7 +381,7 @@ def test_lengths_are_followed(
 def test_one_subject_costs_its_bytes(
     s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: bool, page_bytes: int
 ) -> None:
-    """Of a shard that somebody else wrote: no manifest, and pages of one value or of all."""
+    """Of a shard that another process wrote: no manifest, and pages of one value or of all."""
     rng = random.Random(1)
     values = [{"bytes": rng.randbytes(300_000 + n), "path": f"{n}.bin"} for n in range(40)]
     table = pa.table({"n": range(40), "scan": pa.array(values, FILE)})

@@ -115,7 +115,7 @@ Query = tuple[Callable[[Selection], Selection], Callable[[pa.Table], pa.Table]]
 
 
 def steps_of(names: list[str]) -> list[Query]:
-    """Steps of a selection, each beside what pyarrow makes of it. The row's number in the source is `__row`."""
+    """Steps of a selection, each next to what pyarrow makes of it. The row's number in the source is `__row`."""
 
     def kept(expression: pc.Expression) -> Callable[[pa.Table], pa.Table]:
         return lambda table: table.filter(expression)
@@ -156,7 +156,7 @@ def steps_of(names: list[str]) -> list[Query]:
 def test_random_queries(
     tmp_path: Path, data: st.DataObject, seed: int, writer: Writer, rows: int, as_if_far: bool
 ) -> None:
-    """Whoever wrote the shards and whatever is asked of them: the rows and values of pyarrow, in its order.
+    """Whoever wrote the shards and whatever is asked of them: the rows and values of pyarrow, in order.
 
     As if they were far away, their statistics leave row groups out, and small columns are read a row group at a time.
     """
@@ -205,7 +205,7 @@ def _tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
 
 
 def test_tars_in_any_order(tmp_path: Path) -> None:
-    """JSON is values wherever it stands in its row, numbers may be below zero, and what has no key is told."""
+    """JSON is values wherever it stands in its row, numbers may be below zero, and what has no key is reported."""
     members = [
         ("0.JPG", b"x"),
         ("._0.jpg", b"mac"),
@@ -240,7 +240,7 @@ def test_tars_that_cannot_be_rows(tmp_path: Path, members: list[tuple[str, bytes
 
 
 def test_every_verb_chooses_by_the_same_words(tmp_path: Path) -> None:
-    """Labels by their names and texts that are views, also for a map; no row at all is an error of every verb."""
+    """Labels by their names and texts that are views, also for a map; no row at all is an error of every command."""
     messages = {"n": {"dtype": "int64", "_type": "Value"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
     files = pa.array([{"bytes": bytes([n]), "path": f"{n}.bin"} for n in range(4)], FILE)
     table = pa.table({"n": range(4), "label": [0, 1, 1, 0], "t": pa.array(list("abcd"), pa.string_view()), "f": files})

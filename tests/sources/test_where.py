@@ -1,4 +1,4 @@
-"""--where chooses rows as SQL does, and says where it is wrong."""
+"""--where chooses rows as SQL does, and states where it is wrong."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_numbers_and_times_are_exact(text: str, rows: list[int]) -> None:
 
 
 def test_names_that_are_none_in_python() -> None:
-    """A column is found by its bounds and read by any name; a name that differs in case is told."""
+    """A column is found by its bounds and read by any name; a name that differs in case is reported."""
     assert names_in("column('a b') > 1 or row == 2", ["a b", "row", "hash"]) == ["a b", "row"]
     assert may_choose("column('a b') > 5", NUMBERS.schema, [{"a b": (1, 3)}, {"a b": (1, 6)}]) == [False, True]
     assert may_choose("5 < column('a b')", NUMBERS.schema, [{"a b": (1, 3)}, {"a b": (1, 6)}]) == [False, True]

@@ -51,7 +51,7 @@ def test_a_short_write_is_completed(tmp_path: Path, short: list[int], size: int,
 
 
 def test_a_short_line_is_completed_or_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of a ledger is there as a whole, or not at all when the disk is full in its middle."""
+    """A line of a ledger exists as a whole, or not at all when the disk is full in its middle."""
     descriptor = os.open(tmp_path / "lines", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     plain, budget = os.write, [100]
 

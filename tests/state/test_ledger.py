@@ -23,7 +23,7 @@ def written(folder: Path) -> Ledger:
 
 
 def test_receipts_are_read_back(tmp_path: Path) -> None:
-    """What was added is there in the next run."""
+    """The next run reads added receipts."""
     written(tmp_path)
     reopened = Ledger(tmp_path)
     assert reopened.job == JOB
@@ -40,7 +40,7 @@ def test_every_cut_leaves_a_readable_ledger(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / LEDGER).write_bytes(data[:cut])
         ledger = Ledger(tmp_path)
         whole_lines = data[:cut].count(b"\n")
-        # The last line counts without its newline too: its checksum says that it is whole.
+        # The last line counts without its newline too: its checksum states that it is whole.
         known_values = len(ledger.receipts) + (ledger.job is not None)
         assert known_values in (whole_lines, whole_lines + 1)
         ledger.add(replace(SINGLE, name="data/new", key="key-new"))
@@ -85,7 +85,7 @@ def test_finishing_forgets_the_way_there(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    """One that is a folder, or belongs to somebody else, is an error that names it."""
+    """One that is a folder, or belongs to another process, is an error that names it."""
     (tmp_path / LEDGER).mkdir()
     with pytest.raises(DestinationError, match="cannot be read: Is a directory"):
         Ledger(tmp_path)
@@ -202,7 +202,7 @@ def test_nothing_is_finished_that_has_not_begun(tmp_path: Path) -> None:
 
 
 def test_notes_are_of_a_job(tmp_path: Path) -> None:
-    """What was remembered is there in the next run, and gone with the next job."""
+    """The next run reads remembered values; the next job does not."""
     ledger = Ledger(tmp_path)
     ledger.start_job(JOB)
     ledger.remember("a", {"b": [1]})
@@ -388,7 +388,7 @@ def test_a_receipt_with_a_boot_replaces_an_earlier_one(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> None:
-    """Only there can none be: what was cut by a crash is a line of its own in what goes on."""
+    """Only there can none be: what was cut by a crash is a separate line in the continued ledger."""
     ledger = written(tmp_path)
     data = (tmp_path / LEDGER).read_bytes()
     torn = data.replace(b"key-a", b"key-x")

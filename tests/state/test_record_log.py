@@ -1,4 +1,4 @@
-"""A log of records: what is written stays, what is torn was not written."""
+"""A log of records: written records stay, a torn record counts as not written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORDS = st.lists(st.dictionaries(st.text(), st.integers() | st.text() | st.non
 
 
 def test_records_come_back(tmp_path: Path) -> None:
-    """In their order, several at once as one by one, also to another reader."""
+    """Records come in order, whether written together or separately, also for another reader."""
     log = RecordLog(tmp_path / "log")
     with pytest.raises(FileNotFoundError):
         list(log.replay())
@@ -31,7 +31,7 @@ def test_records_come_back(tmp_path: Path) -> None:
 @given(RECORDS, st.integers(0, 10_000))
 @example([{"a": 1}, {"b": 2}], 1)
 def test_a_cut_loses_no_line_before_it(tmp_path_factory: pytest.TempPathFactory, records: list[dict], cut: int) -> None:
-    """Cut anywhere, a log holds a beginning of what was written, and goes on with a line of its own."""
+    """Cut anywhere, a log holds the first records, and continues with a separate line."""
     path = tmp_path_factory.mktemp("log") / "log"
     log = RecordLog(path)
     log.append(*records)
@@ -46,7 +46,7 @@ def test_a_cut_loses_no_line_before_it(tmp_path_factory: pytest.TempPathFactory,
 
 
 def test_a_damaged_line_is_none() -> None:
-    """A flipped bit, a line of another kind, a checksum over what is no object."""
+    """A flipped bit, a line of another kind, a checksum over what is not an object."""
     assert list(records_of([b"00000000 {}\n", b"\n", b"{}\n", b"garbage", b"\xff\xfe\n"])) == []
 
 
@@ -157,7 +157,7 @@ def test_a_disk_that_cannot_lock_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_line_without_its_newline_counts() -> None:
-    """Its checksum says that it is whole."""
+    """Its checksum states that it is whole."""
     from brim.state.record_log import record_line
 
     line = record_line({"a": 1})

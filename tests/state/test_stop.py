@@ -18,7 +18,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_one_that_comes_while_a_source_is_read_is_obeyed(file: Path) -> None:
-    """However late it comes, and although options are looked at again meanwhile; it is gone afterwards."""
+    """However late it comes, and although options are looked at again at the same time; it is gone afterwards."""
 
     def read() -> None:
         with stopping_at_once(file):

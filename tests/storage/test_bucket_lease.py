@@ -93,7 +93,7 @@ def test_the_object_of_an_earlier_run_is_ones_own(bucket: Bucket) -> None:
 
 
 def test_a_place_that_nobody_renews_is_taken_over(bucket: Bucket) -> None:
-    """After twenty seconds in which nothing changed, looked at twice a second; a stop is heard meanwhile."""
+    """After twenty seconds in which nothing changed, looked at twice a second; a stop request is honored in between."""
     bucket.lease("other").take(bucket.check)
     mine = bucket.lease()
     mine.take(bucket.check)
@@ -143,7 +143,7 @@ def test_two_that_wait_for_the_same_place(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"no json", b"[1]", b'{"who": 1}'])
 def test_an_object_of_somebody_else_is_waited_for(bucket: Bucket, data: bytes) -> None:
-    """Whatever it says, it is not ours; nobody renews it."""
+    """Whatever it contains, it is not ours; no process renews it."""
     bucket.put(data)
     lease = bucket.lease()
     lease.take(bucket.check)
@@ -152,7 +152,7 @@ def test_an_object_of_somebody_else_is_waited_for(bucket: Bucket, data: bytes) -
 
 
 def test_an_object_that_changes_before_it_is_taken_over(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it is looked at once more."""
+    """Then it is looked at again."""
     bucket.put(b'{"owner": "me"}')
     plain, reads = bucket_lease.read_file, [0]
 
@@ -348,7 +348,7 @@ def test_other_failures_are_said(
 
 
 def test_a_failure_to_remove_is_no_matter(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever comes next sees that nobody renews it; a mistake of ours is not hidden."""
+    """The next process sees that it is not renewed; a mistake of ours is not hidden."""
     errors = ((object_error("GenericError", "cut"), False), (StoppedError("now"), False), (ZeroDivisionError(), True))
     for error, raises in errors:
         lease = bucket.lease()
@@ -443,7 +443,7 @@ def test_a_renewal_that_hangs_is_not_waited_for(bucket: Bucket, monkeypatch: pyt
 def test_a_lock_that_cannot_be_read_is_a_fault_of_the_destination(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody is told that a source cannot be read."""
+    """A source that cannot be read is not reported."""
     bucket.put(b"{}")
     monkeypatch.setattr(
         obstore, "get_async", Broken(object_error("PermissionDeniedError", "status code: 403 Forbidden"))

@@ -44,7 +44,7 @@ def test_environment_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("says", ["role_arn = arn:x", "sso_start_url = https://x", "credential_process = x"])
 def test_keys_elsewhere(tmp_path: Path, says: str) -> None:
-    """A role, single sign-on or a program is asked, also if it is the default profile that says so."""
+    """A role, single sign-on or a program is asked, also if the default profile names it."""
     _write(tmp_path, f"[default]\n{says}\n")
     profile = find_profile()
     assert profile is not None
@@ -67,7 +67,7 @@ def test_nothing_but_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ["localhost:9000", "localhost", "ftp://x", "http://", "http://[", "http://a:99999", "http://a b", "http://a?x=1"],
 )
 def test_no_endpoint(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
-    """What is no address is refused wherever it is said: obstore would end the process."""
+    """What is not an address is refused wherever it is said: obstore would end the process."""
     with pytest.raises(InputError, match="endpoint_url= takes an address"):
         Access(message)
     monkeypatch.setenv("AWS_ENDPOINT_URL", message)
@@ -102,7 +102,7 @@ def test_endpoint(message: str) -> None:
     ],
 )
 def test_unusable_environment(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], says: str) -> None:
-    """What no request can be made with is an error of its own, without the secret."""
+    """Credentials that no request can carry are a separate error, without the secret."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=says) as caught:

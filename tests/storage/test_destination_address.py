@@ -55,7 +55,7 @@ def test_another_store_is_another_place() -> None:
 
 @pytest.mark.parametrize("source", ["", "data", "data/*.jsonl", "data/a.jsonl"])
 def test_nothing_is_computed_from_itself(tmp_path: Path, source: str) -> None:
-    """A job whose shards would take the place of its own rows, with --fresh too; beside them they may be."""
+    """A job whose shards would take the place of its own rows, with --fresh too; next to them they may be."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl").write_text('{"n": 1}\n')
     rows = open_rows(str(tmp_path / source))
@@ -99,7 +99,7 @@ def test_a_vector_file_is_not_its_source(
 
 @pytest.mark.parametrize("name", ["v.npy.rows.parquet", "v.npy.quarantine.parquet", ".v.npy.brim/units/a.parquet"])
 def test_what_lies_beside_vectors_is_not_the_source(tmp_path: Path, rows: Path, name: str) -> None:
-    """The kept columns, the quarantine and the books of a vector file take no file of the source's place."""
+    """The kept columns, the quarantine and the ledgers of a vector file take no file of the source's place."""
     source = tmp_path / "in" / name
     source.parent.mkdir(parents=True, exist_ok=True)
     rows.rename(source)
@@ -110,7 +110,7 @@ def test_what_lies_beside_vectors_is_not_the_source(tmp_path: Path, rows: Path, 
 @pytest.mark.parametrize("inside", ["out/data", "out/data/deep", "out/.brim/units"])
 @pytest.mark.parametrize("linked", ["", "symbolic", "hard"])
 def test_a_dataset_takes_no_place_of_its_source(tmp_path: Path, rows: Path, inside: str, linked: str) -> None:
-    """Rows below the folder of shards, or linked into it, are refused; beside it they may be."""
+    """Rows below the folder of shards, or linked into it, are refused; next to it they may be."""
     (tmp_path / inside).mkdir(parents=True)
     existing, source = tmp_path / inside / "train-00000-of-00001.parquet", str(rows)
     if linked == "symbolic":

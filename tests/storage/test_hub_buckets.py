@@ -91,7 +91,7 @@ def test_stopped_while_the_hub_is_silent(destination: HubBucketDestination, sour
 
 
 def test_by_way_of_a_mirror(destination: HubBucketDestination, source: Path, tmp_path: Path) -> None:
-    """What it lists goes on at the Hub's own address; nothing is left out for that."""
+    """What it lists continues at the Hub's own address; nothing is left out for that."""
     run(destination, "build", source, destination.address, "--quiet", "--rows-per-shard", "1")
     with FaultProxy(destination.hub.endpoint) as mirror:
         position = Machine(destination.hub, destination.folder, more={"HF_ENDPOINT": mirror.endpoint})
@@ -100,7 +100,7 @@ def test_by_way_of_a_mirror(destination: HubBucketDestination, source: Path, tmp
 
 
 def test_killed_and_continued(destination: HubBucketDestination, source: Path, tmp_path: Path) -> None:
-    """What a killed run has sent stays; a reader sees a card that loads nothing until the last shard is there."""
+    """What a killed run has sent stays; a reader sees a card that loads nothing until the last shard is written."""
     process = stalled(destination, source)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -117,7 +117,7 @@ def test_killed_and_continued(destination: HubBucketDestination, source: Path, t
 
 
 def test_selected_mapped_appended(destination: HubBucketDestination, source: Path, tmp_path: Path) -> None:
-    """Rows chosen from there, rows through a function to there, and more rows behind those that are there."""
+    """Rows chosen from there, rows through a function to there, and more rows behind those that exist."""
     run(destination, "build", source, destination.address, "--quiet", *ROWS)
     run(destination, "select", destination.address, tmp_path / "some", "--limit", "3", "--quiet")
     run(destination, "unpack", tmp_path / "some", tmp_path / "back", "--quiet")
@@ -263,7 +263,7 @@ def test_refused(
 
 
 def test_asked_to_wait(destination: HubBucketDestination, source: Path) -> None:
-    """A Hub that is asked too often says for how long to wait; then it goes on."""
+    """A Hub that is asked too often says for how long to wait; then it continues."""
     destination.hub.faults.add("bucket-batch", times=4, status=429, retry_after=1)
     destination.hub.faults.add("bucket-paths", times=2, status=429, retry_after=1)
     run(destination, "build", source, destination.address, "--quiet")

@@ -24,7 +24,7 @@ class HubError(Exception):
 
 
 class Client:
-    """A Hub with one revision: what a commit brings is there afterwards. `before` and `after` may raise, in turn."""
+    """A Hub with one revision: files of a commit exist afterwards. `before` and `after` may raise, in turn."""
 
     def __init__(self) -> None:
         self.trees: list[dict[str, FileInfo]] = [{}]
@@ -97,7 +97,7 @@ def bring(client: Client, lfs: Asked | None = None, *segments: StoredFile) -> tu
 
 
 def test_what_is_missing_is_committed_against_what_was_looked_at() -> None:
-    """Once, with its words and its parent; the result is the new revision, and whoever counts is told."""
+    """Once, with its words and its parent; the result is the new revision, and progress is reported."""
     client = Client()
     client.put(A)
     snapshot, commits, reports = bring(client)
@@ -118,7 +118,7 @@ def test_nothing_to_do_is_no_commit() -> None:
 
 @pytest.mark.parametrize("status", [409, 412])
 def test_somebody_else_was_quicker(delays: list[float], status: int) -> None:
-    """Then it is looked at again, at once, and only what is left is committed."""
+    """Then it is looked at again, at once, and only the remaining files are committed."""
     client = Client()
 
     def other() -> None:

@@ -1,4 +1,4 @@
-"""The test Hub against the real, unmodified clients, each in a process of its own."""
+"""The test Hub against the real, unmodified clients, each in a separate process."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_fault_cut(hub: TestHub, client: Client) -> None:
 
 
 def test_fault_stall(hub: TestHub, client: Client) -> None:
-    """Stalled requests go on after their time, and those that wait together count as concurrent."""
+    """Stalled requests continue after their time, and those that wait together count as concurrent."""
     fault = hub.faults.add("put", times=2, action="stall", after_bytes=1000, seconds=1.5)
     start = time.monotonic()
     client("""
@@ -359,7 +359,7 @@ def test_fault_lose(hub: TestHub, client: Client) -> None:
 
 
 def test_fault_conflict(hub: TestHub, client: Client) -> None:
-    """Someone else commits first: 412, their file is there, ours comes with the second attempt."""
+    """Another process commits first: 412, their file exists, ours comes with the second attempt."""
     hub.faults.add("commit", action="conflict")
     client("assert [status(upload, 1000), status(upload, 1000)] == [412, 200]")
     assert set(hub.files("ada/data")) == {".gitattributes", "a.bin", "someone-else.txt"}
@@ -382,7 +382,7 @@ def test_restart(hub: TestHub, client: Client) -> None:
 
 
 def test_buckets(tmp_path: Path) -> None:
-    """Storage buckets: made, filled, listed by first letters, copied, read, and what fails is told one by one."""
+    """Storage buckets: made, filled, listed by first letters, copied, read, and what fails is told one at a time."""
     if not hasattr(huggingface_hub.errors, "BucketBatchError"):
         pytest.skip(f"huggingface_hub {huggingface_hub.__version__} has no calls for buckets")
     code = """

@@ -165,7 +165,7 @@ def test_listing_goes_over_pages(s3: S3Server, s3_prefix: str, s3_proxy: FaultPr
 
 
 def test_unfinished_uploads(s3: S3Server, s3_prefix: str) -> None:
-    """An upload that was begun is listed by prefix, is no object, and is gone when it was aborted."""
+    """An upload that was begun is listed by prefix, is not an object, and is gone when it was aborted."""
     for name in ("a", "b", "b"):
         assert s3.request("POST", "private", s3_prefix + name, query={"uploads": ""}).status == 200
     actual = s3.uploads("private", s3_prefix)
@@ -308,7 +308,7 @@ def test_proxy_fails_and_logs(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy
 
 
 def test_proxy_cuts_and_loses_answers(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy, open_store: Open) -> None:
-    """A read that is cut goes on where it was; a create whose answer is lost looks like somebody else's."""
+    """A read that is cut continues where it was; a create whose answer is lost looks like another user's."""
     store, content = open_store(endpoint=s3_proxy.endpoint), random_bytes(3 * MIB)
     s3.write("private", f"{s3_prefix}a", content)
     s3_proxy.cut(MIB, method="GET")

@@ -41,7 +41,7 @@ class Bucket:
 
 
 class GcsServer:
-    """`objects` and `uploads` of the one bucket are there for tests to look at."""
+    """`objects` and `uploads` of the one bucket, for tests to inspect."""
 
     def __init__(self, bucket: str = "private", issuer: str | None = None) -> None:
         self.buckets = {bucket: Bucket()}
@@ -71,7 +71,7 @@ class GcsServer:
         self._http.server_close()
 
     def keep(self, bucket: Bucket, key: str, data: bytes) -> StoredObject:
-        """Every write of an object is a generation of its own."""
+        """Every write of an object is a separate generation."""
         self._generation += 1
         mark = hashlib.md5(data + str(self._generation).encode()).hexdigest()
         bucket.objects[key] = StoredObject(data, self._generation, f'"{mark}"')

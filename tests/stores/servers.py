@@ -135,7 +135,7 @@ ALL = {
 
 
 def service_account(email: str, tokens: str) -> dict[str, str]:
-    """The file that Google gives out for a service account, with a key of its own."""
+    """The file that Google gives out for a service account, with a separate key."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -189,7 +189,7 @@ def _answers(address: str) -> bool:
     try:
         urllib.request.urlopen(address, timeout=2).close()
     except URLError as error:
-        return hasattr(error, "code")  # it refuses, so it is there
+        return hasattr(error, "code")  # it refuses, so it runs
     except OSError:
         return False
     return True

@@ -28,7 +28,7 @@ def filled(folder: Path) -> CheckpointLog:
 
 
 def test_checkpoints_are_read_back(folder: Path) -> None:
-    """As they were, and the last one says how many rows there are."""
+    """As they were, and the last one states how many rows there are."""
     log = filled(folder)
     expected = [Checkpoint(10, {"a": (40, 1)}), Checkpoint(25, {"a": (100, 2), "b": (7, 3)})]
     assert log.checkpoints == expected

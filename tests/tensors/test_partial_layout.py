@@ -16,7 +16,7 @@ from brim.tensors import partial_layout
 from brim.tensors.partial_layout import BinaryLayout, Files, FileSpan, ParquetLayout, Request, layout_for
 from brim.tensors.tensor_files import Tensor
 
-A, B = Tensor("a", (2,), "float32"), Tensor("b", (), "int64")  # eight bytes a row, both
+A, B = Tensor("a", (2,), "float32"), Tensor("b", (), "int64")  # eight bytes per row, both
 TEXT = Tensor("t", (), "string")
 
 
@@ -130,7 +130,7 @@ def test_a_row_larger_than_a_shard(tmp_path: Path) -> None:
 
 
 def test_what_a_request_says_of_itself(tmp_path: Path) -> None:
-    """All that decides the bytes: a changed one does not go on with another's."""
+    """All that decides the bytes: a changed one does not continue with another's."""
     assert request(tmp_path, rows=3, metadata={"a": "b"}, shard_bytes=40).facts() == {
         "tensors": ["a=(2, float32)", "b=(int64)"],
         "rows": {"a": 3, "b": 3},

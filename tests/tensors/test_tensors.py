@@ -171,7 +171,7 @@ def test_npy_is_what_numpy_saves(tmp_path: Path, dtype: str, is_known: bool) -> 
 
 @pytest.mark.parametrize("rows", [0, 1, 500])
 def test_parquet(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors as fixed-size lists beside ids, in several row groups; the bytes depend on the values alone."""
+    """Vectors as fixed-size lists next to ids, in several row groups; the bytes depend on the values alone."""
     monkeypatch.setattr("brim.tensors.tensor_files.ROW_GROUP_BYTES", 20_000)
     whole = {"key": np.array([f"é{i}" * (i % 3) for i in range(rows)], dtype=object), **arrays(rows)}
     spec = {"key": "string", **SPEC}
@@ -235,7 +235,7 @@ def test_rows_of_shards_are_read_like_an_array(tmp_path: Path) -> None:
 
 
 def test_reading_what_is_not_there(tmp_path: Path) -> None:
-    """Missing, unfinished, damaged: each says so."""
+    """Missing, unfinished and damaged files are errors that say so."""
     with pytest.raises(SourceError, match="no "):
         brim.open_tensors(tmp_path / "a.safetensors")
     with pytest.raises(SourceError):
@@ -322,7 +322,7 @@ def test_sharded_rows_of_torch_are_tensors_where_torch_asks(tmp_path: Path, torc
 @pytest.mark.parametrize("name", ["a.safetensors", "a.npy", "a.parquet"])
 @pytest.mark.parametrize("is_known", [True, False])
 def test_resume(tmp_path: Path, name: str, is_known: bool) -> None:
-    """An error in the caller's loop loses nothing; the job goes on after rows_done, and ends with the same bytes."""
+    """An error in the caller's loop loses nothing; the job continues after rows_done, and ends with the same bytes."""
     whole = arrays(100) | ({"key": [f"k{i}" for i in range(100)]} if name == "a.parquet" else {})
     spec = SPEC | ({"key": "string"} if name == "a.parquet" else {})
     rows = 100 if is_known else None
@@ -361,7 +361,7 @@ def _fail_after(completed: int, path: Path, whole: dict[str, Any], spec: dict[st
 
 
 def test_a_changed_request_does_not_go_on(tmp_path: Path) -> None:
-    """Other rows, other shapes: the error says what was before and what is now."""
+    """Other rows, other shapes: the error states what was before and what is now."""
     path = tmp_path / "a.safetensors"
     writer = brim.TensorWriter(path, 50, text=(7, "float32"))
     writer.append(text=numbers(10, 7))
@@ -431,7 +431,7 @@ def test_fewer_rows_than_promised(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused_whole(tmp_path: Path, batch: dict[str, Any], arguments: str) -> None:
-    """Nothing of it is written, and the next one goes on."""
+    """Nothing of it is written, and the next one continues."""
     path = tmp_path / "x.safetensors"
     a, b = numbers(10, 4), numbers(10, 2)
     with brim.TensorWriter(path, 10, a=(4, "float32"), b=(2, "float32")) as writer:
@@ -488,7 +488,7 @@ def test_overwrite_replaces_all_of_an_earlier_result(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_being_replaced_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
-    """Interrupted before its first receipt, an overwriting job goes on from nothing, not from the old file."""
+    """Interrupted before its first receipt, an overwriting job continues from nothing, not from the old file."""
     path, spec = tmp_path / "a.safetensors", {"t": (2, "float32")}
     write(path, {"t": numbers(20, 2)}, spec, rows=20)
     with pytest.raises(ZeroDivisionError), brim.TensorWriter(path, 20, tensors=spec, overwrite=True):
@@ -501,7 +501,7 @@ def test_a_file_that_is_being_replaced_is_not_taken_for_the_new_one(tmp_path: Pa
 
 
 def test_without_the_optional_libraries(tmp_path: Path) -> None:
-    """.npy and .parquet need neither torch nor safetensors; .safetensors says what to install."""
+    """.npy and .parquet need neither torch nor safetensors; .safetensors states what to install."""
     code = """
 import sys
 sys.modules["safetensors"] = sys.modules["torch"] = None

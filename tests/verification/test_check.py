@@ -47,7 +47,7 @@ def flip(path: Path, position: int) -> None:
 
 
 class Counting(Progress):
-    """Adds up what it is told."""
+    """Adds up what is reported to it."""
 
     def __init__(self) -> None:
         self.total = self.done = 0
@@ -167,7 +167,7 @@ def test_oversize_cells(tmp_path: Path) -> None:
 
 
 def test_several_columns(tmp_path: Path) -> None:
-    """Each file column has a sample of its own, and a file in two columns is looked at once."""
+    """Each file column has a separate sample, and a file in two columns is looked at once."""
     scans(tmp_path, 12)
     paths = [f"p{i:03d}/anat/p{i:03d}_T1w.nii.gz" for i in range(12)]
     rows = pa.table({"a": paths[:6], "b": [*([path, path] for path in paths[6:11]), paths[:1]]})
@@ -178,7 +178,7 @@ def test_several_columns(tmp_path: Path) -> None:
 
 
 def test_metadata_that_names_this_machine(tmp_path: Path) -> None:
-    """A path of this machine in the metadata is a finding beside the others, not the end of the check."""
+    """A path of this machine in the metadata is a finding next to the others, not the end of the check."""
     scans(tmp_path, 2)
     rows = pa.table({"scan": ["p000/anat/p000_T1w.nii.gz", "gone.nii.gz"], "from": [f"{tmp_path}/x", ""]})
     report = check(library.table(rows, files=["scan:nifti"], root=tmp_path))
@@ -261,7 +261,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_the_table_is_aligned(tmp_path: Path) -> None:
-    """Counts stand in a column of their own, and what is wrong is said beside the file."""
+    """Counts stand in a column of their own, and the problem is printed next to the file."""
     root = scans(tmp_path / "a", 4)
     (root / "bad.nii.gz").write_bytes(b"text")
     lines = brim("check", root, check=3).stdout.splitlines()
@@ -335,7 +335,7 @@ def fake_validator(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_bids_validator_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not installed: the error says what to install. Not a folder: it says so."""
+    """Not installed: the error states what to install. Not a folder: the error says so."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="pip install bids-validator-deno"):

@@ -1,4 +1,4 @@
-"""What is published, looked at: brim info and brim check of a folder, the Hub and a bucket, brim's own or not."""
+"""Inspecting datasets: brim info and brim check of a folder, the Hub and a bucket, written by brim or not."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def published(request: pytest.FixtureRequest, aomic: Layout, tmp_path: Path) -> 
 
 
 def test_info_and_check_anywhere(published: tuple[str, Run]) -> None:
-    """Rows, columns and wholeness are told; a recipe's expectations hold, and another's do not."""
+    """Rows, columns and wholeness are reported; a recipe's expectations hold, and another's do not."""
     address, run = published
     actual = json.loads(run("info", address, "--head", "3", "--json").stdout)
     assert (actual["rows"], actual["whole"], actual["problems"]) == (216, True, [])
@@ -203,7 +203,7 @@ def test_verify_finds_lists_out_of_line(tmp_path: Path) -> None:
 
 
 def _rewrite_receipt(ledger: Path, shard: Path) -> None:
-    """Make the ledger say that the changed shard is what was written, as a build that did not look would have."""
+    """Make the ledger accept the changed shard, as a build without checks would have."""
     (receipt,) = Ledger(ledger.parent).receipts.values()
     data, lines = shard.read_bytes(), []
     for line in ledger.read_text().splitlines():

@@ -76,7 +76,7 @@ def test_verify_with_a_damaged_shard_does_not_take_the_source_for_another(
     assert "1 problem found" in failed
     other_files = write_files(tmp_path / "other", {f"{n}.bin": b"x" * (n + 1) for n in range(8)})
     names = brim("verify", out, other_files, check=3).stderr
-    assert ("This is another source" in names) == (shards > 1)  # of a single damaged shard nobody can tell
+    assert ("This is another source" in names) == (shards > 1)  # a single damaged shard is ambiguous
 
 
 @pytest.mark.parametrize("ledger", [True, False], ids=["ledger", "no-ledger"])

@@ -27,7 +27,7 @@ EACH = ("--rows-per-shard", "1")
 
 
 def test_unfinished_by_direct(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
-    """Of what `--direct` left unfinished, verify, unpack and info say how much is there and what to do: exit 3."""
+    """Of what `--direct` left unfinished, verify, unpack and info say how much exists and what to do: exit 3."""
     items = write_files(tmp_path / "many", {f"f{i:03d}.bin": random_bytes(300, i) for i in range(200)})
     small = write_files(tmp_path / "small", {"s.bin": random_bytes(300, 500)})
     machine.publish(small, "--config", "small")
@@ -121,7 +121,7 @@ def test_requests_of_a_verification(hub: TestHub, machine: Machine, tmp_path: Pa
 def test_requests_of_a_verification_of_a_bucket(
     s3: S3Server, s3_proxy: FaultProxy, s3_prefix: str, tmp_path: Path
 ) -> None:
-    """The same of a bucket, which answers for itself: one request a shard."""
+    """The same of a bucket, which answers for itself: one request per shard."""
     destination = BucketDestination(s3, tmp_path / "machine", s3_prefix.rstrip("/"), s3_proxy)
     source = write_files(tmp_path / "files", {f"f{i:02d}.bin": random_bytes(LARGE, i) for i in range(COUNT)})
     run(destination, "build", source, destination.address, "--quiet", *EACH)
@@ -186,7 +186,7 @@ def test_the_line_of_the_job(source: Path, tmp_path: Path) -> None:
 
 
 def test_splits_whose_files_share_names(tmp_path: Path) -> None:
-    """Of splits (or configs) whose files have the same names, each is unpacked into a folder of its own."""
+    """Of splits (or configs) whose files have the same names, each is unpacked into a separate folder."""
     write_files(tmp_path / "in", {f"{name}.bin": name.encode() for name in "abc"})
     (tmp_path / "in" / "t.csv").write_text("file,part\na.bin,train\nb.bin,train\na.bin,test\nc.bin,test\n")
     brim("build", tmp_path / "in" / "t.csv", tmp_path / "both", "--files", "file", "--split-by", "part", "--quiet")
@@ -226,7 +226,7 @@ def test_parts_that_are_not_there(source: Path, tmp_path: Path, verb: str) -> No
 
 @pytest.mark.parametrize("arguments", [("verify",), ("info",), ("check",), ("unpack", "out"), ("select", "out")])
 def test_what_is_missing_is_told_apart(hub: TestHub, machine: Machine, arguments: tuple[str, ...]) -> None:
-    """A dataset, a branch, a right, and a server that is no Hub: each in its words, whichever verb reads."""
+    """A dataset, a branch, a right, and a server that is not a Hub: each in its words, whichever command reads."""
     hub.create(REPO, private=True)
     pq.write_table(pa.table({"n": [1]}), shard := io.BytesIO())
     put_by_hand(hub, {"data/train-00000-of-00001.parquet": shard.getvalue()})

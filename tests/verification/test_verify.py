@@ -115,7 +115,7 @@ def test_the_card_is_held_against_the_shards(many_files: Callable[..., Path], tm
 
 
 def test_without_a_ledger(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """A copy without .brim says what it could not prove, and still finds a missing shard."""
+    """A copy without .brim states what it could not prove, and still finds a missing shard."""
     source, out = many_files(6), tmp_path / "out"
     brim("build", source, out, "--num-shards", "3")
     shutil.rmtree(out / ".brim")

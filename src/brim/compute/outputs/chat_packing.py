@@ -7,8 +7,9 @@ first. A window is written to a scratch file and mapped, so that it takes no mem
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +96,25 @@ class PackedChats:
         self._stream.close()
         self._sink.close()
         with pa.memory_map(str(self._scratch)) as file:
-            table = pa.ipc.open_file(file).read_all()
+            stream = pa.ipc.open_file(file)
+            batches = [stream.get_batch(number) for number in range(stream.num_record_batches)]
             rows = best_fit(self._lengths, self._room)
             for start in range(0, len(rows), _ROWS_AT_ONCE):
-                self._writer.write(self._packed(table, rows[start : start + _ROWS_AT_ONCE]))
-            del table
+                self._writer.write(self._packed(batches, rows[start : start + _ROWS_AT_ONCE]))
+            del batches, stream
         self._scratch.unlink()
         self._stream = self._sink = None
         self._lengths = []
 
-    def _packed(self, table: pa.Table, rows: list[list[int]]) -> pa.RecordBatch:
+    def _packed(self, batches: list[pa.RecordBatch], rows: list[list[int]]) -> pa.RecordBatch:
         """Return packed rows as they are written."""
-        chosen = table.take(pa.array([number for row in rows for number in row])).combine_chunks()
+        # Conversations are sliced one by one: Table.take would copy the whole window each time.
+        ends_of_batches = list(accumulate(batch.num_rows for batch in batches))
+        slices = []
+        for number in chain.from_iterable(rows):
+            place = bisect_right(ends_of_batches, number)
+            slices.append(batches[place].slice(number - ends_of_batches[place] + batches[place].num_rows, 1))
+        chosen = pa.Table.from_batches(slices).combine_chunks()
         lengths = chosen.column(LENGTH).to_numpy()
         ends = np.cumsum(lengths)
         counts = np.cumsum([len(row) for row in rows])
