@@ -148,7 +148,7 @@ CORE_TESTS := tests/memory tests/root_modules tests/state \
   $(patsubst %,tests/options/test_%.py,declared_options flags) \
   $(patsubst %,tests/plans/test_%.py,cut_shards empty_file_columns fingerprint plan_digests) \
   $(patsubst %,tests/project/test_%.py,architecture_page file_references layers private_names) \
-  $(patsubst %,tests/sources/test_%.py,exact_values mapped_memory remote_tree table_batches where) \
+  $(patsubst %,tests/sources/test_%.py,exact_values mapped_memory read_table remote_tree where) \
   $(patsubst %,tests/storage/test_%.py,bucket_lease credentials destination_address hub_commits) \
   $(patsubst %,tests/tensors/test_%.py,checkpoints partial_layout tensor_batches tensor_headers) \
   $(patsubst %,tests/verification/test_%.py,walk) \

@@ -180,7 +180,7 @@ def large(work: Path, arguments: argparse.Namespace) -> Part:
 
 def pieces_of(source: Path) -> tuple[int, int]:
     """How many values there are, and in how many pieces they lie."""
-    from brim.sources.open_dataset import open_dataset
+    from brim.sources.open_source import open_dataset
 
     ranges = open_dataset(source).table().files.ranges
     assert ranges is not None

@@ -53,6 +53,11 @@ def share(weights: Ints, count: int) -> Ints:
     return cuts.astype(np.int64)
 
 
+def list_lengths(lists: Any) -> Ints:
+    """Return how many elements each list has; 0 for null."""
+    return np.asarray(pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+
+
 def row_bytes(table: pa.Table) -> Ints:
     """About how many bytes each row takes."""
     columns = (column_bytes(column) for column in table.columns)
@@ -78,7 +83,7 @@ def _value_bytes(array: Any) -> Ints:
         views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)[array.offset : array.offset + len(array)]
         return np.where(array.is_valid().to_numpy(zero_copy_only=False), views[:, 0], 0).astype(np.int64) + 4
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        lengths = np.asarray(pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+        lengths = list_lengths(array)
         if pa.types.is_primitive(kind.value_type):
             return lengths * _width(kind.value_type) + 4
         before = running(_value_bytes(array.flatten()))

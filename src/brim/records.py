@@ -1,9 +1,11 @@
 """A `@dataclass` that takes a quarter of the time: its methods are generated when they are first used.
 
-The standard decorator compiles up to eight methods for each class, 0.6 ms in Python 3.11. That is a quarter of the time
-of a small command, and most of the classes never get an instance. Here the fields and the slots exist at once;
-`__init__`, `__repr__`, `__eq__` and `__hash__` are made by the standard decorator at the first call of any of them.
-Type checkers see the standard decorator.
+The standard decorator compiles up to eight methods for each class, 0.6 ms in Python 3.11, and most of the classes
+never get an instance. Here the fields and the slots exist at once; `__init__`, `__repr__`, `__eq__` and `__hash__` are
+made by the standard decorator at the first call of any of them. Type checkers see the standard decorator.
+
+Measured with the standard decorator instead (CPU time, the best of 12 runs): importing the 215 classes of a build takes
+631 ms and not 508, and `brim plan` of a small folder 487 ms and not 442.
 """
 
 from __future__ import annotations

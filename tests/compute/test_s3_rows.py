@@ -27,7 +27,7 @@ from brim.compute.rows.unit import RowSource, Unit
 from brim.compute.steps.embed_step import EmbedStep, EmbedStepOptions
 from brim.compute.steps.step import BadRow, RowBatch
 from brim.errors import InputError, MissingDependencyError, SourceChangedError
-from brim.sources.open_dataset import open_dataset
+from brim.sources.open_source import open_dataset
 from brim.storage.location import Access
 from tests.conftest import brim, tree_digest, write_files
 from tests.s3 import FaultProxy, S3Server

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.formats import parquet_writer
-from brim.formats.parquet_locate import locate_parquet
+from brim.formats.parquet_reader import locate_parquet
 from brim.formats.parquet_writer import splice_parquet
 from brim.formats.range_readers import LocalFile
 from tests.conftest import file_set, random_bytes

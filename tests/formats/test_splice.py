@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from brim.errors import SourceChangedError
 from brim.file_set import FileSet, FileSetBuilder, Ranges, Segments, tar_size
 from brim.formats import splice as splice_module
+from brim.formats.range_readers import Unreadable
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.state.atomic_files import BUFFER_BYTES
 from brim.state.scratch import Scratch
@@ -341,7 +342,7 @@ def test_a_full_disk_is_no_reason_to_try_otherwise(
     monkeypatch.setattr(os, "copy_file_range", copy)
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         splice_module.copy_range(pair[0], 0, 100, pair[1])
-    assert not isinstance(caught.value, splice_module.Unreadable)
+    assert not isinstance(caught.value, Unreadable)
 
 
 def test_whose_fault_it_is_that_nothing_can_be_copied(
@@ -349,17 +350,17 @@ def test_whose_fault_it_is_that_nothing_can_be_copied(
 ) -> None:
     """A file that is too short or that cannot be read is the source's; what cannot be written is not."""
     monkeypatch.setattr(os, "copy_file_range", lambda *_: 0)
-    with pytest.raises(splice_module.Unreadable, match="shorter than its recorded size") as caught:
+    with pytest.raises(Unreadable, match="shorter than its recorded size") as caught:
         splice_module.copy_range(pair[0], 50, 51, pair[1])
     assert caught.value.errno == errno.EIO
     blind = os.open(tmp_path / "from", os.O_WRONLY)
-    with pytest.raises(splice_module.Unreadable, match="Bad file descriptor") as caught:
+    with pytest.raises(Unreadable, match="Bad file descriptor") as caught:
         splice_module.copy_range(blind, 0, 1, pair[1])
     assert caught.value.errno == errno.EBADF
     os.close(blind)
     with pytest.raises(OSError, match="Bad file descriptor") as second:
         splice_module.copy_range(pair[0], 0, 1, pair[0])
-    assert not isinstance(second.value, splice_module.Unreadable)
+    assert not isinstance(second.value, Unreadable)
 
 
 def test_a_kernel_without_that_call(pair: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

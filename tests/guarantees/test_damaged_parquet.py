@@ -23,7 +23,7 @@ import random, re, sys
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq
 from brim.errors import BrimError
-from brim.sources.open_dataset import open_dataset
+from brim.sources.open_source import open_dataset
 from tests.sources.test_parquet_source import rows_of
 
 pa.set_memory_pool(pa.system_memory_pool())

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from brim.errors import SourceError
-from brim.formats.parquet_locate import locate_parquet
+from brim.formats.parquet_reader import locate_parquet
 from brim.formats.range_readers import LocalFile
 from brim.formats.tar_shard import locate_tar
-from brim.sources.path_columns import published_root
+from brim.sources.table_source import published_root
 from tests.conftest import brim, random_bytes, write_files
 from tests.hub import TestHub
 from tests.publishing import DEST, Machine

@@ -79,10 +79,10 @@ def test_no_room_for_the_spool(tmp_path: Path, small_disk: Path, monkeypatch: py
     monkeypatch.setattr("brim.state.scratch.is_in_memory", lambda folder: False)
     from brim import dataset
     from brim.errors import DestinationUnavailableError
-    from brim.sources import table_spool
+    from brim.sources import spools
     from brim.state import scratch
 
-    for module in (table_spool, scratch):
+    for module in (spools, scratch):
         monkeypatch.setattr(module, "scratch_folder", lambda: str(small_disk))
     with pytest.raises(DestinationUnavailableError, match="cannot be written to"):
         dataset(tmp_path / "in.parquet").table()

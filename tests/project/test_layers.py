@@ -129,9 +129,7 @@ ASKING = {
     "compute.steps.embed_step": "pictures that rows name by their address in a bucket",
     "jobs": "destinations: folders are locked, buckets leased, repositories committed to",
     "plans": "whether a destination is inside its source",
-    "sources.open_dataset": "a repository is a dataset",
-    "sources.open_source": "the same",
-    "sources.path_columns": "a table may name files by their addresses in a bucket",
+    "sources.open_source": "a repository is a dataset",
     "sources.table_source": "a table may name files by their addresses in a bucket",
     "verification": "local shards are read and repaired, those of a repository have a listed SHA-256",
 }

@@ -15,7 +15,7 @@ from brim.compute.rows.open_rows import open_rows
 from brim.compute.rows.read_unit import read_unit
 from brim.compute.rows.row_files import RowOptions
 from brim.sources.hive_partitions import partition_fields, partition_values
-from brim.sources.open_dataset import open_dataset
+from brim.sources.open_source import open_dataset
 from tests.forked import brim as command
 
 TABLE = pa.table(

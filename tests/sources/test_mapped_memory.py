@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from brim.sources.media_columns import Mappings
+from brim.sources.dataset_source import Mappings
 from tests.conftest import random_bytes
 
 CONTENT = random_bytes(100_000)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from brim.errors import BrimError, InputError
 from brim.formats.splice import SpliceBuilder
 from brim.sources.file_table import FileTable
-from brim.sources.open_dataset import open_dataset
+from brim.sources.open_source import open_dataset
 
 CODECS = ["none", "snappy", "zstd", "gzip", "brotli", "lz4"]
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

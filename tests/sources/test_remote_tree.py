@@ -28,7 +28,7 @@ def tree_of(*paths: str, size: int = 3) -> ObjectTree:
 
 
 def walked(tree: Tree) -> tuple[list[str], list[str]]:
-    walk = Walk.through(tree)
+    walk = Walk(tree)
     return [path for path, _ in walk], walk.outputs
 
 
@@ -83,7 +83,7 @@ def test_an_object_with_the_name_of_a_folder_is_refused() -> None:
     """No folder could hold both; which one is meant is not brim's to say."""
     tree = tree_of("a", "a/b", "c")
     assert tree.find("a") == Folder(is_file_too=True)
-    walk = Walk.through(tree)
+    walk = Walk(tree)
     assert [path for path, _ in walk] == ["a/b", "c"]
     assert [(r.reason, r.path) for r in walk.refused] == [("twin", "a")]
 

@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import brim as library
-from brim.formats.nested_values import (
+from brim.formats.parquet_levels import (
     assemble_leaf,
     byte_leaves,
     leaf_cells,
+    levels_of,
     merge_leaves,
     numbered_type,
     with_empty_bytes,
 )
-from brim.formats.parquet_levels import levels_of
-from brim.sources.open_dataset import open_dataset
+from brim.sources.open_source import open_dataset
 from tests.sources.test_parquet_source import FILE, rows_of
 from tests.sources.test_select_writers import (
     WRITERS,

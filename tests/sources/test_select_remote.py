@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import brim as library
 from brim.errors import SourceChangedError
 from brim.memory.meter import tree_bytes
-from brim.sources import remote_values as far_values
+from brim.sources import value_locator as far_values
 from brim.state.record_log import record_line, records_of
 from brim.storage.http_files import HttpStorage
 from brim.storage.location import Location

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import brim as library
 from brim.errors import BrimError, InputError
-from brim.sources.open_dataset import open_dataset
+from brim.sources.open_source import open_dataset
 from brim.sources.selection import Selection, keyed
 from tests.forked import brim
 from tests.sources.test_parquet_source import FILE, rows_of

@@ -19,8 +19,7 @@ from brim.options.build_options import (
     SelectOptions,
 )
 from brim.options.declare import shared_values, takes
-from brim.sources.open_dataset import select_rows
-from brim.sources.open_source import read_source
+from brim.sources.open_source import read_source, select_rows
 from brim.storage.location import Access
 
 

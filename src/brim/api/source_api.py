@@ -9,8 +9,7 @@ from brim.options.groups import BidsOptions
 from brim.options.read_options import BidsFolderOptions, DatasetOptions, FilesOptions, RecipesOptions, TableOptions
 from brim.sources.file_table import FileTable
 from brim.sources.folder_source import folder_source
-from brim.sources.open_dataset import open_dataset
-from brim.sources.open_source import read_source, recipe_text
+from brim.sources.open_source import open_dataset, read_source, recipe_text
 from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.sources.table_source import table_source

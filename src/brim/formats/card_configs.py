@@ -19,7 +19,7 @@ _OWN_KEYS = {"config_name", "data_files", "default"}
 # The fields of every config of `datasets`, and of its Parquet reader.
 _CONFIG_KEYS = _OWN_KEYS | {"data_dir", "description", "version", "batch_size", "columns", "features", "filters"}
 _SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
-_SPLITS = (
+SPLIT_NAMES = (  # the usual names of splits in names of files and folders
     ("train", ("train", "training")),
     ("validation", ("validation", "valid", "dev", "val")),
     ("test", ("test", "testing", "eval", "evaluation")),
@@ -266,11 +266,11 @@ def _default_patterns(names: Iterable[str]) -> dict[str, list[str]]:
     names = sorted(names)
     shards = {match["split"] for name in names if (match := _SHARD.fullmatch(name))}
     if shards:
-        usual = [split for split, _ in _SPLITS if split in shards]
+        usual = [split for split, _ in SPLIT_NAMES if split in shards]
         return {split: [f"data/{split}-*"] for split in [*usual, *sorted(shards.difference(usual))]}
     for in_folders in (True, False):
         matching = {}
-        for split, synonyms in _SPLITS:
+        for split, synonyms in SPLIT_NAMES:
             pattern = rf"(?:^|{_SEPARATOR})(?:{'|'.join(synonyms)})(?:{_SEPARATOR}{'|$' if in_folders else ''})"
             searched = {name: name.split("/")[:-1] if in_folders else name.split("/")[-1:] for name in names}
             files = [name for name, parts in searched.items() if any(re.search(pattern, part) for part in parts)]

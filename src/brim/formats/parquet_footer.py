@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 from brim.errors import VerificationError
 from brim.formats import thrift
 from brim.formats.encrypted import encrypted
-from brim.formats.file_views import FileView
 from brim.formats.parquet_levels import OPTIONAL, REPEATED
-from brim.formats.range_readers import Readable
+from brim.formats.range_readers import FileView, Readable
 from brim.formats.thrift import Struct
 from brim.records import dataclass
 

@@ -18,6 +18,7 @@ from brim.records import dataclass
 
 _MIN_RANGE_BYTES = 512  # on average: with shorter ranges, decompressing is cheaper
 _WINDOW_BYTES = 4096
+_MAX_VARINT_BYTES = 10
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_ID_BYTES, _ZSTD_SIZE_BYTES = (0, 1, 2, 4), (0, 2, 4, 8)
 
@@ -90,21 +91,12 @@ class _Cursor:
         self.position += size
         return int.from_bytes(self._window[start : start + size], "little")
 
-    def take_varint(self) -> int:
-        value = shift = 0
-        while shift < 64:
-            byte = self.take(1)
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-        raise Damaged("a number in a page does not end")
-
 
 def snappy_body(fetch: Fetch, offset: int, length: int, size: int) -> PageBody | None:
     """Describe a page compressed by snappy; return None if it has many short ranges."""
-    cursor = _Cursor(fetch, offset, offset + length)
-    if cursor.take_varint() != size:
+    stored_size, used = read_varint(fetch(offset, min(_MAX_VARINT_BYTES, length)), 0)
+    cursor = _Cursor(fetch, offset + used, offset + length)
+    if stored_size != size:
         raise Damaged("a compressed page has another size than its header says")
     ends: list[int] = []
     starts: list[int] = []

@@ -6,7 +6,7 @@ spool, of which the values are ranges. Chunks that only pyarrow can decode (LZO,
 NotLocated.
 
 A damaged file raises an error, and never takes more memory than its bytes and some megabytes. Shards that brim wrote
-are read by parquet_locate.py to verify and unpack them.
+are read by parquet_reader.py to verify and unpack them.
 
 `ChunkReader` walks the pages of a column chunk and matches their values with rows; `_PageReader` reads the bytes of a
 page, `_Dictionary` the values of a dictionary page.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,7 @@ from brim.formats.parquet_page_decode import (
 from brim.formats.range_readers import LocalFile, Readable
 from brim.formats.thrift import Struct
 from brim.records import dataclass
+from brim.state.scratch import ValueSpool
 
 PLAIN, PLAIN_DICTIONARY, DELTA_LENGTH, RLE_DICTIONARY = 0, 2, 6, 8
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
@@ -56,18 +57,6 @@ _LENGTH = struct.Struct("<I")
 
 class NotLocated(Exception):
     """A column chunk is stored in a way that only pyarrow reads."""
-
-
-class Spooling(Protocol):
-    """A temporary file for pages that had to be decompressed."""
-
-    def append(self, data: Any) -> int:
-        """Return the offset of the data."""
-
-    def read_at(self, offset: int, size: int) -> bytes: ...
-
-    @property
-    def size(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +117,7 @@ class PageReader:
     """
 
     def __init__(
-        self, file: Readable, codec: int, leaf: Leaf, spool: Spooling, is_cheap: Callable[[int, int], bool]
+        self, file: Readable, codec: int, leaf: Leaf, spool: ValueSpool, is_cheap: Callable[[int, int], bool]
     ) -> None:
         self._file, self._codec, self._leaf, self.spool, self._is_cheap = file, codec, leaf, spool, is_cheap
         self._is_local = isinstance(file, LocalFile)
@@ -241,7 +230,7 @@ class PageReader:
         return np.array(starts, np.int64), np.array(sizes, np.int64)
 
 
-def _decompress(data: bytes, size: int, codec: int, spool: Spooling) -> None:
+def _decompress(data: bytes, size: int, codec: int, spool: ValueSpool) -> None:
     """Decompress a page to the spool, a block at a time where the codec allows it."""
     wrong_size = Damaged("a compressed page has another size than its header says")
     if codec in _AT_ONCE:
@@ -363,7 +352,7 @@ class ChunkReader:
     """
 
     def __init__(
-        self, file: Readable, meta: Struct, leaf: Leaf, rows: int, spool: Spooling,
+        self, file: Readable, meta: Struct, leaf: Leaf, rows: int, spool: ValueSpool,
         is_cheap: Callable[[int, int], bool] = lambda start, stop: True,
     ) -> None:  # fmt: skip
         self._leaf, self._row_count = leaf, rows

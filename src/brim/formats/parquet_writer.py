@@ -5,7 +5,7 @@ columns' `bytes` leaves are replaced by plain pages of lengths and file segments
 footer and page index are written again to match. The result is an ordinary Parquet file whose size is known before a
 source file is opened.
 
-docs/reference/file-formats.md explains the byte layout. parquet_locate.py locates the files in such a shard.
+docs/reference/file-formats.md explains the byte layout. parquet_reader.py locates the files in such a shard.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import pyarrow.parquet as pq
 from brim import partition as cuts
 from brim.file_set import FileSet, Ints
 from brim.formats import thrift
-from brim.formats.nested_values import byte_leaves
 from brim.formats.parquet_footer import schema_leaves
-from brim.formats.parquet_levels import Levels, encode_levels, levels_of
+from brim.formats.parquet_levels import Levels, byte_leaves, encode_levels, levels_of
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.formats.thrift import I32, I64, LIST, STRUCT, Struct
 from brim.partition import HELD_VALUE_BYTES
@@ -115,7 +114,7 @@ def splice_parquet(
     """Return the shard with the rows of `table` and the files of `numbers` in its file columns.
 
     A file column has bytes, or a struct with a `bytes` leaf, or lists of such; or it has several leaves of bytes
-    (nested_values.py). Its bytes are empty in `table`; `numbers` gives for each file column the file numbers of its
+    (parquet_levels.py). Its bytes are empty in `table`; `numbers` gives for each file column the file numbers of its
     values that are not null, in order, those of one leaf after the other.
     `scratch_folder` is used for a skeleton that is too large for memory, until the splice is closed.
     """

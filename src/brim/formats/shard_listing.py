@@ -17,9 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from brim.file_set import Ints, Segments
-from brim.formats.nested_values import byte_leaves, without_bytes
 from brim.formats.parquet_footer import Leaf
-from brim.formats.parquet_levels import decode_levels, encode_levels, levels_of
+from brim.formats.parquet_levels import byte_leaves, decode_levels, encode_levels, levels_of, without_bytes
 from brim.formats.parquet_values import FoundValues, PageSpan
 from brim.formats.parquet_writer import is_of_files
 from brim.records import dataclass

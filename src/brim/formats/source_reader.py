@@ -14,13 +14,12 @@ import io
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 import numpy as np
 
 from brim.file_set import FileSet
-from brim.formats.file_views import FileView, Seekable
+from brim.formats.range_readers import FileView, Seekable
 from brim.memory.release import keep_heap_small
 from brim.state.atomic_files import open_regular, reason, refuse_more_files
 from brim.storage.reading import JOINED_BYTES, RANGE_BYTES, RandomFile, RangeStream, RemoteFile, fetch_ranges
@@ -40,24 +39,32 @@ _BLOCK_BYTES = 256 * 1024  # a smaller block is copied: handing it on costs more
 _OTHER_OBJECT = "is not the object that was planned, or is gone"
 
 
-class Reader(Protocol):
-    """Reads a splice's source files in order. `leave()` checks the last file."""
+class Reader:
+    """Reads a splice's source files in order. Use it in one thread."""
 
     def turn_to(self, source: int) -> int:
         """Continue with that file. Return its descriptor, if it has one."""
+        raise NotImplementedError
 
     def read_into(self, target: memoryview, offset: int) -> int:
         """Fill as much of `target` as one read gives, from byte `offset` of the file."""
+        raise NotImplementedError
 
     def take_block(self, offset: int, size: int) -> memoryview | None:
         """Return received bytes from `offset` on, in memory that stays as it is; None if `read_into` is as good."""
+        return None
 
-    def leave(self) -> None: ...
-    def __enter__(self) -> Self: ...
+    def leave(self) -> None:
+        """Check the files that are open. The version of remote ones was checked with each answer."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def reader_of(files: FileSet, segments: Iterable[tuple[int, int, int]], total_bytes: int) -> Reader:
@@ -67,8 +74,8 @@ def reader_of(files: FileSet, segments: Iterable[tuple[int, int, int]], total_by
     return SourceReader(files, total_bytes) if files.bucket is None else ObjectReader(files, segments)
 
 
-class SourceReader:
-    """Local source files. Use it in one thread; `leave()` checks the files."""
+class SourceReader(Reader):
+    """Local source files."""
 
     def __init__(self, files: FileSet, total_bytes: int) -> None:
         self._files = files
@@ -115,9 +122,6 @@ class SourceReader:
         target[:size] = self._buffer[start : start + size]
         return size
 
-    def take_block(self, offset: int, size: int) -> None:
-        """Return None: a local file is read into the target."""
-
     def _ended(self) -> int:
         raise self._files.changed(self._source, "became shorter while it was read")
 
@@ -130,26 +134,17 @@ class SourceReader:
             os.close(descriptor)
 
     def leave(self) -> None:
-        """Close the files, after a check that they are still the planned ones."""
         self._source = _NONE
         while self._open:
             self._check(next(iter(self._open)))
 
-    def _close(self) -> None:
+    def close(self) -> None:
         self._source = _NONE
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
-
-class JoinedReader:
+class JoinedReader(Reader):
     """Values of files of which some are remote. The next segments are requested together.
 
     Ranges of one object that are near each other are one request: it costs as much as some ten thousand bytes.
@@ -179,9 +174,6 @@ class JoinedReader:
                     return step
             self._fetch()
 
-    def take_block(self, offset: int, size: int) -> None:
-        """Return None: a joined range holds several segments."""
-
     def _fetch(self) -> None:
         """Request the next segments, up to a few megabytes."""
         ranges_of: dict[int, list[tuple[int, int]]] = {}
@@ -195,31 +187,21 @@ class JoinedReader:
             self._next = (source, start + step, length - step) if step < length else next(self._segments, None)
         if not ranges_of:
             raise ValueError("a range is read that was not announced")
-        files = {
-            source: RandomFile(self._files.remotes[source], partial(self._replaced_error, source))
-            for source in ranges_of
-        }
+        changed, remotes = self._files.changed, self._files.remotes
+        files = {source: RandomFile(remotes[source], partial(changed, source, _OTHER_OBJECT)) for source in ranges_of}
         sources = {id(file): source for source, file in files.items()}
         self._blocks = {}
         for file, start, data in fetch_ranges([(files[source], ranges) for source, ranges in ranges_of.items()]):
             self._blocks.setdefault(sources[id(file)], []).append((start, data))
 
-    def _replaced_error(self, source: int) -> Exception:
-        return self._files.changed(source, _OTHER_OBJECT)
-
     def leave(self) -> None:
         self._local.leave()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._local.__exit__(kind, error, trace)
+    def close(self) -> None:
+        self._local.close()
 
 
-class ObjectReader:
+class ObjectReader(Reader):
     """Files of a remote location, requested ahead of the reading. The store compares their versions with the plan."""
 
     def __init__(self, files: FileSet, segments: Iterable[tuple[int, int, int]]) -> None:
@@ -277,13 +259,7 @@ class ObjectReader:
         if start != offset:
             raise ValueError(f"byte {offset} of an object is read where byte {start} is next")
 
-    def leave(self) -> None:
-        """Do nothing: the version of each answer was checked."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stream.close()
 
 

@@ -10,11 +10,9 @@ The formats that are spliced: parquet_writer.py, tar_shard.py.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import mmap
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from brim.file_set import END, FileSet, Ints, member_header, padding
-from brim.formats.file_views import Seekable
+from brim.formats.range_readers import Seekable, copy_range
 from brim.formats.source_reader import SourceReader, reader_of
 from brim.state.atomic_files import BUFFER_BYTES, write_all
 from brim.state.scratch import Scratch
@@ -36,11 +34,6 @@ if TYPE_CHECKING:
 _LITERAL, _SCRATCH = -1, -2
 _BLOCK = 16384  # segments turned into Python numbers at a time
 _ZERO = np.zeros(1, np.int64)
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-class Unreadable(OSError):
-    """The source of a copy cannot be read; its destination is not the cause."""
 
 
 class Splice:
@@ -295,35 +288,6 @@ class SpliceBuilder:
         ends = np.cumsum(np.concatenate(self._sizes or empty))
         sources, starts = np.concatenate(self._sources or empty), np.concatenate(self._starts or empty)
         return Splice(self._files.on_disk, b"".join(self._literals), ends, sources, starts, self._scratch)
-
-
-def copy_range(source: int, offset: int, size: int, target: int) -> None:
-    """Copy a range of one descriptor to the position of another, inside the kernel if possible."""
-    in_kernel = hasattr(os, "copy_file_range")
-    buffer: memoryview | None = None
-    while size > 0:
-        if in_kernel:
-            try:
-                step = os.copy_file_range(source, target, min(size, 1 << 30), offset)
-            except OSError as error:
-                if error.errno in _FULL:
-                    raise
-                step = 0
-            if step == 0:
-                # Not supported, or an error that some file systems report as 0 bytes. A separate read and write shows
-                # which of the two files causes it.
-                in_kernel = False
-                continue
-        else:
-            buffer = buffer or memoryview(bytearray(BUFFER_BYTES))
-            try:
-                step = os.preadv(source, [buffer[: min(size, BUFFER_BYTES)]], offset)
-            except OSError as error:
-                raise Unreadable(error.errno, error.strerror) from error
-            if step == 0:
-                raise Unreadable(errno.EIO, "the file is shorter than its recorded size")
-            write_all(target, buffer[:step])
-        offset, size = offset + step, size - step
 
 
 class FileSplice(Splice):

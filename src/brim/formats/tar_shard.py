@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from brim.errors import VerificationError
 from brim.file_set import END, FileSet, Ints, member_header, padding
-from brim.formats.file_views import FileView
-from brim.formats.range_readers import Readable, ShardFile
+from brim.formats.range_readers import FileView, Readable, ShardFile
 from brim.formats.splice import Splice, SpliceBuilder
 
 _BATCH_ROWS = 1024

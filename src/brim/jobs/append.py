@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from brim.errors import DestinationError, InputError, VerificationError
 from brim.formats.card import CardFacts, SplitFacts
-from brim.formats.parquet_columns import ParquetColumns
+from brim.formats.parquet_reader import ParquetColumns
 from brim.jobs.destination import Destination, DestinationChanged, Run
 from brim.jobs.destination_paths import DestinationPaths
 from brim.jobs.shard_set import PlannedShards, ShardSet

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 
 from brim.errors import BrimError, InputError, SourceError
 from brim.file_set import Ints
-from brim.formats.file_views import FileView
+from brim.formats.range_readers import FileView
 from brim.records import dataclass
 from brim.sources.dataset_files import DatasetFile, RemoteShard, find_files, open_together
-from brim.sources.dataset_shard import BROKEN, broken, encrypted, plain_schema
 from brim.sources.file_table import FileTable
 from brim.sources.hive_partitions import partition_fields
+from brim.sources.parquet_shards import BROKEN, broken, encrypted, plain_schema
 from brim.sources.parquet_source import ParquetOrigin
 from brim.sources.selection import JoinedOrigin, Selection
 from brim.storage.location import Access

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 
 from brim.compute.rows.parquet_rows import column_ranges, parquet_file
 from brim.errors import BrimError, StoppedError
-from brim.formats.file_views import FileView
+from brim.formats.range_readers import FileView
 from brim.loader.epoch_order import Stretch
 from brim.loader.parquet_groups import RowGroups, read_footers
 from brim.sources.dataset_files import DatasetFile, changed_file
-from brim.sources.dataset_shard import BROKEN, broken
 from brim.sources.hive_partitions import partition_array
-from brim.sources.small_columns import plain_table
+from brim.sources.parquet_shards import BROKEN, broken
+from brim.sources.parquet_source import plain_table
 from brim.state.retry import interrupted_by
 from brim.storage.location import Location
 from brim.storage.reading import RangeStream, join_ranges

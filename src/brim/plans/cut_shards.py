@@ -18,7 +18,7 @@ from brim.records import dataclass
 from brim.safe_names import stays_below
 from brim.sizes import format_size
 from brim.sources.file_table import FileTable, Split
-from brim.sources.table_spool import mapped_columns, spooled
+from brim.sources.spools import mapped_columns, spooled
 
 
 def metadata_bytes(table: FileTable) -> Ints:

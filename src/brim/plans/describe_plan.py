@@ -20,8 +20,8 @@ from brim.sizes import format_size
 from brim.sources.features import SIZED_BY_PATH
 from brim.sources.file_table import FileTable, flat_numbers
 from brim.sources.folder_tree import datalad_get
-from brim.sources.table_memory import BASE_BYTES, COLUMN_BYTES, ROW_BYTES, SPOOLED_BYTES, SPOOLED_WORKER_BYTES
-from brim.sources.table_spool import mapped_columns
+from brim.sources.read_table import BASE_BYTES, COLUMN_BYTES, ROW_BYTES, SPOOLED_BYTES, SPOOLED_WORKER_BYTES
+from brim.sources.spools import mapped_columns
 from brim.storage.reading import AHEAD_BYTES
 from brim.storage.storage import part_bytes
 from brim.storage.xet import XET_BYTES
@@ -29,7 +29,7 @@ from brim.wording import worded
 
 VIEWER_ROW_BYTES = 300_000_000  # the Hub's viewer refuses larger row groups
 # Measured on Python 3.11 with pyarrow 26 (benchmarks/package.py): the buffers of a worker, and a shard's segments,
-# paths and skeleton per file. The memory of a table is in table_memory.py.
+# paths and skeleton per file. The memory of a table is in read_table.py.
 DATASETS_BYTES = 45_000_000  # for `import datasets`
 WORKER_BYTES = 4_000_000
 HUB_BYTES = 30_000_000  # huggingface_hub and its connections

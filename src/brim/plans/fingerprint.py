@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from brim import partition as cuts
 from brim.file_set import Bools, Ints
+from brim.formats.parquet_levels import plain_type
 from brim.sizes import format_size
-from brim.sources.read_table import plain_type
 
 _PIECE_BYTES = 8_000_000  # of a column that is hashed at a time
 _BLOCK = 10_000  # items of a list that are written as JSON at a time
@@ -37,7 +37,7 @@ def digest_table(table: pa.Table, *, deep: bool = False) -> str:
     for name in table.column_names:
         field = table.schema.field(name)
         digest.update(json.dumps([name, str(field.type), field.nullable, table.num_rows]).encode())
-        kind = plain_type(field.type)  # few functions take views
+        kind = plain_type(field.type, pa.large_string(), pa.large_binary())  # few functions take views
         _hash_column(digest, kind, _small_chunks(table.column(name), kind), deep)
     return digest.hexdigest()
 

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 from brim import partition as cuts
 from brim.errors import SourceError
 from brim.file_set import FILE_TYPE, Ints
-from brim.formats.nested_values import with_empty_bytes
-from brim.formats.parquet_levels import is_list_type
+from brim.formats.parquet_levels import is_list_type, list_array, nulls_of, with_empty_bytes
 from brim.options.groups import ShardOptions
 from brim.plans.cut_shards import Shard, Shards, cut_shards
 from brim.plans.fingerprint import digest_ints, digest_items, digest_json, digest_table
@@ -113,7 +112,7 @@ class Plan:
         edges = np.array([first, *(shard.stop for shard in run)]) - first
         cells = one_array(self.table.rows.column(name).slice(first, int(edges[-1])))
         if is_list_type(cells.type):
-            edges = cuts.running(pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False))[edges]
+            edges = cuts.running(cuts.list_lengths(cells))[edges]
             cells = cells.flatten()
         has_date = np.array(cells.is_valid().to_numpy(zero_copy_only=False))
         numbers = np.asarray(cells.drop_null().to_numpy(zero_copy_only=False), np.int64)
@@ -153,13 +152,10 @@ class Plan:
 
     def _placeholders(self, cells: pa.Array, kind: pa.DataType | None = None) -> pa.Array:
         kind = kind or _stored_type(cells.type)
-        mask = cells.is_null() if cells.null_count else None
+        mask = nulls_of(cells)
         if is_list_type(cells.type):
-            lengths = pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False)
-            large = pa.types.is_large_list(kind)
-            offsets = pa.array(cuts.running(lengths), pa.int64() if large else pa.int32())
             values = self._placeholders(cells.flatten(), kind.value_type)
-            return (pa.LargeListArray if large else pa.ListArray).from_arrays(offsets, values, type=kind, mask=mask)
+            return list_array(kind, cuts.list_lengths(cells), values, mask)
         files = self.table.files
         empty = pa.repeat(pa.scalar(b"", pa.binary()), len(cells))
         if files.ranges is not None and len(files):

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.file_set import FileSet, Ints
-from brim.formats.file_views import FileView
 from brim.formats.parquet_footer import open_parquet
-from brim.formats.parquet_locate import locate_parquet
+from brim.formats.parquet_reader import locate_parquet
 from brim.formats.parquet_writer import splice_parquet
-from brim.formats.range_readers import Readable, ShardFile
+from brim.formats.range_readers import FileView, Readable, ShardFile
 from brim.formats.splice import FileSplice, Splice
 from brim.formats.tar_shard import locate_tar, splice_tar, tar_rows
 from brim.plans.cut_shards import Shard

@@ -4,7 +4,7 @@ A column is named after its suffix (`t1w`, `bold`). If a suffix occurs in two da
 if it has several types of file (`.eeg`, `.vhdr`, `.vmrk`), the type is put after it. It is a list if any row has
 several files. A saved recipe fixes all that, so that a pilot and the complete dataset agree.
 
-Which files there are: bids_layout.py. Sidecars of an image: bids_sidecars.py.
+Which files there are, and the sidecars of an image: bids_layout.py.
 """
 
 from __future__ import annotations
@@ -22,10 +22,18 @@ import pyarrow as pa
 from brim.errors import InputError, SourceError
 from brim.options.groups import BidsOptions
 from brim.records import dataclass
-from brim.sources.bids_layout import BidsLayout, Item, file_kind, is_text, parse_name
-from brim.sources.bids_sidecars import Sidecars, read_scans, read_sessions
+from brim.sources.bids_layout import (
+    BidsLayout,
+    Item,
+    Sidecars,
+    file_kind,
+    is_text,
+    parse_name,
+    read_scans,
+    read_sessions,
+)
 from brim.sources.file_table import FileTable, Refused, Unmatched, collect_unmatched
-from brim.sources.folder_tree import Tree, every_file
+from brim.sources.folder_tree import Tree, every_file, natural
 from brim.sources.joined_tables import infer_type, join_by_key
 from brim.sources.recipe import BidsColumn, Key, Recipe, read_fields
 from brim.sources.recipe_rows import Cell, FolderRows
@@ -446,7 +454,7 @@ def _column_group(column: BidsColumn) -> tuple[str, ...]:
 
 
 def _order(item: Item) -> tuple[object, ...]:
-    return (item.name.sort_key(), item.path)
+    return tuple((entity, natural(value)) for entity, value in item.name.entities), item.path
 
 
 def _as_type(value: str | None, kind: pa.DataType, path: str) -> Any:

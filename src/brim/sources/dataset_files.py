@@ -21,7 +21,7 @@ import pyarrow as pa
 from brim.errors import DestinationError, InputError, SourceChangedError, SourceError
 from brim.file_set import Stat
 from brim.formats.card import CARD, SEVERAL_LICENSES, read_card
-from brim.formats.card_configs import card_entries, fits, patterns_of
+from brim.formats.card_configs import SPLIT_NAMES, card_entries, fits, patterns_of
 from brim.formats.shard_listing import LISTING, ShardListing
 from brim.records import dataclass
 from brim.state.ledger import STATE, Ledger, Receipt
@@ -35,11 +35,6 @@ EXTENSIONS = (".parquet", ".tar")
 _WILD = re.compile(r"[*?\[]")
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|txt|md|arrow|feather)(\.gz|\.zst)?$", re.IGNORECASE)
 _SHARD = re.compile(r"(?:^|.*/)(?P<split>[A-Za-z0-9_.]+?)-\d{5,}-of-\d{5,}\.(?:parquet|tar)$")
-_KEYWORDS = (
-    ("train", ("train", "training")),
-    ("validation", ("validation", "valid", "dev", "val")),
-    ("test", ("test", "testing", "eval", "evaluation")),
-)
 _MAX_MANIFEST_BYTES = 16_000_000  # a larger one has receipts only, which are not needed here
 Range = tuple[int, int]
 _BIBTEX = re.compile(r"```bibtex\s*\n(.*?)```", re.DOTALL)
@@ -282,7 +277,7 @@ def _split_of(name: str) -> str:
     if match:
         return match["split"]
     parts = re.split(r"[^a-z0-9]+", name.lower())
-    return next((split for split, keywords in _KEYWORDS if not set(keywords).isdisjoint(parts)), "train")
+    return next((split for split, keywords in SPLIT_NAMES if not set(keywords).isdisjoint(parts)), "train")
 
 
 def _of_config(dataset: DatasetFiles, config: str | None, text: str) -> DatasetFiles:
@@ -327,7 +322,7 @@ def _of_split(dataset: DatasetFiles, split: str | None, text: str) -> DatasetFil
         raise SourceError(f"{text!r} has both Parquet and tar files.", hint="Use a glob that matches only one kind.")
     names = list(dict.fromkeys(file.split for file in dataset.files))
     if not dataset.card.get("configs"):  # they have an order
-        names = list(dict.fromkeys([*(name for name, _ in _KEYWORDS if name in names), *names]))
+        names = list(dict.fromkeys([*(name for name, _ in SPLIT_NAMES if name in names), *names]))
     files = sorted(dataset.files, key=lambda file: names.index(file.split))
     if split is not None:
         if split not in names:

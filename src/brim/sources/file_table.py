@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Literal
 
@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from brim import partition as cuts
 from brim.errors import InputError
 from brim.file_set import FileSet, Ints
-from brim.formats.nested_values import leaf_cells
-from brim.formats.parquet_levels import is_list_type, single_array
+from brim.formats.parquet_levels import is_list_type, leaf_cells, map_leaves, single_array
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
 from brim.sources.features import extension_of, is_companion
+from brim.sources.spools import TableSpool
 from brim.wording import worded
 
 Group = Literal["data", "sidecars", "documentation"]
@@ -246,8 +246,9 @@ class FileTable:
 
         def lengths(name: str) -> Ints:
             array = one_array(self.rows.column(name))
-            counts = pc.list_value_length(array).fill_null(0) if is_list_type(array.type) else array.is_valid()
-            return np.asarray(counts.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)
+            if is_list_type(array.type):
+                return cuts.list_lengths(array)
+            return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), np.int64)
 
         described = []
         for name, base in self.aligned_with.items():
@@ -341,8 +342,36 @@ def cell_sums(column: pa.ChunkedArray, weights: Ints) -> Ints:
     array = one_array(column)
     lengths, inner = np.ones(len(array), np.int64), array
     if is_list_type(array.type):
-        lengths, inner = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False), array.flatten()
+        lengths, inner = cuts.list_lengths(array), array.flatten()
     numbers = inner.fill_null(-1).to_numpy(zero_copy_only=False)
     before = cuts.running(np.where(numbers >= 0, np.append(weights, 0)[numbers], 0))
     ends = np.cumsum(lengths)
     return np.asarray(before[ends] - before[ends - lengths], np.int64)
+
+
+_BATCH_BYTES, _BATCH_ROWS = 16_000_000, 1024
+
+
+def with_content(table: FileTable, names: Collection[str]) -> FileTable:
+    """Return a table with the bytes of some nested columns in them, on disk, for a source that has no numbers there."""
+    kinds = {name: table.nested[name] for name in names}
+    schema = pa.schema([pa.field(name, kind) for name, kind in kinds.items()])
+    sizes = sum((table.cell_bytes(name, table.files.sizes) for name in kinds), np.zeros(len(table), np.int64))
+
+    def fill(cells: Any, kind: pa.DataType) -> pa.Array:
+        return pa.array(contents_of(table.files, cells), kind)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start, stop in itertools.pairwise(cuts.fill(sizes, _BATCH_BYTES, _BATCH_ROWS).tolist()):
+            rows = table.rows.slice(start, stop - start)
+            arrays = [map_leaves(one_array(rows.column(name)), kind, kind, fill) for name, kind in kinds.items()]
+            yield pa.record_batch(arrays, schema=schema)
+
+    spool = TableSpool()
+    spool.write(schema, batches())
+    (filled,), rows = spool.tables(), table.rows
+    for name, kind in kinds.items():
+        index = rows.column_names.index(name)
+        rows = rows.set_column(index, rows.schema.field(name).with_type(kind), filled.column(name))
+    nested = {name: kind for name, kind in table.nested.items() if name not in kinds}
+    return table.replace(rows=rows, nested=nested)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSetBuilder, Ints
+from brim.formats.card_configs import SPLIT_NAMES
 from brim.sources.features import KINDS, is_companion, kind_of
 from brim.sources.file_table import FileColumn, FileTable, Split, collect_unmatched, one_array
 from brim.sources.folder_tree import Tree, Walk
@@ -23,13 +24,8 @@ from brim.sources.source_options import SourceOptions
 from brim.sources.table_source import describe, encode_labels, limit_rows, make_file_table
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_SPLIT_FOLDERS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
-_SPLIT_OF = {folder: split for split, folders in _SPLIT_FOLDERS.items() for folder in folders}
-_SPLIT_CODES = {folder: list(_SPLIT_FOLDERS).index(split) + 1 for folder, split in _SPLIT_OF.items()}
+_SPLIT_OF = {folder: split for split, folders in SPLIT_NAMES for folder in folders}
+_SPLIT_CODES = {folder: code for code, (_, folders) in enumerate(SPLIT_NAMES, 1) for folder in folders}
 _COMPANION = 255
 _TAKE_ALL = "--files file:file takes every file as it is; --exclude leaves files out."
 _LABELED_KINDS = ("image", "audio", "video")  # scans are in folders by subject, not by class
@@ -41,7 +37,7 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
     """Make the file table of a folder of files."""
     _check_options(options)
     tree = tree_of(folder, options.access)
-    walk = Walk.through(tree, keys=True)
+    walk = Walk(tree, keys=True)
     is_selected = options.selects()
     allowed = SourceOptions(exclude=options.exclude).selects()
     refused_before_limit: int | None = None
@@ -164,11 +160,11 @@ def _split(
     numbers: Ints, tops: np.ndarray[Any, np.dtype[np.uint8]], paths: pa.Array, options: SourceOptions
 ) -> tuple[Ints, tuple[Split, ...]]:
     """Sort files by split. `tops` has the code of the split folder of each file, 0 for files outside of them."""
-    counts = np.bincount(tops, minlength=len(_SPLIT_FOLDERS) + 1)
+    counts = np.bincount(tops, minlength=len(SPLIT_NAMES) + 1)
     present = [code for code in range(1, len(counts)) if counts[code]]
     if options.split is not None or not present:
         return numbers, (Split(options.split or "train", 0, len(numbers)),)
-    names = list(_SPLIT_FOLDERS)
+    names = [split for split, _ in SPLIT_NAMES]
     outside = numbers[tops == 0]
     if len(outside):
         raise SourceError(

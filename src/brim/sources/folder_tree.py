@@ -102,29 +102,21 @@ IGNORED = frozenset(["Thumbs.db", "desktop.ini", "__MACOSX", "@eaDir", "lost+fou
 
 @dataclass
 class Walk:
-    """A walk through a tree, by default the folder `root`: iterate it, then read `refused`, `loops` and `outputs`."""
+    """A walk through a tree: iterate it, then read `refused`, `loops` and `outputs`."""
 
-    root: str
+    tree: Tree
     refused: list[Refused] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     keep_hidden: Callable[[str], bool] = lambda prefix: False  # whether hidden files of this folder are data
-    tree: Tree | None = None
     keys: bool = False  # whether a key of git-annex with a size replaces its file
-
-    def __post_init__(self) -> None:
-        self._tree: Tree = self.tree or LocalTree(self.root)
-
-    @classmethod
-    def through(cls, tree: Tree, keys: bool = False) -> Walk:
-        return cls(tree.root, tree=tree, keys=keys)
 
     def __iter__(self) -> Iterator[tuple[str, Stat]]:
         """Yield (root-relative path, stat) of every file."""
         try:
-            top = self._tree.top()
+            top = self.tree.top()
         except OSError as error:
-            raise SourceError(f"The source {self.root!r} cannot be read: {reason(error)}.") from error
+            raise SourceError(f"The source {self.tree.root!r} cannot be read: {reason(error)}.") from error
         stack: list[tuple[str, Iterator[str], tuple[tuple[int, int] | None, ...]]] = [
             ("", self._names(""), (top.identity,))
         ]
@@ -151,10 +143,10 @@ class Walk:
     def _names(self, prefix: str) -> Iterator[str]:
         """Return the sorted names in a folder, without those that are ignored."""
         try:
-            names = self._tree.names(prefix)
+            names = self.tree.names(prefix)
         except OSError as error:
             if not prefix:
-                raise SourceError(f"The source {self.root!r} cannot be read: {reason(error)}.") from error
+                raise SourceError(f"The source {self.tree.root!r} cannot be read: {reason(error)}.") from error
             self.refused.append(Refused("unreadable", prefix.rstrip("/") + "/"))
             return iter(())
         if prefix and ".brim" in names:
@@ -170,9 +162,9 @@ class Walk:
         except UnicodeEncodeError:
             self.refused.append(Refused("name", path.encode("utf-8", "backslashreplace").decode()))
             return None
-        entry = self._tree.find(location)
-        if entry == "annex" and self.keys and self._tree.bucket is None:
-            size = annex_size(self._tree.root, location)
+        entry = self.tree.find(location)
+        if entry == "annex" and self.keys and self.tree.bucket is None:
+            size = annex_size(self.tree.root, location)
             if size is not None:
                 return AbsentStat(size)
         if entry == "loop":

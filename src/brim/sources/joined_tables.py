@@ -25,7 +25,7 @@ from brim.extras import missing
 from brim.sources.file_table import one_array
 from brim.sources.folder_tree import COMMANDS, Tree, pointer_kind
 from brim.sources.recipe import VALUE_TYPES, Key, Recipe, RecipeTable, TableColumn
-from brim.sources.table_spool import collect_batches
+from brim.sources.spools import collect_batches
 
 LINE, KEY = "\0line", "\0key"  # columns with the numbers of lines, and with the texts of keys
 BIDS_NULLS = ("", "n/a", "N/A", "NA", "nan", "NaN")

@@ -1,32 +1,33 @@
 """Parquet shards by any writer as a source: small columns are read, and large values are located, not read.
 
-`ParquetOrigin` reads footers and small columns first, and locates the values of the chosen rows (`locate`), so that
-one subject of a remote dataset costs its own bytes. The shards: parquet_shards.py; small columns: small_columns.py;
-values: value_locator.py; the choice of rows: selection.py.
+`SmallColumns` reads everything except bytes (of files, their paths): of remote shards only the needed row groups, and
+columns that are large in sum are kept on disk. `ParquetOrigin` locates the values of the chosen rows (`locate`), so
+that one subject of a remote dataset costs its own bytes. The shards: parquet_shards.py; values: value_locator.py; the
+choice of rows: selection.py.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from brim.errors import SourceError
 from brim.file_set import Bools, Ints
-from brim.formats.nested_values import merge_leaves, numbered_type
-from brim.formats.parquet_levels import is_list_type
+from brim.formats.parquet_levels import is_list_type, merge_leaves, numbered_type
 from brim.sources.dataset_files import DatasetFile
-from brim.sources.dataset_shard import BROKEN, ContentColumn, broken
 from brim.sources.features import kind_of_feature
 from brim.sources.file_table import FileColumn, FileTable, Split, one_array
-from brim.sources.parquet_shards import ParquetShards
-from brim.sources.small_columns import SmallColumns, plain_table, take_rows
-from brim.sources.table_spool import TableSpool
-from brim.sources.value_locator import ChunkLocator, ShardValues, ValueStores, fetch_chosen, numbers_type
-from brim.sources.value_spool import DECODED_ROWS
+from brim.sources.hive_partitions import partition_array
+from brim.sources.parquet_shards import BROKEN, ContentColumn, ParquetShards, broken, plain_schema
+from brim.sources.spools import TableSpool
+from brim.sources.value_locator import DECODED_ROWS, ChunkLocator, ShardValues, ValueStores, fetch_chosen, numbers_type
+from brim.sources.where import may_choose
 
 _SAMPLED_ROWS = 100
 
@@ -171,7 +172,7 @@ class ParquetOrigin:
         def batches() -> Iterator[pa.RecordBatch]:
             for number, own in self.shards.rows_by_shard(rows):
                 shard = self.shards.shard(number)
-                leaf_numbers = shard.all_leaves(names)
+                leaf_numbers = [leaf.number for leaf in shard.leaf_list if leaf.path[0] in names]
                 with self.shards.parquet(number) as reader:
                     for group in range(len(shard.groups)):
                         first, last = shard.edges[group : group + 2]
@@ -194,3 +195,163 @@ class ParquetOrigin:
         spool = TableSpool()
         spool.write(schema, batches())
         return spool.tables()[0]
+
+
+HELD_BYTES = 64_000_000  # of small columns; more is kept on disk
+_BATCH_ROWS = 1024
+
+
+class SmallColumns:
+    """The small columns of some shards. Each column of a shard, or of a row group, is read once."""
+
+    def __init__(self, shards: ParquetShards, note: Callable[[str], None]) -> None:
+        self._shards, self._note = shards, note
+        self._read: dict[str, pa.ChunkedArray] = {}  # columns of all rows
+        self._groups: dict[tuple[str, int, int], pa.ChunkedArray] = {}  # by column, shard and row group
+        first = shards.first
+        bytes_only = {name for name in shards.partial if not first.small_leaves([name])}
+        self.names = [name for name in shards.schema.names if name not in bytes_only]
+
+    def read(self, names: Iterable[str], rows: Ints | None = None) -> pa.Table:
+        """Return columns of all rows. If only `rows` are needed, other rows may be null."""
+        requested = set(names)
+        names = [name for name in self.names if name in requested]
+        for name in names:
+            if name in self._shards.partitions and name not in self._read:
+                field = self._shards.partitions[name]  # its values are in the names of folders
+                files = zip(self._shards.files, np.diff(self._shards.edges).tolist(), strict=True)
+                arrays = [partition_array(file.shown, field, rows) for file, rows in files]
+                self._read[name] = pa.chunked_array(arrays, field.type)
+        missing = [name for name in names if name not in self._read]
+        columns: Mapping[str, pa.ChunkedArray] = {}
+        if missing and rows is not None and self._shards.has_remote_groups:
+            columns = self._read_groups(missing, rows)
+        if missing and not columns:
+            table = self._read_all(missing)
+            self._read |= {name: table.column(name) for name in missing}
+        if not names:
+            total = len(self._shards)
+            return (pa.table({"": pa.nulls(total)}) if total else pa.table({})).select([])
+        return pa.table({name: columns[name] if name in columns else self._read[name] for name in names})
+
+    def possible_rows(self, condition: str) -> Bools | None:
+        """Return which rows a condition can choose, by the statistics of remote row groups; None for all rows."""
+        if not self._shards.has_remote_groups:
+            return None
+        bounds: list[Mapping[str, tuple[Any, Any]]] = []
+        counts: list[int] = []
+        for number, shard in enumerate(self._shards.shards()):
+            values = self._shards.partition_values(number)
+            exact = {name: (value, value) for name, value in values.items() if value is not None}
+            with self._shards.reading(number) as reader:
+                bounds += [{**group, **exact} for group in shard.bounds(reader)]
+            counts += np.diff(shard.edges).tolist()
+        mask = np.repeat(may_choose(condition, self._shards.schema, bounds), counts)
+        return None if mask.all() else mask
+
+    def _read_groups(self, names: list[str], rows: Ints) -> dict[str, pa.ChunkedArray]:
+        """Return columns with the values of those row groups that have some rows; nothing if that is too much."""
+        all_shards = self._shards.shards()
+        groups = [(number, group) for number, shard in enumerate(all_shards) for group in range(len(shard.groups))]
+        ends = [self._shards.edges[number] + shard.edges[1:] for number, shard in enumerate(all_shards)]
+        used = np.unique(np.searchsorted(np.concatenate(ends), rows, side="right")).tolist()
+        by_shard: dict[int, list[int]] = {}
+        for number, group in (groups[index] for index in used):
+            if any((name, number, group) not in self._groups for name in names):
+                by_shard.setdefault(number, []).append(group)
+        leaf_ids = {number: all_shards[number].small_leaves(names) for number in {0, *by_shard}}
+        if sum(all_shards[n].plain_bytes(leaf_ids[n], own_groups) for n, own_groups in by_shard.items()) > HELD_BYTES:
+            return {}
+        near = {number: all_shards[number].near(leaf_ids[number], own) for number, own in by_shard.items()}
+        self._shards.fetch(by_shard, lambda number: all_shards[number].ranges_of(near[number], by_shard[number]))
+        (empty_table,) = self._tables(0, leaf_ids[0], [])
+        for number, own in by_shard.items():
+            for group, table in zip(own, self._tables(number, leaf_ids[number], own), strict=True):
+                self._groups |= {(name, number, group): table.column(name) for name in names}
+        tables = {}
+        for name in names:
+            kind, chunks = empty_table.schema.field(name).type, list[pa.Array]()
+            for number, group in groups:
+                column = self._groups.get((name, number, group))
+                nulls = int(all_shards[number].groups[group][3][1]) if column is None else 0
+                chunks += [pa.nulls(nulls, kind)] if column is None else column.chunks
+            tables[name] = pa.chunked_array(chunks, kind)
+        return tables
+
+    def _read_all(self, names: list[str]) -> pa.Table:
+        listings = [file.listing.small for file in self._shards.files if file.listing is not None]
+        if self._shards.is_listed and all(name in listings[0].column_names for name in names):
+            return pa.concat_tables([table.select(names) for table in listings])
+        shards = self._shards.shards()
+        leaf_ids = [shard.small_leaves(names) for shard in shards]
+        is_large = sum(shard.plain_bytes(own) for shard, own in zip(shards, leaf_ids, strict=True)) > HELD_BYTES
+
+        def ranges_of(number: int) -> Sequence[tuple[int, int]]:
+            shard, own = shards[number], leaf_ids[number]
+            return shard.ranges_of(own if is_large else shard.near(own, range(len(shard.groups))))
+
+        self._shards.fetch(range(len(shards)), ranges_of)
+        tables = (t.select(names) for n, own in enumerate(leaf_ids) for t in self._tables(n, own, in_batches=is_large))
+        if not is_large:
+            return pa.concat_tables(list(tables))
+        self._note("large columns of text are kept on disk while rows are chosen")
+        first = next(tables)
+        spool = TableSpool()
+        spool.write(first.schema, (batch for table in chain([first], tables) for batch in table.to_batches()))
+        return spool.tables()[0]
+
+    def _tables(
+        self, number: int, leaf_ids: list[int], groups: list[int] | None = None, in_batches: bool = False
+    ) -> Iterator[pa.Table]:
+        """Yield some leaves of a shard: all rows at once, or in batches, or each row group alone (of none: no rows)."""
+        shard = self._shards.shard(number)
+        with self._shards.parquet(number) as reader:
+            if in_batches:
+                every = list(range(len(shard.groups)))
+                for batch in reader.iter_batches(_BATCH_ROWS, every, leaf_ids, use_threads=False):
+                    yield self._widened(plain_table(pa.Table.from_batches([batch])), number)
+                return
+            for some in [None] if groups is None else [[group] for group in groups] or [[]]:
+                if some is None:
+                    rows, table = shard.rows, reader.read_all(column_indices=leaf_ids, use_threads=False)
+                else:
+                    rows = sum(int(shard.groups[group][3][1]) for group in some)
+                    table = reader.read_row_groups(some, column_indices=leaf_ids, use_threads=False)
+                if table.num_rows != rows:
+                    raise ValueError("its columns do not have the number of rows that it declares")
+                yield self._widened(plain_table(table), number)
+
+    def _widened(self, table: pa.Table, number: int) -> pa.Table:
+        """Return columns in the types that hold the values of all shards."""
+        for index, field in enumerate(table.schema):
+            wide = self._shards.schema.field(field.name)
+            if field.name in self._shards.partial or field.type == wide.type:
+                continue
+            try:
+                table = table.set_column(index, field.name, table.column(index).cast(wide.type))
+            except pa.ArrowInvalid as error:
+                name = self._shards.files[number].shown
+                raise SourceError(
+                    f"The column {field.name!r} is {field.type} in {name}, and its values would change if stored as "
+                    f"{wide.type}, which the files need together: {str(error)[:200]}.",
+                    hint="Use one type for the column in all files.",
+                    path=name,
+                ) from error
+        return table
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """Return a table without metadata and without views. Any column may be null in another shard."""
+    schema = plain_schema(pa.schema([field.with_nullable(True) for field in table.schema], table.schema.metadata))
+    return (table if schema == table.schema else table.cast(schema)).replace_schema_metadata(None)
+
+
+def take_rows(column: pa.ChunkedArray, rows: Ints) -> pa.ChunkedArray:
+    """Return rows of a column; of a large one on disk."""
+    if column.nbytes <= HELD_BYTES:
+        return column.take(pa.array(rows))
+    spool, schema = TableSpool(), pa.schema([pa.field("", column.type)])
+    starts: Sequence[int] = range(0, len(rows), _BATCH_ROWS)
+    parts = (column.take(pa.array(rows[start : start + _BATCH_ROWS])) for start in starts)
+    spool.write(schema, (batch for part in parts for batch in pa.table([part], schema=schema).to_batches()))
+    return spool.tables()[0].column(0)

@@ -9,6 +9,7 @@ Covered: the parts of a recipe, reading them from TOML, and comparing expected c
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import os
 import re
@@ -353,6 +354,7 @@ def has_glob(part: str) -> bool:
     return "*" in part or "?" in part
 
 
+@functools.lru_cache(maxsize=4096)
 def path_regex(pattern: str) -> re.Pattern[str]:
     """Return what a pattern matches with any row key. `*` stays within a folder."""
     text = re.escape(_PLACEHOLDER.sub("*", pattern))

@@ -77,7 +77,7 @@ class FolderRows:
         self.file_columns: dict[str, FileColumn] = {}
         self.faults: list[RowFault] = []
         self.warnings: list[str] = []
-        self.walk = Walk.through(tree, keys=True)
+        self.walk = Walk(tree, keys=True)
         self.files = FileSetBuilder(tree.root, tree.bucket)
         self._numbers: dict[str, int | None] = {}
 
@@ -257,7 +257,8 @@ class PatternRows(FolderRows):
         for key in self._all_keys():
             if len(self.keys) == self.options.limit:
                 break
-            matches = [self._first_match(column, key) for column in own]
+            patterns = [(column.pattern, *column.fallback) for column in own]
+            matches = [next(filter(None, (self._paths(each, key) for each in some)), []) for some in patterns]
             selected_paths = [[path for path in paths if is_selected(path)] for paths in matches]
             if any(matches) and not any(selected_paths):
                 continue
@@ -291,10 +292,6 @@ class PatternRows(FolderRows):
                 problem += ", ".join(f"{path} ({value})" for path, value in values.items())
                 self.faults += [RowFault(VALUES, path, problem) for path in values]
 
-    def _first_match(self, column: RecipeColumn, key: Key) -> list[str]:
-        matches = (self._paths(pattern, key) for pattern in (column.pattern, *column.fallback))
-        return next(filter(None, matches), [])
-
     def _paths(self, pattern: str, key: Key = (), entities: str = "") -> list[str]:
         """Return what matches a pattern, relative to the folder, in natural order."""
         values = dict(zip(self.recipe.key, key, strict=False)) | {"entities": entities}
@@ -305,7 +302,7 @@ class PatternRows(FolderRows):
             paths = []
             for prefix in prefixes:
                 if has_glob(part):
-                    matches = _part_regex(name).match
+                    matches = path_regex(name).match
                     names = [n for n in self._list(prefix) if matches(n) and self._is_utf8(prefix + n)]
                 else:
                     names = [name] if not is_last or self.tree.exists(prefix + name) else []
@@ -485,11 +482,6 @@ class PatternRows(FolderRows):
         unused_paths = (path for path in every_file(self.tree) if path not in used_paths and is_selected(path))
         hint = "Add a column for them to the recipe, or leave them out with --exclude."
         return collect_unmatched(unused_paths, self.recipe.unmatched == "error", hint)
-
-
-@functools.lru_cache(maxsize=4096)
-def _part_regex(part: str) -> re.Pattern[str]:
-    return path_regex(part)
 
 
 def _stem(path: str) -> str:

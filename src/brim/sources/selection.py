@@ -22,18 +22,17 @@ import pyarrow.compute as pc
 
 from brim.errors import ArgumentError, InputError
 from brim.file_set import Bools, Ints, join_sets
-from brim.formats.nested_values import map_leaves
-from brim.formats.parquet_levels import is_list_type
+from brim.formats.parquet_levels import is_list_type, map_leaves
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
 from brim.sizes import parse_count
-from brim.sources.file_table import FileTable, Split, comparable, one_array, stacked, type_conflict_error
+from brim.sources.file_table import FileTable, Split, comparable, one_array, stacked, type_conflict_error, with_content
 from brim.sources.source_options import check_split
-from brim.sources.value_spool import with_content
 from brim.sources.where import labels_of, names_in, need_duckdb, sql_mask, where_mask
 
 CONTENT = "content"  # the name for the bytes of the only file column
 _U64 = np.uint64
+_STEPS = frozenset("where sql columns drop sort shuffle sample limit unique split take".split())  # noqa: SIM905
 
 
 class Origin(Protocol):
@@ -301,20 +300,7 @@ class Selection:
 
     def apply(self, steps: Sequence[Any]) -> Selection:
         """Add steps, as `steps` has them or as they come back from JSON."""
-        names = {
-            "where",
-            "sql",
-            "columns",
-            "drop",
-            "sort",
-            "shuffle",
-            "sample",
-            "limit",
-            "unique",
-            "split",
-            "take",
-        }
-        if wrong := [name for name, _ in steps if name not in names]:
+        if wrong := [name for name, _ in steps if name not in _STEPS]:
             raise InputError(f"The rows were selected by {wrong[0]!r}, which cannot be repeated from one source.")
         return replace(self, steps=(*self.steps, *((name, dict(arguments)) for name, arguments in steps)))
 

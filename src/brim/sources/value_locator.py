@@ -2,7 +2,11 @@
 
 `ChunkLocator` answers where the values of a column chunk are: by the listing in a manifest, else by the pages of the
 chunk, else by decoding it to a spool. `ShardValues` makes columns of numbers of values from that, for some rows.
-`fetch_chosen` fetches the pages of remote shards beforehand, those of several shards together.
+
+`fetch_chosen` fetches the pages of remote shards beforehand, those of several shards together. If no listing has the
+sizes of values, each precedes its value, so that the offset of a value depends on all previous ones in its page. Pages
+of small values, and those of which most is needed, are fetched. In other pages the lengths are followed by a tiny
+request each, in many pages at once. The cheaper way is chosen per page: a request costs as much as some bytes.
 """
 
 from __future__ import annotations
@@ -16,21 +20,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from brim.errors import BrimError
-from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, RangeSetBuilder
-from brim.formats.nested_values import assemble_leaf
+from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, RangeSetBuilder, Segments
 from brim.formats.parquet_footer import Leaf
-from brim.formats.parquet_values import ChunkReader, FoundValues, NotLocated
-from brim.formats.range_readers import Readable
+from brim.formats.parquet_levels import assemble_leaf, levels_of, list_array
+from brim.formats.parquet_values import ChunkReader, FoundValues, NotLocated, PageSpan
+from brim.formats.range_readers import FileView, Readable
 from brim.formats.shard_listing import ListedValues, locate_listed
 from brim.records import dataclass
-from brim.sources.dataset_files import RemoteShard
-from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
+from brim.sources.dataset_files import Range, RemoteShard
 from brim.sources.file_table import one_array
-from brim.sources.remote_values import ChunkShape, FarChunk, FarCopy, fetched_ranges, in_pieces
-from brim.sources.value_spool import ValueSpool, decode_chunk
-from brim.storage.reading import fetch_ranges, fetch_together
+from brim.sources.parquet_shards import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
+from brim.state.scratch import ValueSpool
+from brim.storage.reading import fetch_ranges, fetch_together, join_ranges
 
 FETCHED_BYTES = 256_000_000  # at most, of the chosen pages of a remote shard
 COPIED_BYTES = 4_000_000_000  # at most, of those of all shards
@@ -164,13 +168,6 @@ class ShardValues:
             if count:
                 yield group, rows, count
 
-    def needed_ranges(self) -> list[tuple[int, int]]:
-        """Return the pages with chosen values of a remote shard: the lengths of the values are in them."""
-        chunks = self.chunks
-        leaf_numbers = chunks.unlisted_leaves
-        shapes = ((chunks.shape(g, leaf.number), rows) for g, rows, _ in self.groups() for leaf in leaf_numbers)
-        return [byte_range for shape, rows in shapes for byte_range in fetched_ranges(shape, rows)]
-
     def column(self, column: ContentColumn, paths: pa.ChunkedArray | None) -> pa.Array:
         """Return the numbers of a column's values. `paths` are those of all its rows, if it has files."""
         leaf, names, parts = self._shard.leaf_of[column.name], None, []
@@ -198,11 +195,8 @@ class ShardValues:
                     starts = np.flatnonzero(np.diff(slots.rows, prepend=-1))
                     lengths = np.add.reduceat(is_element.astype(np.int64), starts)
                     is_null = definition[starts] < leaf.repeated - 1
-                    is_large = pa.types.is_large_list(column.kind)
-                    edges = np.concatenate([[0], np.cumsum(lengths)])
-                    offsets = pa.array(edges, pa.int64() if is_large else pa.int32())
                     mask = pa.array(is_null) if is_null.any() else None
-                    array = (pa.LargeListArray if is_large else pa.ListArray).from_arrays(offsets, array, mask=mask)
+                    array = list_array(numbers_type(column.kind), lengths, array, mask)
                 parts.append(array)
         kind = numbers_type(column.kind) if column.is_list else pa.int64()
         return pa.concat_arrays([pa.array([], kind), *parts])
@@ -303,9 +297,12 @@ def fetch_chosen(shards: Sequence[ShardValues], stores: ValueStores) -> None:
     requests: list[tuple[RemoteShard, list[tuple[int, int]]]] = []
     bases: dict[RemoteShard, int] = {}
     for values, remote in remotes:
-        if not values.chunks.unlisted_leaves:
+        leaves, shape = values.chunks.unlisted_leaves, values.chunks.shape
+        if not leaves:
             continue
-        needed = values.needed_ranges()
+        # The pages with chosen values: the lengths of the values are in them.
+        shapes = [(shape(group, leaf.number), rows) for group, rows, _ in values.groups() for leaf in leaves]
+        needed = [byte_range for chunk, rows in shapes for byte_range in fetched_ranges(chunk, rows)]
         size = sum(stop - start for start, stop in needed)
         remaining -= size
         if remaining < 0 or size > FETCHED_BYTES:
@@ -324,3 +321,138 @@ def fetch_chosen(shards: Sequence[ShardValues], stores: ValueStores) -> None:
                 for leaf in values.chunks.unlisted_leaves:
                     if rows is not None and values.chunks.shape(group, leaf.number).follows:
                         values.chunks.start(pool, group, leaf, rows)
+
+
+DECODED_ROWS = 16  # of a column of bytes, decoded at a time
+
+
+def decode_chunk(file: Readable, group: int, leaf: Leaf, spool: ValueSpool) -> FoundValues:
+    """Decode all values of a column chunk to the spool with pyarrow, a few rows at a time."""
+    parts: list[list[Any]] = [[], [], []]  # rows and levels
+    starts, sizes, row_count = list[int](), list[int](), 0
+    with pq.ParquetFile(FileView(file), pre_buffer=False, buffer_size=1 << 20) as parquet:
+        for batch in parquet.reader.iter_batches(DECODED_ROWS, [group], [leaf.number], use_threads=False):
+            field, array = batch.schema.field(0), batch.column(0)
+            levels = levels_of(array, field.nullable)
+            rows = row_count + np.cumsum(levels.repetition == 0) - 1
+            for part, values in zip(parts, (rows, levels.repetition, levels.definition), strict=True):
+                part.append(values)
+            row_count += len(array)
+            while not (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
+                array = array.drop_null()  # only lists and structs that hold values are looked into
+                array = array.field(0) if pa.types.is_struct(array.type) else array.flatten()
+            for value in array.drop_null():
+                data = value.as_buffer()
+                starts.append(spool.append(data) if data is not None else 0)
+                sizes.append(0 if data is None else data.size)
+    none = np.zeros(0, np.int64)
+    columns = [np.concatenate([none, *part]) for part in parts]
+    return FoundValues(
+        columns[0], columns[1].astype(np.uint8), columns[2].astype(np.uint8), np.ones(len(sizes), bool),
+        np.array(starts, np.int64), np.array(sizes, np.int64), Segments(np.zeros(1, np.int64), none, none),
+    )  # fmt: skip
+
+
+REQUEST_BYTES = 64 << 10  # the cost of a request among others; join_ranges fetches as large a gap between two
+_WAIT_BYTES = 192 << 10  # of one among many that each wait for the previous one: 20 ms of 80 Mbit/s
+_FEW_HOPS = 32
+_SLACK = 1.02  # values of one page are about of one size
+_HEAD_BYTES = 4096  # the header of a page and its levels
+_TINY_BYTES = 512
+_REQUEST_BYTES = 16 << 20  # at most, of fetched pages
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkShape:
+    """A column chunk: its range, how many rows and slots it has, and its pages if there is an index."""
+
+    start: int
+    stop: int
+    rows: int
+    slots: int
+    plain: bool  # not compressed
+    pages: Sequence[PageSpan] | None
+
+    @property
+    def follows(self) -> bool:
+        """Return whether its lengths can be followed, and its values are so large that it may be cheaper."""
+        return self.plain and self.slots > 0 and (self.stop - self.start) // self.slots >= REQUEST_BYTES
+
+
+def fetched_ranges(chunk: ChunkShape, rows: Ints | None) -> list[Range]:
+    """Return the ranges of a chunk to fetch for the values of some rows (in order), or of all."""
+    if rows is None or (chunk.pages is None and not chunk.follows):
+        return [(chunk.start, chunk.stop)]
+    pages = chunk.pages
+    if pages is None:
+        pages = [PageSpan(chunk.start, chunk.stop - chunk.start, 0, chunk.rows)]
+    ranges: list[Range] = []
+    edges = np.searchsorted(rows, [page.first for page in pages])
+    for page, chosen_rows in zip(pages, np.split(rows, edges[1:]), strict=True):
+        if not len(chosen_rows):
+            continue
+        size = page.size
+        if chunk.follows:
+            # About how much of the page holds the values up to the last chosen one; or the cost to follow the lengths
+            # to it, and to request the values then.
+            count, row_bytes = int(chosen_rows[-1]) - page.first + 1, page.size / max(page.stop - page.first, 1)
+            size = min(page.size, int(count * row_bytes * _SLACK) + _HEAD_BYTES)
+            hop_bytes = REQUEST_BYTES if count + 1 <= _FEW_HOPS else _WAIT_BYTES
+            request = 0 if ranges and ranges[-1][1] == page.offset else REQUEST_BYTES
+            if size + request > (count + 1) * hop_bytes + len(chosen_rows) * row_bytes:
+                continue
+        ranges.append((page.offset, page.offset + size))
+    first = min((page.offset for page in pages), default=chunk.start)
+    return [(chunk.start, first), *ranges] if chunk.start < first and ranges and not chunk.follows else ranges
+
+
+def in_pieces(ranges: Sequence[Range]) -> list[Range]:
+    """Cut ranges into requests, of which one is held at a time."""
+    step = _REQUEST_BYTES
+    return [(first, min(first + step, stop)) for start, stop in ranges for first in range(start, stop, step)]
+
+
+class FarCopy:
+    """The fetched ranges of a remote shard: in a file, at their offsets in the shard plus `base`."""
+
+    def __init__(self, remote: RemoteShard, base: int, ranges: Sequence[Range]) -> None:
+        self.remote, self.base = remote, base
+        copied = [(start, start + len(data)) for start, data in remote.kept_blocks()]
+        self._present = join_ranges([*ranges, *copied], gap=0, most_bytes=None)
+        self._starts = np.array([start for start, _ in self._present], np.int64)
+        self._stops = np.array([stop for _, stop in self._present], np.int64)
+
+    def contains(self, starts: Ints, stops: Ints) -> Bools:
+        """Return which ranges are in the copy completely."""
+        if not len(self._starts):
+            return np.zeros(len(starts), bool)
+        index = np.searchsorted(self._starts, starts, side="right") - 1
+        return np.asarray((index >= 0) & (stops <= self._stops[index]), bool)
+
+
+class FarChunk:
+    """A shard to find values in: fetched ranges from the copy, others by tiny requests. For one thread."""
+
+    def __init__(self, copy: FarCopy, spool: ValueSpool) -> None:
+        self._copy, self._spool = copy, spool
+        self.name, self.size = copy.remote.name, copy.remote.size
+        self._window_start, self._window = 0, b""
+
+    def has(self, start: int, stop: int) -> bool:
+        return bool(self._copy.contains(np.array([start]), np.array([stop]))[0])
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        size = max(min(size, self.size - offset), 0)
+        if self.has(offset, offset + size):
+            return self._spool.read_at(self._copy.base + offset, size)
+        if not self._window_start <= offset <= offset + size <= self._window_start + len(self._window):
+            stop = min(offset + max(size, _TINY_BYTES), self.size)
+            self._window_start, self._window = offset, self._copy.remote.fetch(offset, stop)
+        start = offset - self._window_start
+        return self._window[start : start + size]
+
+    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
+        raise NotImplementedError  # values of a copy go into splices
+
+    def close(self) -> None:
+        return None

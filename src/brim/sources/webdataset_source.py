@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from brim.errors import SourceError, VerificationError
 from brim.file_set import NO_CONTENT, RangeSetBuilder
-from brim.formats.file_views import FileView
-from brim.formats.range_readers import LocalFile, Readable
+from brim.formats.range_readers import FileView, LocalFile, Readable
 from brim.sources.dataset_files import DatasetFile, RemoteShard
-from brim.sources.features import NoFeature, feature_of, feature_of_type, kind_of
+from brim.sources.features import kind_of
 from brim.sources.file_table import FileColumn, FileTable, Split
+from brim.sources.table_source import describe
 
 _FILES = "__files__"
 _TEXT = {"txt", "text", "cls", "cls2", "index", "inx", "id"}
@@ -75,23 +75,13 @@ def webdataset_table(files: Sequence[DatasetFile], about: Mapping[str, Any]) -> 
         cells = arrays[name].flatten() if pa.types.is_list(arrays[name].type) else arrays[name]
         kinds = {kind_of(str(paths[number.as_py()])) for number in cells.drop_null()[:_SAMPLED_FILES]}
         columns[name] = FileColumn(kinds.pop() if len(kinds) == 1 else "file", name in list_columns)
-    types: dict[str, Any] = {}
-    features: dict[str, Any] | None = types
-    try:
-        for name, array in arrays.items():
-            if name not in columns:
-                types[name] = feature_of_type(array.type)
-            else:
-                feature = feature_of(columns[name].kind)
-                types[name] = {"feature": feature, "_type": "List"} if columns[name].is_list else feature
-    except NoFeature:
-        features = None
+    rows_table = pa.table(arrays)
     warnings = [f"{len(without_key):,} member(s) of the tars without a key and an extension are left out, such as"]
     return FileTable(
-        rows=pa.table(arrays),
+        rows=rows_table,
         columns=columns,
         files=ranges.finish(),
-        features=features,
+        features=describe(rows_table.schema, columns, {})[0],
         splits=tuple(splits),
         about=about,
         verbatim=True,

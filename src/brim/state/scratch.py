@@ -7,6 +7,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from brim.errors import DestinationUnavailableError
 from brim.state.atomic_files import file_system
@@ -44,6 +45,42 @@ class Scratch:
 
     def close(self) -> None:
         self._finalizer()
+
+
+class ValueSpool(Scratch):
+    """A temporary file of values, which shards read like a file of the source."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__(folder, needs_path=True)
+        self.size = 0
+
+    def append(self, data: Any) -> int:
+        """Append data, and return its offset."""
+        start = self.size
+        self.write_at(start, data)
+        return start
+
+    def write_at(self, offset: int, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        self.size = max(self.size, offset + len(view))
+        with scratch_failures():
+            while view:
+                step = os.pwrite(self.descriptor, view, offset)
+                view, offset = view[step:], offset + step
+
+    def extend(self, size: int) -> None:
+        """Make the file at least this large. Bytes that are not written take no disk."""
+        with scratch_failures():
+            os.ftruncate(self.descriptor, max(size, self.size))
+        self.size = max(size, self.size)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return os.pread(self.descriptor, size, offset)
+
+    def stat(self, mtime_ns: int) -> os.stat_result:
+        """Return the state of the file, with the time of its source: a repeated job recognizes the spool by it."""
+        os.utime(self.descriptor, ns=(mtime_ns, mtime_ns))
+        return os.fstat(self.descriptor)
 
 
 def _remove(descriptor: int, path: str | None) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError
-from brim.formats.splice import copy_range
+from brim.formats.range_readers import copy_range
 from brim.records import dataclass
 from brim.state.atomic_files import BUFFER_BYTES, write_all
 from brim.tensors.tensor_files import RAW_BITS, Body, NpyLayout, SafetensorsLayout, Tensor, npy_path, write_parquet

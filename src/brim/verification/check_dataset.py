@@ -22,8 +22,8 @@ import pyarrow as pa
 from brim.errors import BrimError, InputError, MissingDependencyError, VerificationError
 from brim.formats.card import CARD, card_rows, read_card
 from brim.formats.file_headers import header_kind, probe_gzip, probe_header
-from brim.formats.parquet_columns import ParquetColumns, is_file_type
 from brim.formats.parquet_levels import is_list_type
+from brim.formats.parquet_reader import ParquetColumns, is_file_type
 from brim.formats.range_readers import Readable
 from brim.memory.limit import effective_limit
 from brim.options.build_options import ReadFilesOptions
@@ -34,8 +34,7 @@ from brim.progress import Advance, Progress
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.features import kind_of_feature
-from brim.sources.open_dataset import is_dataset
-from brim.sources.open_source import aligned_columns, find_recipe, recipe_text
+from brim.sources.open_source import aligned_columns, find_recipe, is_dataset, recipe_text
 from brim.sources.recipe import VALUE_TYPES, BidsColumn, Counted, EntityColumn, Recipe, expectation_findings
 from brim.storage.listing import list_files, read_file
 from brim.storage.location import Access, is_remote, parse_location

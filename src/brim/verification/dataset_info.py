@@ -19,11 +19,9 @@ import pyarrow as pa
 from brim.errors import BrimError, InputError, VerificationError
 from brim.formats.card import CARD, read_card
 from brim.formats.file_headers import shape_of
-from brim.formats.file_views import FileView
-from brim.formats.parquet_columns import ParquetColumns, is_file_type
 from brim.formats.parquet_levels import is_list_type
-from brim.formats.parquet_locate import locate_parquet
-from brim.formats.range_readers import Readable
+from brim.formats.parquet_reader import ParquetColumns, is_file_type, locate_parquet
+from brim.formats.range_readers import FileView, Readable
 from brim.options.check_options import InfoOptions
 from brim.plans.cut_shards import shard_name
 from brim.plans.known_rows import is_class_label

@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from brim.errors import InputError, VerificationError
-from brim.formats.file_views import FileView
-from brim.formats.parquet_columns import ParquetColumns, is_file_type
 from brim.formats.parquet_levels import is_list_type
-from brim.formats.range_readers import Hashing, Readable, ShardFile
+from brim.formats.parquet_reader import ParquetColumns, is_file_type
+from brim.formats.range_readers import FileView, Hashing, Readable, ShardFile
 from brim.formats.splice import SpliceBuilder
 from brim.memory.limit import effective_limit
 from brim.options.check_options import UnpackOptions
@@ -32,7 +31,7 @@ from brim.records import dataclass
 from brim.safe_names import path_below
 from brim.sizes import format_size, plural
 from brim.sources.file_table import FileTable, Split, flat_numbers, no_rows_error
-from brim.sources.open_dataset import is_dataset, open_dataset
+from brim.sources.open_source import is_dataset, open_dataset
 from brim.sources.selection import Selection
 from brim.state.atomic_files import BUFFER_BYTES, failures, write_all
 from brim.state.ledger import STATE, Receipt

@@ -27,8 +27,8 @@ from brim.formats.card import (
     repeated_field,
 )
 from brim.formats.card_configs import card_entries, config_faults, fits, names_nothing, patterns_of, resolved_files
-from brim.formats.parquet_columns import ParquetColumns, features_of_arrow
 from brim.formats.parquet_levels import is_list_type
+from brim.formats.parquet_reader import ParquetColumns, features_of_arrow
 from brim.formats.range_readers import Readable
 from brim.memory.limit import effective_limit
 from brim.options.check_options import VerifyOptions

@@ -16,7 +16,7 @@ import pyarrow as pa
 from brim.compute.rows.open_files import AnyFile, open_forward, open_random
 from brim.compute.rows.schemas import contains_type
 from brim.errors import InputError
-from brim.formats.file_views import FileView
+from brim.formats.range_readers import FileView
 from brim.state.atomic_files import open_regular
 from brim.storage.reading import ForwardFile, RemoteFile
 

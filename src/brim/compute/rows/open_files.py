@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from brim.compute.rows.unit import Span, changed
 from brim.errors import InputError
-from brim.formats.file_views import FileView
+from brim.formats.range_readers import FileView
 from brim.state.atomic_files import open_regular, pread_all
 from brim.storage.location import Access, split_address
 from brim.storage.reading import AHEAD_BYTES, ForwardFile, RandomFile, RangeStream, RemoteFile

@@ -34,12 +34,12 @@ from brim.file_set import FileSet, FileSetBuilder
 from brim.options.groups import InputOptions
 from brim.partition import arrow_bytes
 from brim.records import dataclass
-from brim.sources.dataset_shard import plain_schema
 from brim.sources.dataset_source import batches_of
 from brim.sources.datasets_private import fingerprint_of, is_reordered, is_stream, row_order
 from brim.sources.exact_values import CHANGES_AS_NUMBER
 from brim.sources.file_table import FileTable, no_rows_error
 from brim.sources.hive_partitions import partition_fields
+from brim.sources.parquet_shards import plain_schema
 from brim.sources.read_table import as_table
 from brim.sources.selection import Selection
 from brim.sources.where import labels_of, where_mask

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from brim.compute.rows.open_files import STREAM_BYTES, AnyFile, FileContent, looked_into, open_forward
 from brim.compute.rows.unit import changed
-from brim.formats.file_views import FileView
+from brim.formats.range_readers import FileView
 from brim.records import dataclass
 from brim.state.atomic_files import open_regular
 from brim.storage.reading import AHEAD_BYTES, ForwardFile, RangeStream, RemoteFile

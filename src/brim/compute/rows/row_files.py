@@ -392,7 +392,7 @@ def _read_json(tree: Tree, name: str) -> dict[str, Any]:
 
 def _walk(tree: Tree, options: RowOptions) -> Iterator[tuple[str, Stat]]:
     """Yield files of known formats, or of the chosen one. A README with the data is not data."""
-    walk = Walk.through(tree)
+    walk = Walk(tree)
     for path, info in walk:
         format = split_name(path)[0]
         if format is None or (options.input_format is not None and format != options.input_format):

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from brim import partition as cuts
 from brim.errors import InputError
 from brim.file_set import FILE_TYPE
-from brim.formats.nested_values import map_leaves
-from brim.formats.parquet_levels import is_list_type
+from brim.formats.parquet_levels import is_list_type, list_array, map_leaves, nulls_of
 from brim.sources.file_table import FileTable, contents_of, one_array
 
 _BATCH_BYTES, _BATCH_ROWS = 16_000_000, 1024
@@ -78,12 +76,10 @@ class SelectedRows:
             yield pa.Table.from_arrays(arrays, schema=self.schema)
 
     def _files(self, cells: Any, kind: pa.DataType) -> Any:
-        absent = cells.is_null() if cells.null_count else None
+        absent = nulls_of(cells)
         if is_list_type(cells.type):
-            lengths = pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False)
-            array = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
-            offsets = pa.array(cuts.running(lengths), pa.int64() if pa.types.is_large_list(kind) else pa.int32())
-            return array.from_arrays(offsets, self._files(cells.flatten(), kind.value_type), type=kind, mask=absent)
+            values = self._files(cells.flatten(), kind.value_type)
+            return list_array(kind, cuts.list_lengths(cells), values, absent)
         if not pa.types.is_struct(kind):
             return self._content(cells, kind)
         paths = self._table.files.paths.take(cells)

@@ -12,9 +12,10 @@ from pyarrow import csv, json
 from pyarrow import parquet as pq
 
 from brim.errors import SourceError
-from brim.sources import table_batches, table_spool
+from brim.sources import read_table as table_reader
+from brim.sources import spools
 from brim.sources.read_table import read_table
-from brim.sources.table_spool import GrowingArray, mapped_columns, spooled
+from brim.sources.spools import GrowingArray, mapped_columns, spooled
 
 CHUNK = 512
 
@@ -22,13 +23,13 @@ CHUNK = 512
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 64 bytes, chunks of 512, and tables that go to a spool from 256 bytes on."""
-    monkeypatch.setattr(table_batches, "_BLOCK_BYTES", 64)
-    monkeypatch.setattr(table_batches, "_CSV_CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(table_batches, "_JSON_CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(table_batches, "_BATCH_ROWS", 7)
-    monkeypatch.setattr(table_batches, "SMALL_TABLE_BYTES", 256)
-    monkeypatch.setattr(table_spool, "SMALL_TABLE_BYTES", 256)
-    monkeypatch.setattr(table_spool, "_HELD_BYTES", 32)
+    monkeypatch.setattr(table_reader, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(table_reader, "_CSV_CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(table_reader, "_JSON_CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(table_reader, "_BATCH_ROWS", 7)
+    monkeypatch.setattr(table_reader, "SMALL_TABLE_BYTES", 256)
+    monkeypatch.setattr(spools, "SMALL_TABLE_BYTES", 256)
+    monkeypatch.setattr(spools, "_HELD_BYTES", 32)
 
 
 def lengths(table: pa.Table) -> list[list[int]]:

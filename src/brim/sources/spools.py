@@ -1,8 +1,8 @@
-"""Tables larger than a few megabytes, kept in a memory-mapped temporary file.
+"""Tables and values kept in temporary files, as long as something refers to them.
 
-The pages of such a file are file-backed: the kernel drops them when memory is short, and they do not count against a
-limit. A table is read back with the same chunks, because the chunks of a table decide where the pages of its Parquet
-shards end.
+The pages of a memory-mapped file are file-backed: the kernel drops them when memory is short, and they do not count
+against a limit. A table is read back with the same chunks, because the chunks of a table decide where the pages of its
+Parquet shards end.
 """
 
 from __future__ import annotations
