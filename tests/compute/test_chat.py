@@ -150,6 +150,15 @@ def test_rows_that_are_too_long(work: Path, tmp_path: Path) -> None:
             work / "chats.jsonl", work / "marked", destination=tmp_path / "e", chat=True, max_length=maximum,
             overlong="error", progress=False,
         )  # fmt: skip
+    with pytest.raises(BrimError, match=f"All {len(ROWS)} conversations are longer than max_length="):
+        library.tokenize(
+            work / "chats.jsonl",
+            work / "marked",
+            destination=tmp_path / "none",
+            chat=True,
+            max_length=2,
+            progress=False,
+        )
 
 
 def test_packing(work: Path, tmp_path: Path) -> None:

@@ -154,6 +154,11 @@ def finish_tokens(
                 for number, part in _by_split(batch, len(outputs)):
                     outputs[number].write(part)
                 advance(batch.num_rows)
+            if (dropped := counter.counts.overlong) and dropped == counter.counts.documents:
+                raise InputError(
+                    f"All {dropped:,} conversations are longer than --max-length allows, so no row is left.",
+                    hint="Start over with a larger --max-length, or cut them: --fresh --overlong=truncate.",
+                )
             split_results = [output.finish() for output in outputs]
         finally:
             pool.close()
