@@ -110,6 +110,7 @@ def test_the_type_of_most_rows_decides_which_rows_are_wrong(tmp_path: Path, firs
     assert len(left_out) == first.count(b"\n") - first.count(b"1.5")
 
 
+@pytest.mark.long
 def test_csv_values_behind_the_samples_that_would_change_are_left_out(tmp_path: Path) -> None:
     """A whole number widens to a float, but 007, 0x10 and digits that a float loses are not numbers."""
     good = b"1,2.5," + b"x" * 1000 + b"\n"

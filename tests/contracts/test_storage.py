@@ -29,6 +29,7 @@ from brim.state.retry import interrupted_by
 from brim.state.stop import stoppable
 from brim.storage.explain_error import explain_errors
 from brim.storage.hub_api import web_errors
+from brim.storage.hub_repository import HubRepository
 from brim.storage.location import Location, folder_location, is_remote, split_address
 from brim.storage.objects import translate
 from brim.storage.reading import FileReplacedError, RangeStream, RemoteFile
@@ -440,6 +441,11 @@ class TestReading:
 
 
 class TestFaults:
+    @pytest.fixture(autouse=True)
+    def _short_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The Hub gets as many tries as ever, with a tenth of the waits between them."""
+        monkeypatch.setattr(HubRepository, "waits_s", tuple(wait_s / 10 for wait_s in HubRepository.waits_s))
+
     @pytest.mark.parametrize("status", [500, 503])
     def test_transient_answers_are_retried(self, backend: Backend, status: int) -> None:
         only(backend, is_remote=True)

@@ -280,6 +280,7 @@ def test_stopped_while_workers_wait_for_a_store(
     assert time.monotonic() - was_received[0] < 6
 
 
+@pytest.mark.long
 def test_server_that_stays_away(destination: BucketDestination, source: Path) -> None:
     destination.server.kill()
     environment = {**destination.environment, "BRIM_STALL_SECONDS": "2"}

@@ -88,6 +88,7 @@ def test_no_room_for_the_spool(tmp_path: Path, small_disk: Path, monkeypatch: py
         dataset(tmp_path / "in.parquet").table()
 
 
+@pytest.mark.long
 def test_unreachable_hub_is_named_with_its_cause(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
     result = started("select", "hf://datasets/me/x", tmp_path / "out", check=2, env=environment)

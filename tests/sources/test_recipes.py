@@ -527,6 +527,7 @@ def type_name(kind: Any) -> str:
     return "file" if text.startswith("struct<") else text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "make", "count", "types"),
     [

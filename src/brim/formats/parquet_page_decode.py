@@ -94,6 +94,8 @@ class _Cursor:
 
 def snappy_body(fetch: Fetch, offset: int, length: int, size: int) -> PageBody | None:
     """Describe a page compressed by snappy; return None if it has many short ranges."""
+    if not length:
+        raise Damaged("a compressed page ends early")
     stored_size, used = read_varint(fetch(offset, min(_MAX_VARINT_BYTES, length)), 0)
     cursor = _Cursor(fetch, offset + used, offset + length)
     if stored_size != size:

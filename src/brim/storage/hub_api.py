@@ -118,11 +118,15 @@ def checked(answer: Any) -> Any:
 
 @contextmanager
 def readable_answer() -> Iterator[None]:
-    """Raise errors in reading JSON as StorageError: another server than the Hub answers in its place."""
+    """Raise errors in reading JSON as StorageError: another server than the Hub answers in its place.
+
+    Only JSON that does not parse may have been cut on the way, and is requested again.
+    """
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise StorageError("transient", detail="no store") from error
+        is_cut = isinstance(error, ValueError)
+        raise StorageError("transient", detail="no store", is_transient=is_cut) from error
 
 
 def read_pages(url: str, token: str | None = None, missing_code: str = "") -> Iterator[dict[str, Any]]:
