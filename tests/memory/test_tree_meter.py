@@ -250,7 +250,7 @@ def test_the_quick_look_is_the_careful_one_for_a_lone_process() -> None:
 
 
 def test_a_number_that_was_given_away_is_nobody_we_know() -> None:
-    """A root with another start time is not measured: with --act, an unrelated process could be killed."""
+    """A root with another start time is not measured: with --enforce, an unrelated process could be killed."""
     from brim.memory.limit import Limit
     from brim.monitor.watching.launch import WatchConfig, WatchTarget
     from brim.monitor.watching.watcher import Watcher
