@@ -1,4 +1,4 @@
-"""A real Ray of several nodes on this machine, and brim's real command as its driver."""
+"""Start a Ray cluster of several nodes on this machine and run the brim command on it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from typing import Any
 from brim.memory.meter import tree
 
 _STORE_BYTES = 80 << 20
-# A node that is gone is noticed in two seconds instead of in half a minute; one that is slow on a busy machine is not.
+# Ray notices a lost node within two seconds instead of 30; a slow node on a busy machine is not taken for lost.
 _HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 5000,
     "health_check_failure_threshold": 3,
 }
-_PATIENCE_S = 600.0  # for what takes seconds on an idle machine
+_PATIENCE_S = 600.0  # timeout for steps that take seconds on an idle machine
 
 
 class TestCluster:
-    """A head that does no work, and nodes that do."""
+    """A cluster whose head node runs no tasks, with worker nodes that do."""
 
     __test__ = False
 
@@ -47,7 +47,7 @@ class TestCluster:
 
     @contextmanager
     def node(self, cpus: int = 1, environment: Mapping[str, str] | None = None) -> Iterator[Any]:
-        """One more, for a while."""
+        """Add another worker node for the duration of the block."""
         node = self.add(cpus, environment)
         try:
             yield node
@@ -61,20 +61,20 @@ class TestCluster:
 
     @property
     def workers(self) -> list[Any]:
-        """The nodes that do work."""
+        """The nodes that run tasks."""
         return list(self._cluster.worker_nodes)
 
     def kill(self, node: Any) -> None:
-        """kill -9 of a raylet and all it has started."""
+        """Kill the raylet of a node and every process it started with SIGKILL."""
         for pid in tree([_raylet(node)]):
             _kill(pid)
 
     def kill_head(self) -> None:
-        """kill -9 of what keeps the cluster together."""
+        """Kill the head's control service (GCS) with SIGKILL."""
         _kill(int(self._cluster.head_node.all_processes["gcs_server"][0].process.pid))
 
     def kill_worker(self, node: Any, task: str) -> bool:
-        """kill -9 of the worker that does a task of this name, if there is one."""
+        """Kill the worker that runs a task of this name with SIGKILL, if one exists."""
         for pid in tree([_raylet(node)])[1:]:
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -86,7 +86,7 @@ class TestCluster:
         return False
 
     def maps(self, task: str) -> list[str]:
-        """What every worker that does a task of this name has mapped: its libraries above all."""
+        """Return the mapped files (mainly libraries) of every worker that runs a task of this name."""
         actual = []
         for node in self._cluster.worker_nodes:
             for pid in tree([_raylet(node)])[1:]:
@@ -98,7 +98,7 @@ class TestCluster:
         return actual
 
     def holds(self, secret: str) -> list[str]:
-        """The files of the cluster (logs, events) that hold a text."""
+        """Return the files of the cluster (logs, events) that contain a text."""
         result = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
         return [str(path) for path in result if secret.encode() in path.read_bytes()]
 
@@ -108,7 +108,7 @@ class TestCluster:
 
 @contextmanager
 def cluster_of(nodes: int, cpus: int = 1, **config: object) -> Iterator[TestCluster]:
-    """Its folder has a short path, because the paths of sockets are limited."""
+    """Create the cluster in a folder with a short path, because the length of socket paths is limited."""
     folder = Path(tempfile.mkdtemp(prefix="r"))
     (folder / "ray").mkdir()
     extra = {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
@@ -127,7 +127,7 @@ def cluster_of(nodes: int, cpus: int = 1, **config: object) -> Iterator[TestClus
 
 
 class Run:
-    """brim with --json in a separate process, whose events are read as they come."""
+    """The brim command with --json in a separate process; its events are read as they arrive."""
 
     def __init__(
         self,
@@ -143,11 +143,11 @@ class Run:
         self.events: list[dict[str, Any]] = []
 
     def until_shards(self, count: int) -> None:
-        """Wait until so many shards or units are done."""
+        """Wait until this many shards or units are done."""
         self.until(lambda: len(self.shards) >= count)
 
     def until(self, happened: Callable[[], bool]) -> None:
-        """Read what it says for so long."""
+        """Read events until the condition holds."""
         assert self._process.stdout is not None
         while not happened():
             line = self._process.stdout.readline()
@@ -164,7 +164,7 @@ class Run:
 
     @property
     def nodes(self) -> dict[str, int]:
-        """The most that was told of each node."""
+        """Return the largest value that was reported for each node."""
         messages = [event["nodes"] for event in self.events if "nodes" in event]
         return {name: max(item.get(name, 0) for item in messages) for entry in messages for name in entry}
 
@@ -180,7 +180,7 @@ class Run:
         self._process.communicate()
 
     def end(self, code: int = 0) -> dict[str, Any]:
-        """Wait for it; its last word. stdout holds JSON and nothing else."""
+        """Wait for the process to end and return its last event. stdout contains only JSON."""
         assert self._process.stdout is not None
         timer = threading.Timer(_PATIENCE_S, self._process.kill)
         timer.start()

@@ -1,4 +1,4 @@
-"""Shared by all tests: folders of files, and the real command in a real process."""
+"""Fixtures shared by all tests: folders of files, and the real command in a real process."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from tests.s3 import FaultProxy, S3Server
 if TYPE_CHECKING:
     from tests.publishing import Machine
 
-# A shell starts what it puts in the background with Ctrl-C ignored, and every process inherits that.
+# A shell starts background commands with Ctrl-C ignored, and child processes inherit this.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-# Every process that a test starts would compile brim again.
+# Without this, every process that a test starts would compile brim again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Two cores shared with subprocesses: how long one example takes says nothing.
+# Two cores are shared with subprocesses, so the duration of a single example means nothing.
 hypothesis.settings.register_profile("brim", deadline=None, max_examples=60)
-# Whether a mutant is noticed, and not by which smallest example (tests/mutation).
+# Mutation tests ask whether a mutant is found, not for the smallest example that finds it.
 hypothesis.settings.register_profile(
     "mutant",
     deadline=None,
@@ -54,7 +54,7 @@ hypothesis.settings.load_profile("mutant" if "BRIM_MUTANT" in os.environ else "b
 def started(
     *arguments: str | os.PathLike[str], check: int | None = 0, **options: object
 ) -> subprocess.CompletedProcess[str]:
-    """`brim`, in an interpreter that starts for it: where memory, time or imports are what is tested."""
+    """Run `brim` in a fresh interpreter, for tests that measure memory, time or imports."""
     command = [sys.executable, "-m", "brim", *map(os.fspath, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload]
     if check is not None:
@@ -83,7 +83,7 @@ def random_bytes(size: int, seed: int = 0) -> bytes:
 
 
 def tree_digest(folder: Path) -> dict[str, str]:
-    """What a folder holds: the SHA-256 of every file, except locks."""
+    """Return the SHA-256 of every file in a folder, except lock files."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -92,8 +92,8 @@ def tree_digest(folder: Path) -> dict[str, str]:
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that takes seconds to make and that no test changes: the first process of a run which needs it makes it,
-    the others wait for it and take it."""
+    """Return a folder that takes seconds to create and that no test changes. The first process of a run that needs it
+    creates it; the others wait for it and reuse it."""
     own = factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
     with open(f"{folder}.lock", "w") as lock:
@@ -107,7 +107,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 @pytest.fixture
 def many_files(tmp_path: Path) -> Callable[..., Path]:
-    """A folder of `count` files of about `size` random bytes."""
+    """Create a folder of `count` files of about `size` random bytes."""
 
     def make(count: int = 12, size: int = 20_000, extension: str = ".bin", name: str = "source") -> Path:
         contents = {f"f{i:03d}{extension}": random_bytes(size + 37 * i, i) for i in range(count)}
@@ -118,29 +118,29 @@ def many_files(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def source(many_files: Callable[..., Path]) -> Path:
-    """Five small files, where a test does not say which it needs."""
+    """Create five small files, for tests that do not need particular ones."""
     return many_files(5, 3000)
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[TestHub]:
-    """A Hub of this test alone, as it is when nothing is set."""
+    """A Hub for this test alone, with default settings."""
     with TestHub(tmp_path / "hub") as hub:
         yield hub
 
 
 @pytest.fixture
 def machine(hub: TestHub, tmp_path: Path) -> Machine:
-    """The machine of somebody who publishes there."""
-    from tests.publishing import Machine  # which takes what is defined here
+    """The environment of a user with write access to this Hub."""
+    from tests.publishing import Machine  # uses the definitions of this module
 
     return Machine(hub, tmp_path / "machine")
 
 
 @pytest.fixture
 def folder_in_memory() -> Iterator[Path]:
-    """A folder in a tmpfs, for one test at a time: of files that several programs of a user have written and closed
-    no one can tell whose they are."""
+    """A folder in a tmpfs that only one test uses at a time. Closed files in a tmpfs cannot be attributed to one of
+    several programs of the same user."""
     if not os.path.isdir("/dev/shm"):
         pytest.skip("needs a tmpfs at /dev/shm")
     with open(f"{tempfile.gettempdir()}/brim-test-in-memory-{os.getuid()}.lock", "w") as lock:
@@ -151,20 +151,20 @@ def folder_in_memory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def whole_arc(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """The tree of all sessions, which takes seconds to write. A test that changes it puts back the previous content."""
+    """The tree of all sessions, which takes seconds to write. A test that changes a file restores its content."""
     return make_arc(tmp_path_factory.mktemp("whole") / "arc", 902, sidecars=False)
 
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One S3 server for all tests of this process; a test that uses it asks for `s3_prefix` too."""
+    """One S3 server for all tests of this process; a test that uses it also requests `s3_prefix`."""
     with S3Server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
 @pytest.fixture
 def s3_prefix(s3: S3Server) -> str:
-    """Where this test's objects go. A server that the test before it killed is started again."""
+    """The prefix for this test's objects. If an earlier test killed the server, it is started again."""
     if not s3.alive:
         s3.restart()
     return f"t{secrets.token_hex(6)}/"
@@ -178,7 +178,7 @@ def s3_proxy(s3: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def s3_https(s3: S3Server, tmp_path: Path) -> Iterator[tuple[FaultProxy, Path]]:
-    """The server by https, and the certificate of an authority that no one knows."""
+    """The server over https, and the certificate of an authority that clients do not know."""
     import trustme
 
     authority, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -195,7 +195,7 @@ def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, _homes: Path) -> None:
-    """`datasets` keeps its caches away from the user's, and asks no one."""
+    """Keep the caches of `datasets` separate from the user's, and allow no prompts."""
     home = _homes / secrets.token_hex(6)
     for name, value in {
         "HF_HOME": str(home),

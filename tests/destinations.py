@@ -1,4 +1,4 @@
-"""Destinations of four kinds, each with the same few things that a test wants to do to it."""
+"""Destinations of four kinds with one interface for the operations that tests need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Listing = dict[str, tuple[int, str]]
 
 
 class Destination(Protocol):
-    """Somewhere to build at. `environment` is that of whoever builds."""
+    """A destination to build at. `environment` contains the variables that the building process needs."""
 
     address: str
 
@@ -28,14 +28,14 @@ class Destination(Protocol):
     def environment(self) -> dict[str, str]: ...
 
     def content(self) -> dict[str, bytes]:
-        """Everything that readers could see, by name, without the ledger."""
+        """Return the files that readers can see, by name, without the ledger."""
 
     def plant(self, name: str, data: bytes) -> None:
-        """Another process puts a file there."""
+        """Write a file at the destination as another process would."""
 
 
 def listing(destination: Destination) -> Listing:
-    """Size and SHA-256 of the shards."""
+    """Return the size and SHA-256 of each shard."""
     actual = {name: data for name, data in destination.content().items() if name.startswith("data/")}
     return {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in actual.items()}
 
@@ -64,7 +64,7 @@ class FolderDestination:
 
     def content(self) -> dict[str, bytes]:
         card = self.folder / "README.md"
-        actual = {"README.md": card.read_bytes()} if card.exists() else {}  # before the others, as readers do
+        actual = {"README.md": card.read_bytes()} if card.exists() else {}  # read first, as readers do
         for path in sorted(self.folder.rglob("*")):
             name = str(path.relative_to(self.folder))
             if name in actual or ".brim" in path.parts or not path.is_file():
@@ -72,7 +72,7 @@ class FolderDestination:
             try:
                 actual[name] = path.read_bytes()
             except FileNotFoundError:
-                if not path.name.startswith("."):  # what is being written gets its name by a rename
+                if not path.name.startswith("."):  # a file under construction gets its final name by a rename
                     raise
         return actual
 
@@ -96,7 +96,7 @@ class HubDestination:
         return self.address.removeprefix("hf://datasets/")
 
     def content(self) -> dict[str, bytes]:
-        position = self.hub.head(self.repo)  # as readers do: files of one commit
+        position = self.hub.head(self.repo)  # only the files of one commit, as readers see them
         names = [
             name for name in self.hub.files(self.repo, position) if not name.startswith((".brim/", ".gitattributes"))
         ]

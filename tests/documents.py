@@ -89,14 +89,15 @@ class Block:
 
 
 def pages() -> list[str]:
-    """Every page that is written by hand. Those of docs/make are generated from what other tests check."""
+    """Return every page that is written by hand. Pages that docs/make generates come from data that other tests
+    check."""
     ignored = {line for line in (ROOT / ".gitignore").read_text().splitlines() if line.startswith("docs/")}
     written = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     return ["README.md", "CONTRIBUTING.md", *sorted(written - ignored)]
 
 
 def reason_not_run(page: str) -> str:
-    """Return why no block of this page is run: a comment below its title. Empty if blocks are run."""
+    """Return the reason why no block of this page runs, from the comment below its title; empty if blocks run."""
     comment = re.match(r"# .*\n\s*<!--\s*not run: (.+?)\s*-->", (ROOT / page).read_text())
     return comment[1] if comment else ""
 
@@ -129,7 +130,7 @@ class Done:
 
 
 class Shell:
-    """One bash session in a folder: `cd`, variables and background jobs last from command to command."""
+    """One bash session in a folder. `cd`, variables and background jobs persist between commands."""
 
     # Commands come through descriptor 3, so that programs cannot read them from stdin.
     LOOP = "while IFS= read -r -d '' -u 3 command; do eval \"$command\" </dev/null 3<&-; printf '\\n\\0%d\\0' $?; done"
@@ -168,7 +169,7 @@ class Shell:
 
 @contextlib.contextmanager
 def reader(folder: Path, page: str) -> Iterator[Shell]:
-    """A shell as a reader of the page has it: the sample data, `brim` and `python`, a Hub and a bucket."""
+    """A shell as a reader of the page has it: the sample data, `brim`, `python`, a Hub and a bucket."""
     with contextlib.ExitStack() as stack:
         text = (ROOT / page).read_text()
         tokens = {"hf_write": {"user": "me", "can_write": True}}
@@ -190,7 +191,7 @@ def reader(folder: Path, page: str) -> Iterator[Shell]:
 
 
 def plain(line: str) -> str:
-    """Return a line without spaces at its ends and without the numbers that differ from run to run."""
+    """Return a line without surrounding spaces and without the numbers that differ from run to run."""
     return re.sub(r"\s+", " ", re.sub("[▁-█]+", "▁", VARYING.sub("#", line))).strip()
 
 
@@ -206,7 +207,7 @@ def missing_lines(shown: list[str], output: str) -> list[str]:
 
 
 def run_block(block: Block, shell: Shell) -> Iterator[tuple[Done, list[str], int]]:
-    """Run a block; yield each command as it ended, the lines shown below it, and the exit code to expect."""
+    """Run a block and yield each finished command, the lines shown below it, and the expected exit code."""
     if block.reason:
         return
     if block.title:
@@ -225,7 +226,7 @@ def run_block(block: Block, shell: Shell) -> Iterator[tuple[Done, list[str], int
 
 
 def check_page(page: str, folder: Path) -> list[str]:
-    """Run a page and return what differs from it."""
+    """Run a page and return the differences between its output and the shown output."""
     wrong = []
     with reader(folder, page) as shell:
         for block in blocks_of(page):

@@ -1,4 +1,4 @@
-"""Models for the tests of `brim embed` that need nothing but NumPy."""
+"""Models for the tests of `brim embed` that only need NumPy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Given = dict[str, list[Any]]
 
 
 class OutOfMemoryError(RuntimeError):
-    """torch's has this name."""
+    """Stand-in for torch's error of the same name."""
 
 
 def hashing(device: str, dim: int = 4) -> Callable[[Given], Any]:
-    """A vector that depends on its text and, slightly, on the longest of its batch, as padding would."""
+    """Return a vector that depends on its text and slightly on the longest text of its batch, as padding would."""
 
     def encode(given: Given) -> Any:
         longest = max(map(len, given["text"]))
@@ -27,7 +27,7 @@ def hashing(device: str, dim: int = 4) -> Callable[[Given], Any]:
 
 
 def given_texts(texts: list[str]) -> Any:
-    """No factory: the function that embeds."""
+    """Embed a batch directly; a function that embeds, not a factory for one."""
     return np.zeros((len(texts), 2), np.float32)
 
 
@@ -36,7 +36,7 @@ def with_nan() -> Callable[[Given], Any]:
 
 
 class Small:
-    """A device with room for four rows, which remembers what it was given."""
+    """A device with memory for four rows, which records the size of each batch."""
 
     asked: list[int] = []  # noqa: RUF012 - shared by everybody, which is the point
 
@@ -73,7 +73,7 @@ def mean_colour() -> Callable[[Given], Any]:
 
 
 class NoRed:
-    """Fails on red images, in `prepare_image` or in `encode`; counts the rows of each batch that worked."""
+    """A model that fails on red images in `prepare_image` or `encode` and counts the rows of each successful batch."""
 
     worked: list[int] = []  # noqa: RUF012 - shared by everybody, which is the point
 

@@ -1,9 +1,9 @@
-"""The brim command in a separate process that need not import everything first.
+"""Run the brim command in a separate process without importing its libraries each time.
 
-One process per test worker imports what the command needs and then forks: each command is a real process with its own
-arguments, environment, working folder, streams and exit code. Only for tests that do not measure memory or time: those
-start a fresh interpreter (`started` of tests/conftest.py). Libraries that read variables when they are imported
-(huggingface_hub, datasets, obstore) are not among what is imported before.
+One process per test worker imports the libraries that the command needs and then forks: each command is a real process
+with its own arguments, environment, working folder, streams and exit code. Tests that measure memory or time start a
+fresh interpreter instead (`started` of tests/conftest.py). Libraries that read environment variables at import time
+(huggingface_hub, datasets, obstore) are not imported in advance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import ClassVar
 
 _HEADER = 16
-# What libraries import when they are first used.
+# Modules that libraries import on first use.
 _FOREIGN = (
     *("numpy.ma", "rich.progress", "yaml", "filelock", "tqdm.auto"),
     *("httpx", "httpx2", "httpcore", "httpcore2", "truststore", "psutil"),
@@ -48,9 +48,9 @@ def brim(
     preload: str = "",
     before: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run the brim command; unless `check` is None, its exit code must be that.
+    """Run the brim command and check its exit code, unless `check` is None.
 
-    `preload` is what LD_PRELOAD loads, `before` is Python that the process runs first.
+    `preload` is the value of LD_PRELOAD; `before` is Python code that the process runs first.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = start(
@@ -76,7 +76,7 @@ def start(
     before: str = "",
     outputs: tuple[int, int] | None = None,
 ) -> Process:
-    """The brim command, under way. Its output goes to two descriptors, or nowhere."""
+    """A running brim command. Its output goes to two file descriptors or is discarded."""
     args = [os.fspath(argument) for argument in arguments]
     body = json.dumps([args, dict(env or os.environ), os.fspath(cwd or os.getcwd()), before]).encode()
     with open(os.devnull, "r+b") as nowhere:
@@ -85,7 +85,7 @@ def start(
 
 
 class Process:
-    """As a subprocess.Popen, as far as tests need one."""
+    """The part of the subprocess.Popen interface that tests need."""
 
     def __init__(self, answers: int) -> None:
         self._answers = open(answers, "rb", buffering=0)  # noqa: SIM115  for as long as this is
@@ -115,7 +115,7 @@ class Process:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it ended, and its answer is on the way
+            with suppress(ProcessLookupError):  # the process has ended and its exit code is on the way
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -123,7 +123,7 @@ class Process:
 
 
 class _Zygote:
-    """The process that forks, as this one sees it."""
+    """The forking process, as its client sees it."""
 
     _all: ClassVar[dict[tuple[int, str], _Zygote]] = {}
     _sending: ClassVar[threading.Lock] = threading.Lock()
@@ -149,7 +149,7 @@ class _Zygote:
         atexit.register(self._process.kill)
 
     def send(self, body: bytes, descriptors: list[int]) -> int:
-        """Where its number and, when it has ended, its exit code can be read."""
+        """Request a command; return a pipe that receives its process id and, at its end, its exit code."""
         answers, theirs = os.pipe()
         with self._sending:
             socket.send_fds(self._socket, [f"{len(body):>{_HEADER}}".encode()], [*descriptors, theirs])
@@ -159,15 +159,15 @@ class _Zygote:
 
 
 def main() -> None:
-    """Fork a command for each request, and a process that waits for it.
+    """Fork one process per requested command, and another process that waits for it.
 
-    Without a preloaded library, which may count or fail them, commands skip fsync: what a killed process has written is
-    in the page cache, and no test loses power.
+    Without a preloaded library (which may count or fail calls), commands skip fsync: the page cache keeps the data of
+    a killed process, and no test simulates a power failure.
     """
     _import_everything()
     if "LD_PRELOAD" not in os.environ:
         os.fsync = _check_descriptor
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process asks how those who wait have ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit status of the waiting processes is not needed
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         while True:
             header, descriptors, _, _ = socket.recv_fds(connection, _HEADER, 4)
@@ -183,12 +183,12 @@ def main() -> None:
 
 
 def _check_descriptor(descriptor: int) -> None:
-    """Fail as os.fsync does for a descriptor that is not open."""
+    """Raise the error of os.fsync for a descriptor that is not open."""
     os.fstat(descriptor)
 
 
 def _wait_for(body: bytes, descriptors: list[int]) -> None:
-    """The command's parent; does not return."""
+    """Run as the command's parent; does not return."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child == 0:
@@ -199,7 +199,7 @@ def _wait_for(body: bytes, descriptors: list[int]) -> None:
 
 
 def _import_everything() -> None:
-    """All of brim, but for what imports a library that reads the environment as it is imported."""
+    """Import all of brim except modules whose libraries read the environment at import time."""
     from brim.block_pandas import do_without_pandas
 
     do_without_pandas()
@@ -212,7 +212,7 @@ def _import_everything() -> None:
     for name in _FOREIGN:
         try:
             importlib.import_module(name)
-        except ImportError:  # of another version of a library
+        except ImportError:  # from another version of a library
             continue
     early = {"huggingface_hub", "datasets", "obstore", "tokenizers", "pandas", "ray", "torch"} & set(sys.modules)
     assert not early, f"imported before the command knows its environment: {early}"
@@ -221,7 +221,7 @@ def _import_everything() -> None:
 def _become(
     arguments: list[str], environment: dict[str, str], folder: str, before: str, descriptors: list[int]
 ) -> None:
-    """The command itself; does not return."""
+    """Run the command itself; does not return."""
     code = 1
     try:
         *streams, answers = descriptors
@@ -229,7 +229,7 @@ def _become(
             os.dup2(descriptor, number)
         os.closerange(3, answers)
         os.closerange(answers + 1, 256)
-        os.write(answers, f"{os.getpid():>{_HEADER}}".encode())  # now that it is a process like any other
+        os.write(answers, f"{os.getpid():>{_HEADER}}".encode())  # from this point it is a process like any other
         os.close(answers)
         os.environ.clear()
         os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""kill -9 of a computed job, again and again: its parent, or one of its workers."""
+"""Repeatedly kill the parent or a worker of a computed job with SIGKILL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.forked import start
 
 
 def kills(subset: int) -> int:
-    """How many, where more prove more: BRIM_KILLS sets it for a long run."""
+    """Return the number of kills: BRIM_KILLS if it is set, for a longer run with more evidence."""
     return int(os.environ.get("BRIM_KILLS") or subset)
 
 
@@ -25,9 +25,9 @@ def kill_at_random_moments(
     between_s: tuple[float, float],
     whenever_done: Callable[[], None],
 ) -> None:
-    """Run brim until it was hit `count` times; `whenever_done` looks at what a run has left, and removes it.
+    """Run brim until it was killed `count` times. `whenever_done` checks the output of a finished run and removes it.
 
-    A worker that dies is replaced and the run continues; every fourth run loses only workers, so that some end.
+    A worker that dies is replaced and the run continues. Every fourth run only kills workers, so that some runs finish.
     """
     moments = random.Random("brim")
     killed = runs = 0

@@ -1,7 +1,7 @@
-"""Which jobs, destinations and engines there are, and what is proved of each by tests/contracts/test_matrix.py.
+"""List the jobs, destinations and engines, and the guarantees that tests/contracts/test_matrix.py checks for each.
 
 python -m tests.matrix           print the table
-python -m tests.matrix --write   put it into docs/contributing/tests.md
+python -m tests.matrix --write   write it to docs/contributing/tests.md
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ARGUMENTS = {
     "bucket.npy": "file `.npy` in a bucket",
     "hubbucket.npy": "file `.npy` in a bucket of the Hub",
 }
-# What the suite tries of it every time; all of it is `make test-matrix`.
+# The cells that the suite runs every time; `make test-matrix` runs all of them.
 _IN_SUITE = {
     ("build", "folder"): ("killed", "full disk"),
     ("build", "hub"): ("killed",),
@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def target(self) -> str:
-        """What runs it: the suite, or the larger target."""
+        """Return the target that runs this cell: the suite or the larger one."""
         suite = self.engine == "local" and self.event in _IN_SUITE.get((self.verb, self.place), ())
         return "suite" if suite else "matrix" if self.engine == "local" else "ray"
 
@@ -65,7 +65,7 @@ CELLS = [Cell(verb, position, engine, event) for verb, position in rows() for en
 
 
 def table() -> str:
-    """What the page says: a row for each job and destination, and for each cell the command that proves it."""
+    """Return the table of the page: a row per job and destination, and in each cell the command that tests it."""
     heads = [f"{event}, {engine}" for engine in ENGINES for event in EVENTS]
     lines = [
         "| job | to | " + " | ".join(heads) + " |",
@@ -79,7 +79,7 @@ def table() -> str:
 
 
 def block(page: str) -> str:
-    """What stands between the marks of a page."""
+    """Return the text between the markers of a page."""
     return page.partition(BEGIN)[2].partition(END)[0].strip()
 
 

@@ -1,4 +1,4 @@
-"""Publishing to the test Hub: the real command and the real clients, each in a separate process."""
+"""Publish to the test Hub with the real command and the real clients, each in a separate process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.hub.store import Entry
 
 REPO = "ada/data"
 DEST = f"hf://datasets/{REPO}"
-MARK = "brim "  # begins what brim adds to the title of its pull requests
+MARK = "brim "  # the prefix that brim adds to the title of its pull requests
 Listing = dict[str, tuple[int, str]]
 
 
 @dataclass
 class Machine:
-    """A user's machine: its folders for state, caches and temporary files are its own."""
+    """A user's machine with separate folders for state, caches and temporary files."""
 
     hub: TestHub
     folder: Path
@@ -42,7 +42,7 @@ class Machine:
             "HF_HOME": str(self.folder / "home"),
             "HF_UPDATE_DOWNLOAD_COUNTS": "0",
             "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_XET": "1",  # for the clients that read; brim has --via
+            "HF_HUB_DISABLE_XET": "1",  # for the clients that read; brim uses --via instead
             "XDG_STATE_HOME": str(self.folder / "state"),
             "TMPDIR": str(self.folder / "tmp"),
         }
@@ -54,15 +54,15 @@ class Machine:
         return brim("build", source, to, *options, check=check, env=self.environment, cwd=self.folder)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Any command of brim, however it ends: with --debug, by a traceback."""
+        """Run any brim command with --debug, so that a failure prints a traceback."""
         return brim(*arguments, env=self.environment, check=None)
 
     def start(self, source: Path, *options: str, to: str = DEST) -> Process:
-        """The same command, without waiting for it."""
+        """Start the same command without waiting for it."""
         return start("build", source, to, "--quiet", *options, env=self.environment)
 
     def python(self, code: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A script that uses the real clients."""
+        """Run a script that uses the real clients."""
         result = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],
             env=self.environment,
@@ -75,17 +75,18 @@ class Machine:
 
     @property
     def ledgers(self) -> list[Path]:
-        """The folders of the ledgers that brim keeps here."""
+        """Return the ledger folders that brim keeps on this machine."""
         return sorted((self.folder / "state" / "brim" / "hub").glob("*"))
 
 
 def shards(hub: TestHub, revision: str = "main", folder: str = "data") -> Listing:
-    """Size and SHA-256 of the shards of a revision."""
+    """Return the size and SHA-256 of each shard of a revision."""
     return {name: message for name, message in hub.files(REPO, revision).items() if name.startswith(f"{folder}/")}
 
 
 def built(source: Path, out: Path, *options: str) -> Listing:
-    """What should be on the Hub: size and SHA-256 of what the same build writes into a folder."""
+    """Return the expected content of the Hub: the size and SHA-256 of each shard that the same build writes to a
+    folder."""
     brim("build", source, out, "--quiet", *options)
     contents = {f"data/{path.name}": path.read_bytes() for path in sorted((out / "data").iterdir())}
     return {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items()}

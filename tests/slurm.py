@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: munge, a controller and three daemons on loopback, from a separate folder."""
+"""Run a real Slurm on this machine: munge, a controller and three daemons on loopback, in a separate folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PartitionName=all Nodes=n1,n2,n3 Default=YES MaxTime=INFINITE State=UP
 
 
 def lacking() -> str:
-    """Why no Slurm can be started here; empty if one can."""
+    """Return the reason why Slurm cannot be started on this machine; empty if it can."""
     removed = [name for name in NEEDED if shutil.which(name, path=_path()) is None]
     return (
         f"no Slurm here: {', '.join(removed)} not installed (apt-get install slurmctld slurmd munge)" if removed else ""
@@ -60,7 +60,7 @@ def _path() -> str:
 
 
 class Slurm:
-    """Started when it is entered, gone with all its jobs when it is left."""
+    """A Slurm that starts on entering the context and stops with all its jobs on leaving it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -119,7 +119,8 @@ class Slurm:
             time.sleep(0.2)
 
     def run(self, *command: str, cwd: Path | None = None, more: Mapping[str, str] | None = None) -> str:
-        """What a command of Slurm prints; it must end well but for squeue and sinfo while the controller starts."""
+        """Return the output of a Slurm command. It must succeed, except squeue and sinfo while the controller
+        starts."""
         environment = self.environment | dict(more or {})
         result = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=False)
         if result.returncode and command[0] not in ("sinfo", "squeue"):
@@ -127,7 +128,7 @@ class Slurm:
         return result.stdout
 
     def tasks(self) -> dict[str, tuple[str, str]]:
-        """Jobs and tasks of arrays that are waiting or running: state and node."""
+        """Return the state and node of each waiting or running job or array task."""
         lines = self.run("squeue", "--noheader", "--array", "--format=%i %T %N").splitlines()
         return {
             arguments[0]: (arguments[1], arguments[2] if len(arguments) > 2 else "")
@@ -135,16 +136,16 @@ class Slurm:
         }
 
     def told(self, job: str) -> dict[str, str]:
-        """What the controller knows of a job or a task of an array."""
+        """Return the controller's record of a job or an array task."""
         text = self.run("scontrol", "show", "job", "--oneliner", job)
         return dict(value.split("=", 1) for value in text.split() if "=" in value)
 
     def wait_all(self, seconds: float = 300) -> None:
-        """Until nothing is waiting or running."""
+        """Wait until no job is waiting or running."""
         self._until(lambda: not self.tasks(), f"end of the jobs ({self.tasks()})", seconds)
 
     def wait_running(self, task: str, seconds: float = 90) -> str:
-        """The node that a task runs on, when it does."""
+        """Return the node that a task runs on, once it runs."""
         self._until(lambda: self.tasks().get(task, ("", ""))[0] == "RUNNING", f"running {task}", seconds)
         return self.tasks()[task][1]
 

@@ -1,4 +1,4 @@
-"""A small disk that can really be full: a tmpfs, which takes root to mount."""
+"""Provide a small disk that can be filled: a tmpfs, which only root can mount."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def small_disk(disk: Path, megabytes: int = 8) -> Iterator[Path]:
-    """Make a folder on a separate disk; where that cannot be, the test is skipped by name."""
+    """Create a folder on a separate disk; skip the test with the reason if this is not possible."""
     if os.geteuid() != 0:
         pytest.skip("a full disk is not proved here: mounting a small tmpfs takes root")
     disk.mkdir()
@@ -27,7 +27,7 @@ def small_disk(disk: Path, megabytes: int = 8) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """A file that takes all the room there is; without it, there is room again."""
+    """Fill the disk with a file, and free the space by removing it."""
     ballast = disk / "ballast"
     with open(ballast, "wb", buffering=0) as file:
         for size in (1 << 16, 1):

@@ -1,8 +1,8 @@
-"""Datasets of `datasets` for the drop-in's tests, made again and again from one folder.
+"""Datasets of `datasets` for the tests of the drop-in, rebuilt from the same folder each time.
 
-Run as a script (`python -m tests.api.dropin_cases FOLDER OUT original|brim`) it publishes every case
-with the original `push_to_hub` or with brim's to the Hub that HF_ENDPOINT names, and downloads what was
-published below OUT.
+Run as a script (`python -m tests.api.dropin_cases FOLDER OUT original|brim`), it publishes every case
+with the original `push_to_hub` or with brim's to the Hub that HF_ENDPOINT names, and downloads the
+published files below OUT.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ KINDS: dict[str, tuple[Any, str]] = {
     "video": (datasets.Video(), "mp4"),
     "pdf": (datasets.Pdf(), "pdf"),
     "nifti": (datasets.Nifti(), "nii.gz"),
-    **({"mesh": (datasets.Mesh(), "glb")} if hasattr(datasets, "Mesh") else {}),  # from 4.8 on
+    **({"mesh": (datasets.Mesh(), "glb")} if hasattr(datasets, "Mesh") else {}),  # since version 4.8
 }
 MEDIA = Features({"id": Value("int64"), **{name: feature for name, (feature, _) in KINDS.items()}})
 IMAGE = Features({"id": Value("int64"), "image": datasets.Image(), "text": Value("string")})
 
 
 def content(name: str, number: int) -> bytes:
-    """Bytes that nothing decodes: the drop-in does not look at them. Those of scans begin like gzip's."""
+    """Return bytes that no code decodes, because the drop-in ignores them. Those of scans begin like gzip's."""
     seed = [number, *name.encode()]
     head = b"\x1f\x8b" if name == "nifti" else b""
     return head + np.random.default_rng(seed).bytes(400 + 37 * number)
 
 
 def make_files(folder: Path) -> None:
-    """The files that the cases name."""
+    """Write the files that the cases refer to."""
     for name, (_, extension) in KINDS.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         for number in range(6):
@@ -67,7 +67,8 @@ def mapped(folder: Path, name: str = "images") -> Any:
 
 
 def media_rows(folder: Path, with_bytes: bool) -> dict[str, list[Any]]:
-    """Six rows of every kind of media: the last is null; with bytes, some have no path and one is empty."""
+    """Return six rows of every kind of media: the last is null; among rows with bytes, some have no path and one is
+    empty."""
     rows: dict[str, list[Any]] = {"id": list(range(6))}
     for name, (_, extension) in KINDS.items():
         paths = [str(folder / name / f"{number}.{extension}") for number in range(5)]
@@ -80,7 +81,7 @@ def media_rows(folder: Path, with_bytes: bool) -> dict[str, list[Any]]:
 
 
 def media_dataset(rows: dict[str, list[Any]]) -> Any:
-    """Without encoding, for which `datasets` wants torch."""
+    """Create a dataset without encoding the values, for which `datasets` needs torch."""
     return Dataset(datasets.table.InMemoryTable(pa.table(rows, schema=MEDIA.arrow_schema)))
 
 
@@ -139,7 +140,7 @@ def addresses_and_relative_paths(folder: Path) -> Any:
 
 
 def image_values(folder: Path) -> tuple[list[Any], list[Any]]:
-    """Six images as paths, and six with bytes."""
+    """Return six images as paths and six with bytes."""
     paths = [{"bytes": None, "path": str(folder / "image" / f"{n}.png")} for n in range(6)]
     return paths, [{"bytes": content("image", n), "path": f"a/{n}.png"} for n in range(6)]
 
@@ -347,7 +348,7 @@ def generate(folder: str) -> Any:
 
 
 def stream_from_a_generator(folder: Path) -> Any:
-    """Not a case: the original decodes and encodes what a generator gives."""
+    """Not a case, because the original decodes and encodes the values of a generator."""
     features = Features({"image": datasets.Image(), "pdf": datasets.Pdf()})
     return IterableDataset.from_generator(generate, features=features, gen_kwargs={"folder": str(folder)})
 

@@ -1,4 +1,4 @@
-"""Every command in Python: the words of the command line, results, stopping, and docs/how-to/python.md."""
+"""Every command as a Python function: its options, results, stopping, and docs/how-to/python.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DOCS = Path(__file__).parents[2] / "docs/how-to/python.md"
 
 
 def test_help_shows_the_words() -> None:
-    """help() names every keyword, and an unknown one is a TypeError."""
+    """help() lists every keyword, and an unknown keyword is a TypeError."""
     assert "rows_per_shard: int | None = None" in str(inspect.signature(brim.tokenize))
     with pytest.raises(TypeError, match=r"^build\(\) got .* 'worker'. Did you mean 'workers'\?"):
         brim.build("a", "b", worker=2)  # type: ignore[call-arg]
@@ -37,7 +37,7 @@ def test_help_shows_the_words() -> None:
 
 @pytest.mark.parametrize("command", ["map", "tokenize", "embed"])
 def test_command_and_function_take_options_of_one_class(command: str) -> None:
-    """Every option of a command is a keyword of the function, declared once, but for those of the terminal."""
+    """Every command option is declared once and is a keyword of the function, except those for the terminal."""
     options = importlib.import_module(f"brim.cli.{command}_command").COMMAND.options
     function = getattr(brim, command).options
     shared = next(kind for kind in options.__mro__ if kind in function.__mro__ and kind is not options)
@@ -53,7 +53,7 @@ def test_command_and_function_take_options_of_one_class(command: str) -> None:
 
 
 def test_deprecated_keywords_warn_at_the_callers_line(corpus: Path, tmp_path: Path) -> None:
-    """Names and shares of earlier versions give the same result, and one warning each."""
+    """Option names and values of earlier versions give the same result and one warning each."""
     arguments: dict[str, Any] = {"cache_dir": tmp_path / "cache", "memory": "1GB", "progress": False}
     tokenizer = tokenizer_file(tmp_path)
     with pytest.warns(DeprecationWarning, match="is now") as caught:
@@ -90,7 +90,7 @@ def tokenizer_file(folder: Path) -> Path:
 
 
 def test_tokens_without_a_destination(corpus: Path, tmp_path: Path) -> None:
-    """Ids are a Dataset of the cache, packed if wanted, and found again without being computed."""
+    """Without a destination, token ids are a cached Dataset, packed on request, and are not computed again."""
     tokenizer = tokenizer_file(tmp_path)
     cache = tmp_path / "cache"
     result = brim.tokenize(corpus, tokenizer, keep_columns="n", cache_dir=cache, memory="1GB")
@@ -112,7 +112,7 @@ TEXT_LISTS = [["a", "b"], ("How are you?", "[fine] * thanks"), ["x" * 5000, "a\0
 
 @pytest.mark.parametrize("texts", TEXT_LISTS)
 def test_a_list_of_texts_is_refused_with_the_rows_to_give(tmp_path: Path, texts: Any) -> None:
-    """In every function that takes rows; what the hint says works."""
+    """Every function that takes rows refuses a list of texts, and following the hint works."""
     tokenizer = tokenizer_file(tmp_path)
     arguments: dict[str, Any] = {"cache_dir": tmp_path / "cache", "memory": "1GB"}
     calls = (
@@ -136,7 +136,7 @@ def test_a_list_of_paths_and_globs_names_files(corpus: Path, tmp_path: Path) -> 
 
 
 def test_vectors_without_a_destination(corpus: Path, tmp_path: Path) -> None:
-    """Vectors are arrays by name, the same as in a file, and found again without being computed."""
+    """Without a destination, vectors are arrays by name, equal to those of a file, and are not computed again."""
     model = "tests.embed_models:hashing"
     arguments = {"column": "text", "keep_columns": "n", "model_arg": {"dim": 5}, "memory": "2GB"}
     created = brim.embed(corpus, model, cache_dir=tmp_path / "cache", **arguments)  # type: ignore[call-overload]
@@ -154,7 +154,7 @@ def test_vectors_without_a_destination(corpus: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", [lambda: None, 3, None])
 def test_a_model_that_workers_cannot_import(corpus: Path, tmp_path: Path, model: object) -> None:
-    """It is told before anything runs, with what to do."""
+    """The error appears before the job starts and explains how to make the model importable."""
     with pytest.raises(brim.ArgumentError, match="model= takes a name") as caught:
         brim.embed(corpus, model, destination=tmp_path / "v.npy", column="text")  # type: ignore[call-overload]
     assert "MODULE:FACTORY" in str(caught.value)
@@ -162,7 +162,7 @@ def test_a_model_that_workers_cannot_import(corpus: Path, tmp_path: Path, model:
 
 
 def test_a_destination_is_what_the_command_makes(corpus: Path, tmp_path: Path) -> None:
-    """map and tokenize with a destination give the shards of the command line, byte for byte."""
+    """map and tokenize with a destination give the same shards as the command line, byte for byte."""
     tokenizer = tokenizer_file(tmp_path)
     computed = brim.tokenize(corpus, tokenizer, destination=tmp_path / "python", memory="1GB")
     assert isinstance(computed, brim.MapResult)
@@ -176,13 +176,13 @@ def test_a_destination_is_what_the_command_makes(corpus: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("text", [{"public": True}, {"state": "x"}, {"commit_message": "x"}, {"format": "arrow"}])
 def test_words_of_a_destination_need_one(corpus: Path, tmp_path: Path, text: dict[str, object]) -> None:
-    """What states how a result is published is refused where it stays in the cache."""
+    """Options for publishing are refused if the result stays in the cache."""
     with pytest.raises(brim.InputError, match="needs a destination"):
         brim.map(corpus, len, cache_dir=tmp_path / "cache", **text)  # type: ignore[call-overload]
 
 
 def test_a_plan_in_parts(tmp_path: Path) -> None:
-    """A saved plan is done in parts, reports how far it is, and finishes as a build does."""
+    """A saved plan runs in parts, reports its progress, and finishes like a build."""
     source = tmp_path / "files"
     source.mkdir()
     for number in range(6):
@@ -197,14 +197,14 @@ def test_a_plan_in_parts(tmp_path: Path) -> None:
 
 
 def test_how_a_path_is_read_is_not_said_of_a_table(tmp_path: Path) -> None:
-    """Words for reading are refused for a source that is read already."""
+    """Options for reading files are refused for a source that is already a table."""
     (tmp_path / "a.bin").write_bytes(b"a")
     with pytest.raises(brim.InputError, match=r"has been read already"):
         brim.plan(brim.files(tmp_path), None, include="*.bin")
 
 
 def test_another_thread_may_stop_a_job(corpus: Path, tmp_path: Path) -> None:
-    """A job in a thread ends with Stopped when it is asked to, and continues when it is called again."""
+    """A job in a thread raises Stopped on a stop request and resumes when it is called again."""
     stop, caught = brim.Stop(), []
 
     def work() -> None:
@@ -215,7 +215,7 @@ def test_another_thread_may_stop_a_job(corpus: Path, tmp_path: Path) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    while not list((tmp_path / "cache").rglob("units/*.arrow")):  # the first is done
+    while not list((tmp_path / "cache").rglob("units/*.arrow")):  # the first unit is done
         assert thread.is_alive()
         time.sleep(0.02)
     stop.request("the server")
@@ -250,7 +250,7 @@ except KeyboardInterrupt:
 
 
 def test_a_host_hears_its_own_signals(corpus: Path, tmp_path: Path) -> None:
-    """In a program, Ctrl-C ends the job with KeyboardInterrupt and other signals stay the program's."""
+    """In a program, Ctrl-C ends the job with KeyboardInterrupt; the program keeps its handlers of other signals."""
     script = tmp_path / "host.py"
     script.write_text(_HOST.replace("import brim\n", "import brim, brim.progress\n", 1))
     with subprocess.Popen(
@@ -266,13 +266,13 @@ def test_a_host_hears_its_own_signals(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_the_python_guide_names_every_function() -> None:
-    """Its blocks are run by make test-docs."""
+    """The Python guide mentions every function. `make test-docs` runs its code blocks."""
     names = set(re.findall(r"brim\.(\w+)", DOCS.read_text()))
     assert {name for name in brim.__all__ if name[0].islower()} <= names
 
 
 def test_plan_has_its_numbers_as_attributes_and_build_reports_the_same_size(tmp_path: Path) -> None:
-    """The plan and the result print the size of the files under one label."""
+    """The plan and the result print the size of the files under the same label."""
     source = write_files(tmp_path / "source", {f"{i}.bin": bytes(1000 + i) for i in range(6)})
     plan = brim.plan(source, tmp_path / "out", rows_per_shard=2)
     assert (plan.rows, plan.bytes, plan.shards) == (6, 6015, 3)

@@ -1,4 +1,4 @@
-"""What brim built loads with `datasets`, plain and streaming, and decodes."""
+"""Datasets that brim built load and decode with `datasets`, in memory and streaming."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def png(seed: int) -> bytes:
 
 @pytest.fixture
 def scans(tmp_path: Path) -> Path:
-    """A table of four subjects: a NIfTI file, a list of pictures, and metadata."""
+    """Return a table of four subjects: a NIfTI file, a list of pictures, and metadata."""
     contents = {f"scans/s{i}.nii.gz": nifti(i)[0] for i in range(4)}
     contents |= {f"pictures/p{i}.png": png(i) for i in range(5)}
     return write_files(tmp_path / "source", contents)
@@ -51,7 +51,7 @@ def scan_table(scans: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_media_columns_decode(scans: Path, tmp_path: Path, streaming: bool) -> None:
-    """NIfTI files decode to what nibabel reads from the source, pictures to what Pillow reads."""
+    """NIfTI files decode to the values that nibabel reads from the source, and pictures to those of Pillow."""
     brim.build(scan_table(scans), tmp_path / "out", rows_per_shard=2)
     loaded = datasets.load_dataset(str(tmp_path / "out"), split="train", streaming=streaming)
     assert loaded.features["t1w"] == datasets.Nifti()
@@ -70,7 +70,7 @@ def test_media_columns_decode(scans: Path, tmp_path: Path, streaming: bool) -> N
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_bytes_and_paths_without_decoding(scans: Path, tmp_path: Path, streaming: bool) -> None:
-    """Undecoded, a cell is the source's bytes and its relative path; .nii.gz stays compressed."""
+    """An undecoded cell has the source's bytes and its relative path; .nii.gz stays compressed."""
     brim.build(scan_table(scans), tmp_path / "out")
     loaded = datasets.load_dataset(str(tmp_path / "out"), split="train", streaming=streaming)
     loaded = loaded.cast_column("t1w", datasets.Nifti(decode=False))
@@ -80,7 +80,7 @@ def test_bytes_and_paths_without_decoding(scans: Path, tmp_path: Path, streaming
 
 
 def test_splits_labels_and_metadata_of_an_imagefolder(tmp_path: Path) -> None:
-    """train/ and test/ become splits, parent folders class labels."""
+    """The folders train/ and test/ become splits, and parent folders become class labels."""
     names = ["train/cat/a.png", "train/dog/b.png", "train/cat/c.png", "test/dog/d.png"]
     source = write_files(tmp_path / "source", {name: png(i) for i, name in enumerate(names)})
     write_files(source, {"._junk": b"x", ".DS_Store": b"x", ".git/config": b"x", "README.md": b"about"})
@@ -95,7 +95,7 @@ def test_splits_labels_and_metadata_of_an_imagefolder(tmp_path: Path) -> None:
 
 
 def test_metadata_csv(tmp_path: Path) -> None:
-    """metadata.csv names the files of its rows; what `datasets` makes of the folder, brim makes too."""
+    """metadata.csv assigns metadata to files, and brim builds the same dataset from the folder as `datasets`."""
     source = write_files(tmp_path / "source", {f"{i}.png": png(i) for i in range(3)})
     (source / "metadata.csv").write_text("file_name,caption,mask_file_name\n1.png,one,0.png\n0.png,zero,2.png\n")
     brim.build(brim.files(source), tmp_path / "out")
@@ -110,7 +110,7 @@ def test_metadata_csv(tmp_path: Path) -> None:
 
 
 def test_metadata_columns_of_any_type(tmp_path: Path) -> None:
-    """Nested, decimal, timestamp, dictionary and dotted columns arrive as they were."""
+    """Nested, decimal, timestamp, dictionary and dotted columns keep their types and values."""
     source = write_files(tmp_path / "source", {"a.bin": b"aaa", "b.bin": b"b"})
     rows = pa.table(
         {
@@ -137,7 +137,7 @@ def test_metadata_columns_of_any_type(tmp_path: Path) -> None:
 
 
 def test_features_given_by_the_user(scans: Path, tmp_path: Path) -> None:
-    """features= decides types of files and of other columns."""
+    """`features=` sets the types of file columns and of other columns."""
     features = datasets.Features({"t1w": datasets.Nifti(), "age": datasets.Value("int64")})
     table = brim.table([{"t1w": "scans/s0.nii.gz", "age": 3}], features=features, root=scans)
     brim.build(table, tmp_path / "out")
@@ -145,7 +145,7 @@ def test_features_given_by_the_user(scans: Path, tmp_path: Path) -> None:
 
 
 def test_pandas_and_polars_tables(tmp_path: Path) -> None:
-    """Tables of other libraries are taken as they are."""
+    """brim accepts pandas and polars tables directly."""
     import pandas
     import polars
 
@@ -160,7 +160,7 @@ def test_pandas_and_polars_tables(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_dataset_does_not_load(tmp_path: Path) -> None:
-    """While shards are missing, load_dataset is an error and not a smaller dataset."""
+    """While shards are missing, load_dataset raises an error instead of loading a smaller dataset."""
     source = write_files(tmp_path / "source", {f"{i}.bin": random_bytes(1000, i) for i in range(4)})
     stop = brim.Stop()
     stop.request()

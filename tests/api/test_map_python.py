@@ -1,4 +1,4 @@
-"""brim.map and brim.filter as Python users meet them: arguments, errors, signals, several processes, threads."""
+"""brim.map and brim.filter from Python: arguments, errors, signals, several processes and threads."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ def rows() -> datasets.Dataset:
     return datasets.Dataset.from_dict({"n": list(range(12)), "text": [f"row {n}" for n in range(12)]})
 
 
-# The arguments
+# Arguments
 
 
 @pytest.mark.parametrize("name", ["map", "filter"])
 def test_the_arguments_are_those_of_the_original(name: str) -> None:
-    """All of them, in order, with their defaults and kinds; those of DatasetDict exist by name."""
+    """brim.map has all arguments of the original, in order, with their defaults and kinds; those of DatasetDict exist
+    by name."""
     ours = inspect.signature(getattr(brim, name)).parameters
     theirs = list(inspect.signature(getattr(datasets.Dataset, name)).parameters.values())[1:]
     positional = [p for p in ours.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
@@ -56,7 +57,7 @@ def test_the_arguments_are_those_of_the_original(name: str) -> None:
 
 
 def test_by_position(rows: datasets.Dataset) -> None:
-    """As the original takes them."""
+    """Arguments can be passed by position, as with the original."""
     mapped = brim.map(rows, lambda n, index, rank: {"sum": n + index, "rank": rank}, True, True, ["n"])
     assert mapped["sum"][:] == [2 * n for n in range(12)]
     assert set(mapped["rank"]) == {0}
@@ -65,7 +66,7 @@ def test_by_position(rows: datasets.Dataset) -> None:
 
 
 def test_the_rank_is_a_slot(rows: datasets.Dataset) -> None:
-    """Workers that are replaced have the number of those whose place they take."""
+    """A replacement worker has the rank of the worker that it replaces."""
 
     def dies_once(row: Any, rank: int, marker: str) -> dict[str, int]:
         if row["n"] == 6 and not os.path.exists(marker):
@@ -80,7 +81,7 @@ def test_the_rank_is_a_slot(rows: datasets.Dataset) -> None:
 
 
 def test_what_has_no_effect_is_said_once(rows: datasets.Dataset, capfd: pytest.CaptureFixture[str]) -> None:
-    """Words that decide no row are taken, with one line."""
+    """Arguments without an effect on the rows are accepted and reported in one line."""
     mapped = brim.map(rows, lambda row: {"m": 1}, cache_file_name="x.arrow", suffix_template="_{rank}_of_{num_proc}")
     assert mapped.num_rows == 12
     output = capfd.readouterr().err.splitlines()
@@ -91,7 +92,7 @@ def test_what_has_no_effect_is_said_once(rows: datasets.Dataset, capfd: pytest.C
 
 
 def test_types_are_found_as_was_asked(rows: datasets.Dataset) -> None:
-    """on_mixed_types, try_original_type and disable_nullable do what they do in the original."""
+    """on_mixed_types, try_original_type and disable_nullable have the same effect as in the original."""
     small = rows.cast_column("n", datasets.Value("int32"))
     remaining = {"batched": True, "load_from_cache_file": False}
     for keep in (True, False):
@@ -137,7 +138,8 @@ def fails_with_a_file(row: Any) -> Any:
 def test_what_a_function_raises_is_raised(
     rows: datasets.Dataset, function: Any, kind: type[Exception], text: str
 ) -> None:
-    """It is of its type and UserFunctionError, has the worker's traceback as text, and survives pickling."""
+    """The error is of the function's type and a UserFunctionError, has the worker's traceback, and survives
+    pickling."""
     with pytest.raises(kind) as caught:
         brim.map(rows, function)
     error = caught.value
@@ -153,7 +155,7 @@ def test_what_a_function_raises_is_raised(
 
 
 def test_a_keyboard_interrupt_of_the_function_is_one(rows: datasets.Dataset) -> None:
-    """Who raises it means the program, whatever shall become of rows that fail."""
+    """A function that raises KeyboardInterrupt ends the job, whatever --on-error says about failing rows."""
 
     def interrupts(row: Any) -> Any:
         raise KeyboardInterrupt
@@ -163,7 +165,8 @@ def test_a_keyboard_interrupt_of_the_function_is_one(rows: datasets.Dataset) -> 
 
 
 def test_types_that_do_not_combine(rows: datasets.Dataset) -> None:
-    """What would end more than the call, or cannot travel, is the cause or the text of a UserFunctionError."""
+    """An exception that would end the program, or that cannot be pickled, becomes the cause or text of a
+    UserFunctionError."""
 
     def exits(row: Any) -> Any:
         raise SystemExit(3)
@@ -180,11 +183,11 @@ def test_types_that_do_not_combine(rows: datasets.Dataset) -> None:
     assert user_error(failed) is failed
     assert failed.__notes__ == ["where"]
     lock = RuntimeError(threading.Lock())
-    assert b"RuntimeError" in pack_exception(lock)  # with what it can be told of it
+    assert b"RuntimeError" in pack_exception(lock)  # with the part of its message that survives
 
 
 def test_the_command_shows_it_as_ever(tmp_path: Path) -> None:
-    """One sentence and what to do next, without a traceback."""
+    """The command prints one sentence and the next step, without a traceback."""
     (tmp_path / "steps.py").write_text("def bad(row):\n    raise ValueError('no good')\n")
     (tmp_path / "rows.jsonl").write_text('{"n": 1}\n')
     command = [sys.executable, "-m", "brim", "map", "rows.jsonl", "out", "--fn", "steps:bad"]
@@ -235,8 +238,8 @@ def wait_for(actual: Any, label: str) -> Any:
 
 @pytest.mark.slow
 def test_four_processes_and_one_is_killed(marks: Path) -> None:
-    """One computes, the others wait and say so; when it is killed another continues, and no unit is done twice but the
-    one that it was at."""
+    """One process computes while the others wait and report it. If it is killed, another resumes, and only the unit
+    in progress is computed again."""
     running = [start(SCRIPT) for _ in range(4)]
     first = int(wait_for(lambda: [mark.name for mark in marks.iterdir()][1:2], "second mark")[0].split("-")[1])
     os.kill(first, signal.SIGKILL)
@@ -248,13 +251,11 @@ def test_four_processes_and_one_is_killed(marks: Path) -> None:
     finished = [mark.name.split("-") for mark in marks.iterdir()]
     assert len({pid for _, pid in finished}) == 2
     assert len({position for position, _ in finished}) == 6
-    assert (
-        len(finished) <= 7 + 1
-    )  # the unit that was lost, and the first batch, whose types are looked at by who begins
+    assert len(finished) <= 7 + 1  # the lost unit, plus the first batch, whose types the new process infers
 
 
 def test_a_wait_can_be_stopped(rows: datasets.Dataset, marks: Path) -> None:
-    """By the flag of a thread or a server."""
+    """The stop flag of a thread or a server ends the wait."""
     second = start(SCRIPT)
     wait_for(lambda: list(marks.iterdir()), "mark")
     stop = brim.Stop()
@@ -270,7 +271,7 @@ def test_a_wait_can_be_stopped(rows: datasets.Dataset, marks: Path) -> None:
         second.communicate()
 
 
-# Signals, threads, and where a script comes from
+# Signals, threads and scripts
 
 
 def interrupted(marks: Path, number: int, tail: str = "") -> tuple[int, str, str]:
@@ -285,7 +286,7 @@ def interrupted(marks: Path, number: int, tail: str = "") -> tuple[int, str, str
 
 
 def test_ctrl_c_is_a_keyboard_interrupt(marks: Path) -> None:
-    """After a clean stop, and the handlers are those of before; the same call continues."""
+    """Ctrl-C stops cleanly and restores the previous signal handlers; the same call resumes."""
     tail = (
         "except KeyboardInterrupt as error:\n"
         "    after = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)\n"
@@ -298,7 +299,7 @@ def test_ctrl_c_is_a_keyboard_interrupt(marks: Path) -> None:
 
 
 def test_sigterm_ends_the_process_as_it_would(marks: Path) -> None:
-    """No thread blocks it, and no worker stays."""
+    """SIGTERM ends the process: no thread blocks it, and no worker survives."""
     code, _, _ = interrupted(marks, signal.SIGTERM, "finally:\n    pass\n")
     assert code == -signal.SIGTERM
     time.sleep(0.2)
@@ -308,7 +309,7 @@ def test_sigterm_ends_the_process_as_it_would(marks: Path) -> None:
 
 
 def test_a_thread_has_no_handlers(rows: datasets.Dataset) -> None:
-    """Signals stay with the main thread; a Stop ends the call from there."""
+    """In a thread, brim installs no signal handlers; a Stop request from the thread ends the call."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     stop, ended = brim.Stop(), []
 
@@ -337,7 +338,8 @@ def _takes_much(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_other_programs_of_the_caller_are_not_the_jobs(rows: datasets.Dataset) -> None:
-    """A server or the readers of a DataLoader: neither within the limit, nor room that the job may take for itself."""
+    """Other processes of the caller (a server, DataLoader workers) do not count towards the limit and do not raise
+    it."""
     fat = "import sys; held = bytearray(b'x') * (700 << 20); print('there', flush=True); sys.stdin.read()"
     second = subprocess.Popen([sys.executable, "-c", fat], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -353,7 +355,8 @@ def test_other_programs_of_the_caller_are_not_the_jobs(rows: datasets.Dataset) -
 
 
 def test_in_a_coroutine(rows: datasets.Dataset) -> None:
-    """In an event loop that runs, by itself and next to others; asynchronous functions too."""
+    """brim.map works inside a running event loop, alone and concurrently with other tasks, also with asynchronous
+    functions."""
 
     async def double(row: Any) -> Any:
         await asyncio.sleep(0)
@@ -371,18 +374,18 @@ def test_in_a_coroutine(rows: datasets.Dataset) -> None:
 
 @pytest.mark.parametrize("method", ["stdin", "file"])
 def test_a_script_without_a_main_guard(tmp_path: Path, marks: Path, method: str) -> None:
-    """From a file, or from stdin as `python -`."""
+    """A script without a main guard runs from a file and from stdin (`python -`)."""
     (tmp_path / "script.py").write_text(SCRIPT)
     command, text = ([sys.executable, "-"], SCRIPT) if method == "stdin" else ([sys.executable, "script.py"], None)
     result = subprocess.run(command, input=text, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert result.stdout.startswith("done"), result.stderr
 
 
-# What comes back
+# Results
 
 
 def test_nothing_returned_is_the_dataset_itself(rows: datasets.Dataset, marks: Path, cache: Path) -> None:
-    """With its fingerprint, and nothing is kept: the next time, the side effects happen again."""
+    """The result is the same object, and nothing is cached: the next call repeats the side effects."""
 
     def touches(row: Any, folder: str) -> None:
         open(os.path.join(folder, f"{row['n']}-{time.monotonic_ns()}"), "w").close()
@@ -405,7 +408,7 @@ class Counter:
 
 
 def test_changes_of_a_callable_object_stay_in_the_workers(rows: datasets.Dataset) -> None:
-    """As with num_proc= of `Dataset.map`."""
+    """Changes of a callable object are lost with its worker, as with `num_proc=` of `Dataset.map`."""
     counter = Counter()
     assert brim.map(rows, counter) is rows
     assert (counter.calls, counter.seen) == (0, [0])
@@ -413,21 +416,22 @@ def test_changes_of_a_callable_object_stay_in_the_workers(rows: datasets.Dataset
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_all_columns_removed_and_none_returned(rows: datasets.Dataset, batched: bool) -> None:
-    """What the original gives: no columns and no rows."""
+    """The result has no columns and no rows, as in the original."""
     options = {"remove_columns": rows.column_names, "batched": batched}
     ours, theirs = brim.map(rows, lambda _: {}, **options), rows.map(lambda _: {}, **options)
     assert (ours.features, len(ours)) == (theirs.features, len(theirs)) == ({}, 0)
 
 
 def test_the_only_batch_is_dropped(rows: datasets.Dataset) -> None:
-    """Then there are no rows; the original gives those that it was given, not mapped."""
+    """The result has no rows; the original returns its input rows unmapped."""
     options = {"batched": True, "batch_size": 100, "drop_last_batch": True}
     assert len(brim.map(rows, lambda batch: {"m": batch["n"]}, **options)) == 0
     assert rows.map(lambda batch: {"m": batch["n"]}, **options) is rows
 
 
 def test_streams_are_computed_now(rows: datasets.Dataset) -> None:
-    """Into what is not a stream, with the stream's features; nothing of another stream is found again."""
+    """A stream is computed immediately to a dataset with the stream's features; results of other streams are not
+    reused."""
     features = datasets.Features({"n": datasets.Value("int32"), "text": datasets.Value("string")})
     stream = rows.cast(features).to_iterable_dataset()
     mapped = brim.map(stream, lambda row: {"m": row["n"]})
@@ -447,7 +451,7 @@ def str_of(row: Any) -> dict[str, str]:
 
 
 class Listening(brim.Progress):
-    """Counts what is begun and ended."""
+    """A progress object that counts the bars that begin and end."""
 
     def __init__(self) -> None:
         self.said: list[Any] = []
@@ -467,7 +471,7 @@ class Listening(brim.Progress):
 
 
 def test_splits_are_one_job_with_one_bar(rows: datasets.Dataset, tmp_path: Path) -> None:
-    """Its length is that of all of them; each split is told to the function that asks for it."""
+    """The bar's total is the number of rows of all splits; with_split passes each split's name to the function."""
     rows.save_to_disk(tmp_path / "rows")
     part = datasets.load_from_disk(tmp_path / "rows")
     several, watched = datasets.DatasetDict(train=part, test=part), Listening()
@@ -482,7 +486,7 @@ def test_splits_are_one_job_with_one_bar(rows: datasets.Dataset, tmp_path: Path)
 
 
 def test_quiet(rows: datasets.Dataset, capfd: pytest.CaptureFixture[str]) -> None:
-    """progress=False says nothing, not even what has no effect."""
+    """`progress=False` prints nothing, not even the note about arguments without an effect."""
     brim.map(rows, lambda row: row, keep_in_memory=True, progress=False)
     assert capfd.readouterr().err == ""
     with pytest.raises(brim.InputError, match=r"brim\.Progress"):
@@ -493,7 +497,8 @@ def test_quiet(rows: datasets.Dataset, capfd: pytest.CaptureFixture[str]) -> Non
 
 
 def test_filter_is_that_of_datasets(rows: datasets.Dataset, tmp_path: Path) -> None:
-    """Rows, order and features; of a Dataset only numbers are written, and called again it is all there."""
+    """Rows, order and features equal those of the original; for a Dataset only indices are written, and a second call
+    reuses them."""
     shuffled = rows.shuffle(seed=3)
     for source in (rows, shuffled, rows.with_format("numpy"), rows.select(range(3, 9))):
         ours = brim.filter(source, lambda row: row["n"] % 3 == 0)
@@ -512,7 +517,7 @@ def test_filter_is_that_of_datasets(rows: datasets.Dataset, tmp_path: Path) -> N
 
 
 def test_caches_have_a_cap(rows: datasets.Dataset, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    """What was not used for longest goes first; what is open stays."""
+    """The least recently used results are removed first; open results stay."""
     rows = datasets.Dataset.from_dict({"n": list(range(2000))})
     open_one = brim.map(rows, lambda row: {"m": 1})
     for number in (2, 3):
@@ -532,7 +537,7 @@ def test_caches_have_a_cap(rows: datasets.Dataset, monkeypatch: pytest.MonkeyPat
         brim.map(rows, lambda row: {"m": 5})
 
 
-# Next to the original
+# Comparison with the original
 
 VALUES = st.one_of(
     st.integers(-(2**40), 2**40),
@@ -544,7 +549,7 @@ KINDS = [st.integers(-(2**40), 2**40), st.text(max_size=5), st.booleans(), st.li
 
 
 def changes(batch: Any, *extra: Any, kind: int = 0, offset: int = 0) -> Any:
-    """One of several functions of batches."""
+    """Return one of several batch functions."""
     keys = list(batch)
     first, count = keys[0], len(batch[keys[0]])
     if kind == 0:
@@ -559,7 +564,7 @@ def changes(batch: Any, *extra: Any, kind: int = 0, offset: int = 0) -> Any:
 
 
 def of_rows(row: Any, *extra: Any, kind: int = 0, offset: int = 0) -> Any:
-    """One of several functions of rows."""
+    """Return one of several row functions."""
     first = next(iter(row))
     if kind == 0:
         return {"size": len(str(row[first])) + offset}
@@ -618,7 +623,7 @@ def test_beside_the_original(
     removed: bool,
     last_dropped: bool,
 ) -> None:
-    """The same random dataset, function and arguments give the same rows and features, or both fail."""
+    """The same random dataset, function and arguments give the same rows and features as the original, or both fail."""
     source = datasets.Dataset.from_dict(table)
     source = source.shuffle(seed=offset) if reordered else source
     options = {
@@ -629,7 +634,7 @@ def test_beside_the_original(
         "load_from_cache_file": False,
     }
     function = changes if batched else of_rows
-    last_dropped = batched and last_dropped and (batch_size or 0) <= len(source)  # else there is nothing to map
+    last_dropped = batched and last_dropped and (batch_size or 0) <= len(source)  # or no columns remain
     extra = {"remove_columns": list(table)[:1] if removed else None, "drop_last_batch": last_dropped}
     ours, theirs = (_made(make, function, options | extra) for make in (brim_map(source), source.map))
     assert ours == theirs
@@ -655,7 +660,7 @@ def _made(make: Any, function: Any, options: Any) -> Any:
 
 
 def test_a_cache_is_opened_by_many_at_once(cache: Path) -> None:
-    """Ranks of one program come to it at the same moment, before one of them has it for itself."""
+    """Several ranks of one program can open a cache at the same moment, before one of them holds its lock."""
     about = {"what": "map", "source": "rows"}
 
     def opens(_: int) -> Path:

@@ -1,4 +1,4 @@
-"""brim.sort, shuffle, train_test_split and flatten_indices of datasets on disk, with all arguments of the originals."""
+"""brim.sort, shuffle, train_test_split and flatten_indices on datasets on disk, with all arguments of the originals."""
 
 from __future__ import annotations
 

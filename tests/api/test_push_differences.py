@@ -1,4 +1,4 @@
-"""Differences between brim.push_to_hub and the original: a test for each line of docs/reference/push-to-hub.md."""
+"""Differences between brim.push_to_hub and the original, with a test per row of docs/reference/push-to-hub.md."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ _tests: dict[str, list[str]] = {}
 
 
 def line(arguments: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The line of the table that a test is about, by its first words. Both push, so it takes a while."""
+    """Mark a test with the table row that it covers, by its first words. Both push, so the test is slow."""
 
     def named(test: Callable[..., None]) -> Callable[..., None]:
         _tests.setdefault(arguments, []).append(test.__name__)
@@ -113,7 +113,7 @@ def line(arguments: str) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class Pushed:
-    """What both have made of the same calls."""
+    """The repositories that both published with the same calls."""
 
     def __init__(self, hub: TestHub, messages: dict[str, Any]) -> None:
         self.hub, self.said = hub, messages
@@ -145,7 +145,8 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pushed]:
 @pytest.mark.slow
 @pytest.mark.parametrize("repo", ["plain", "sized", "numbered", "processes", "stream", "stream-sized", "setting"])
 def test_the_same_shards(pushed: Pushed, repo: str) -> None:
-    """As many as the original makes for `max_shard_size`, `num_shards`, `num_proc`, a stream and `datasets.config`."""
+    """brim writes as many shards as the original for `max_shard_size`, `num_shards`, `num_proc`, streams and
+    `datasets.config`."""
     assert pushed.shards(f"{repo}-brim") == pushed.shards(f"{repo}-original")
     assert (len(pushed.shards(f"{repo}-brim")) > 1) == (repo != "plain")
 
@@ -153,7 +154,7 @@ def test_the_same_shards(pushed: Pushed, repo: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("repo", ["plain", "sized", "numbered"])
 def test_the_same_card(pushed: Pushed, repo: str) -> None:
-    """The same patterns and `dataset_size`; the downloaded content is what the shards weigh."""
+    """The card has the same patterns and `dataset_size`; its download size is the size of the shards."""
     mine, second = pushed.card(f"{repo}-brim"), pushed.card(f"{repo}-original")
     assert mine["configs"] == second["configs"]
     for same in ("features", "splits", "dataset_size"):
@@ -163,7 +164,7 @@ def test_the_same_card(pushed: Pushed, repo: str) -> None:
 
 @pytest.mark.slow
 def test_the_same_splits_and_configs(pushed: Pushed) -> None:
-    """A split or config that is pushed later is listed as the original lists it, and the sums are right."""
+    """A split or config that is pushed later is listed as by the original, and the totals are correct."""
     mine, second = pushed.card("many-brim"), pushed.card("many-original")
     configs = [sorted(fields["configs"], key=str) for fields in (mine, second)]
     assert configs[0] == configs[1]
@@ -192,7 +193,7 @@ def test_private_unless_said(pushed: Pushed) -> None:
 
 @line("shards of media columns")
 def test_media_by_their_true_size(pushed: Pushed) -> None:
-    """Three files of 20 kB and at most 30 kB a shard."""
+    """Media count with their true size: with a limit of 30 kB, each file of 20 kB gets its own shard."""
     assert (pushed.rows("pages-original"), pushed.rows("pages-brim")) == ([3], [1, 1, 1])
 
 
@@ -218,13 +219,13 @@ def test_one_number_for_all(pushed: Pushed) -> None:
 
 @line("a stream without `max_shard_size`")
 def test_streams(pushed: Pushed) -> None:
-    """As many shards as it is read in, and more where they would be too large."""
+    """A stream gives as many shards as it is read in, or more if these would be too large."""
     assert (pushed.rows("stream-large-original"), pushed.rows("stream-large-brim")) == ([3], [1, 1, 1])
 
 
 @line("`num_proc`")
 def test_no_processes(tmp_path: Path) -> None:
-    """Shards are on their way in threads: only this process runs when they arrive."""
+    """brim uploads with threads: no other process is running when the shards arrive."""
     code = """
     import os, datasets, brim
     started, spawn = [], os.posix_spawn
@@ -241,7 +242,7 @@ def test_no_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stop_is_heard(tmp_path: Path) -> None:
-    """By a thread or a server, and the same call continues."""
+    """A thread or a server can stop a push, and the same call resumes it."""
     code = """
     import datasets, brim
     ds, stop = datasets.Dataset.from_dict({"n": [1, 2, 3]}), brim.Stop()
@@ -286,7 +287,7 @@ except Exception as error:
 
 @line("a rerun after a crash")
 def test_it_goes_on(tmp_path: Path) -> None:
-    """Nothing is made or sent again."""
+    """A push that is repeated creates and uploads no shard again."""
     with TestHub(tmp_path / "hub") as hub:
         machine = Machine(hub, tmp_path / "machine")
         hub.faults.add("commit", action="status", status=403)
@@ -310,7 +311,7 @@ def test_another_commit_during_the_upload(tmp_path: Path) -> None:
 
 @line("`.brim/CONFIG/SPLIT.jsonl`")
 def test_files_of_brim(pushed: Pushed) -> None:
-    """One small file for each split next to what the original writes, and no other."""
+    """brim adds one small file per split to the files of the original, and no others."""
     extra = set(pushed.hub.files("ada/many-brim")) - set(pushed.hub.files("ada/many-original"))
     assert extra == {".brim/default/train.jsonl", ".brim/default/test.jsonl", ".brim/b/more.jsonl"}
 
@@ -339,7 +340,7 @@ def test_plain_names(pushed: Pushed, name: str) -> None:
 
 @line("`buckets/ORG/NAME`")
 def test_buckets_by_map(tmp_path: Path) -> None:
-    """What the error says does it."""
+    """Following the hint of the error solves it."""
     code = """
     import datasets, brim
     from huggingface_hub import HfApi
@@ -364,7 +365,7 @@ def test_what_it_returns(pushed: Pushed) -> None:
 @line("errors")
 @pytest.mark.parametrize("name", ["data", "both", "split", "size", "splits", "default", "features"])
 def test_errors_are_values(pushed: Pushed, name: str) -> None:
-    """Where the original raises ValueError, brim's error is one too; whatever it is, nothing was sent for it."""
+    """If the original raises ValueError, brim's error is a ValueError too, and nothing was uploaded."""
     assert "ValueError" in pushed.said[f"bad-{name}-original"]
     assert {"ArgumentError", "ValueError"} <= set(pushed.said[f"bad-{name}-brim"])
 
@@ -372,7 +373,8 @@ def test_errors_are_values(pushed: Pushed, name: str) -> None:
 @line("positional arguments")
 @line("`append=`, `memory=`, `upload_with=`, `state_dir=`, `stop=`, `progress=`")
 def test_the_arguments_are_those_of_the_original() -> None:
-    """All of `Dataset.push_to_hub`, in order, with their defaults; those of DatasetDict exist by name."""
+    """brim has all arguments of `Dataset.push_to_hub`, in order, with their defaults; those of DatasetDict exist by
+    name."""
     ours = inspect.signature(brim.push_to_hub).parameters.values()
     for kind in (datasets.Dataset, datasets.IterableDataset):
         theirs = list(inspect.signature(kind.push_to_hub).parameters.values())[1:]
@@ -385,7 +387,7 @@ def test_the_arguments_are_those_of_the_original() -> None:
 
 
 def test_every_line_of_the_table_is_tested() -> None:
-    """And every test is about a line of the table."""
+    """Every row of the table has a test, and every test names a row."""
     rows = [row for row in PAGE.read_text().splitlines() if row.startswith("| ")][1:]
     lines = [row.strip("| ").split(" | ")[0] for row in rows]
     assert sorted(lines) == sorted(_tests)

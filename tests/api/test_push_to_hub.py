@@ -1,4 +1,4 @@
-"""A dataset of `datasets` built by brim loads to what the original `push_to_hub` would have published."""
+"""A dataset of `datasets` that brim builds loads like the one that the original `push_to_hub` publishes."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from tests.hub import TestHub
 ROOT = Path(__file__).parents[2]
 
 
-pytestmark = pytest.mark.long  # what takes long is the publishing of all cases, by both
+pytestmark = pytest.mark.long  # slow, because both publish all cases
 
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of all cases."""
+    """Create the files of all cases."""
     datasets.disable_progress_bars()
     return made_once(tmp_path_factory, "dropin-source", make_files)
 
 
 def publish(source: Path, folder: Path, publisher: str) -> None:
-    """Every case, published to a Hub by someone and downloaded from there."""
+    """Publish every case to a Hub with the original or with brim, and download it."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment |= {"HF_HOME": str(folder / "home"), "HF_TOKEN": "hf_write", "HF_HUB_DISABLE_XET": "1"}
     environment |= {"HF_UPDATE_DOWNLOAD_COUNTS": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -62,19 +62,19 @@ def publish(source: Path, folder: Path, publisher: str) -> None:
 
 @pytest.fixture(scope="session")
 def theirs(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As the original does it."""
+    """The cases as published by the original."""
     return made_once(tmp_path_factory, "dropin-theirs", lambda folder: publish(source, folder, "original"))
 
 
 @pytest.fixture(scope="session")
 def ours_from_the_hub(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As brim.push_to_hub does it."""
+    """The cases as published by brim.push_to_hub."""
     return made_once(tmp_path_factory, "dropin-ours", lambda folder: publish(source, folder, "brim"))
 
 
 @pytest.fixture(autouse=True)
 def _at_the_source(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative paths start there."""
+    """Work in the source folder, so that relative paths resolve."""
     monkeypatch.chdir(source)
 
 
@@ -83,7 +83,7 @@ def load(folder: Path, cache: Path) -> Any:
 
 
 def values(dataset: Any) -> pa.Table:
-    """The stored content: bytes and paths, undecoded."""
+    """Return the stored bytes and paths, undecoded."""
     return dataset.with_format("arrow")[:].combine_chunks()
 
 
@@ -94,19 +94,19 @@ def build(dataset: Any, tmp_path: Path, **options: Any) -> Path:
     return tmp_path / "ours"
 
 
-EMPTY = ("no_rows", "splits_of_which_one_is_empty")  # which `datasets` publishes and cannot load again
+EMPTY = ("no_rows", "splits_of_which_one_is_empty")  # `datasets` can publish this case but not load it again
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in EMPTY])
 def test_the_same_as_the_original(name: str, source: Path, theirs: Path, tmp_path: Path) -> None:
-    """Splits, features, rows, bytes and paths are those that `push_to_hub` publishes."""
+    """Splits, features, rows, bytes and paths equal those that `push_to_hub` publishes."""
     ours = load(build(CASES[name](source), tmp_path, **OPTIONS[name]), tmp_path / "cache")
     assert_the_same(ours, load(theirs / name, tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in EMPTY])
 def test_push_to_hub_publishes_the_same(name: str, ours_from_the_hub: Path, theirs: Path, tmp_path: Path) -> None:
-    """What brim.push_to_hub puts on the Hub loads to what the original puts there."""
+    """The repository that brim.push_to_hub publishes loads like the one of the original."""
     ours = load(ours_from_the_hub / name, tmp_path / "cache")
     assert_the_same(ours, load(theirs / name, tmp_path / "cache"))
 
@@ -125,7 +125,7 @@ def assert_the_same(ours: Any, original: Any) -> None:
 def test_a_split_without_rows_is_published_like_the_original(
     name: str, source: Path, theirs: Path, tmp_path: Path
 ) -> None:
-    """Its shard has the same name, with the same schema and no rows."""
+    """An empty split has a shard of the same name, with the same schema and no rows."""
     ours = build(CASES[name](source), tmp_path, **OPTIONS[name])
     for shard in (theirs / name / "data").iterdir():
         original, built = pq.read_table(shard), pq.read_table(ours / "data" / shard.name)
@@ -136,7 +136,7 @@ def test_a_split_without_rows_is_published_like_the_original(
 
 
 def test_what_is_mapped_is_not_copied(source: Path, tmp_path: Path) -> None:
-    """Nothing is spilled for bytes in memory-mapped files or for files, in whatever order."""
+    """Values in memory-mapped files and in separate files are not spilled to disk, in any order."""
     notes: list[str] = []
     for dataset in (mapped(source), mapped(source).shuffle(seed=1), dropin_cases.media_as_paths(source)):
         dataset_source(dataset, spill=tmp_path / "spill", note=notes.append)
@@ -145,7 +145,7 @@ def test_what_is_mapped_is_not_copied(source: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_only_in_memory_is_spilled_and_told(source: Path, tmp_path: Path) -> None:
-    """`note` states that, and how much was written where, and the folder holds it."""
+    """`note` reports the reason, the number of bytes and the folder, which contains them."""
     notes: list[str] = []
     dataset_source(dropin_cases.media_in_memory(source), spill=tmp_path / "spill", note=notes.append)
     size = sum(path.stat().st_size for path in (tmp_path / "spill").iterdir())
@@ -156,7 +156,7 @@ def test_what_is_only_in_memory_is_spilled_and_told(source: Path, tmp_path: Path
 
 
 def test_a_mapped_file_that_was_deleted_is_spilled(source: Path, tmp_path: Path) -> None:
-    """Bytes whose file has no name any more are still published."""
+    """Bytes in a memory-mapped file that was deleted are still published."""
     shutil.copytree(source / "images", tmp_path / "images")
     dataset = datasets.load_from_disk(tmp_path / "images")
     shutil.rmtree(tmp_path / "images")
@@ -166,7 +166,7 @@ def test_a_mapped_file_that_was_deleted_is_spilled(source: Path, tmp_path: Path)
 
 
 def test_the_order_of_a_large_selection_goes_to_disk(tmp_path: Path) -> None:
-    """Heavy values behind an indices mapping are spilled in order, in batches of bytes."""
+    """Large values selected by an indices mapping are spilled in order, in batches limited by bytes."""
     texts = [chr(97 + n % 26) * (3_000_000 if n == 7 else 200_000) for n in range(100)]
     dataset = Dataset.from_dict({"id": range(100), "text": texts}).shuffle(seed=3)
     notes: list[str] = []
@@ -178,7 +178,7 @@ def test_the_order_of_a_large_selection_goes_to_disk(tmp_path: Path) -> None:
 
 
 def test_a_generator_keeps_its_bytes(source: Path, tmp_path: Path) -> None:
-    """What a stream yields is published as it is: not decoded, not encoded again, with its base name."""
+    """Values of a stream are published unchanged: not decoded, not encoded again, with their base names."""
     ours = load(build(dropin_cases.stream_from_a_generator(source), tmp_path), tmp_path / "cache")["train"]
     assert ours.features == Features({"image": datasets.Image(), "pdf": datasets.Pdf()})
     images = values(ours).column("image").to_pylist()
@@ -208,7 +208,7 @@ SCANS = Features({"id": Value("int64"), "scan": datasets.Nifti()})
     ],
 )
 def test_streamed_scans_stay_compressed(change: Any, tmp_path: Path) -> None:
-    """NIfTI bytes of a stream arrive gzipped and named, also after columns were renamed or removed."""
+    """NIfTI bytes of a stream stay gzipped and named, also after columns were renamed or removed."""
     stream = change(IterableDataset.from_generator(scans, features=SCANS))
     ours = load(build(stream, tmp_path), tmp_path / "cache")["train"]
     expected = [{**row["scan"], "path": f"{row['id']}.nii.gz"} for row in scans()]
@@ -217,7 +217,7 @@ def test_streamed_scans_stay_compressed(change: Any, tmp_path: Path) -> None:
 
 
 def test_a_stream_that_encodes_anew_says_so(tmp_path: Path) -> None:
-    """A filter that sees decoded media costs them their bytes, and `note` reports how to keep them."""
+    """A filter on decoded media loses the original bytes, and `note` explains how to keep them."""
     notes: list[str] = []
     stream = IterableDataset.from_generator(scans, features=SCANS).filter(lambda row: row["scan"] is not None)
     dataset_source(stream, spill=tmp_path, note=notes.append)
@@ -225,7 +225,7 @@ def test_a_stream_that_encodes_anew_says_so(tmp_path: Path) -> None:
 
 
 def test_a_stream_whose_first_rows_are_null(tmp_path: Path) -> None:
-    """Types come from the features, not from each row; the original fails here."""
+    """Types come from the features, not from each row; the original fails in this case."""
     rows = [{"text": None, "list": []}, {"text": "a", "list": [1]}]
     features = Features({"text": Value("string"), "list": datasets.List(Value("int64"))})
     stream = IterableDataset.from_generator(lambda: iter(rows), features=features)
@@ -233,7 +233,7 @@ def test_a_stream_whose_first_rows_are_null(tmp_path: Path) -> None:
 
 
 def test_a_value_with_neither_bytes_nor_path(tmp_path: Path) -> None:
-    """It stays what it is, and is not null and not empty; the original fails here."""
+    """The value is unchanged, neither null nor empty; the original fails in this case."""
     cells = [{"bytes": None, "path": None}, {"bytes": b"x", "path": None}, None]
     rows = pa.table({"image": pa.array(cells, IMAGE.arrow_schema.field("image").type)})
     dataset = Dataset(datasets.table.InMemoryTable(rows)).cast_column("image", datasets.Image())
@@ -242,7 +242,7 @@ def test_a_value_with_neither_bytes_nor_path(tmp_path: Path) -> None:
 
 
 def test_a_huge_row_is_one_batch(tmp_path: Path) -> None:
-    """Rows larger than a batch are written and read like others."""
+    """Rows larger than a batch are written and read correctly."""
     rows = [{"text": "a" * size} for size in (10, 40_000_000, 0, 20_000_000)]
     stream = IterableDataset.from_generator(lambda: iter(rows), features=Features({"text": Value("string")}))
     ours = load(build(stream, tmp_path), tmp_path / "cache")["train"]
@@ -250,7 +250,7 @@ def test_a_huge_row_is_one_batch(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_refused_before_the_first_byte(source: Path, tmp_path: Path) -> None:
-    """All of them are named, with the reason."""
+    """All missing files are listed, with the reason."""
     paths = [str(source / "image" / "1.png"), "/nowhere/a.png", str(source / "image"), ""]
     dataset = Dataset.from_dict({"image": paths}, features=Features({"image": datasets.Image()}))
     table = dataset_source(dataset, spill=tmp_path / "spill")
@@ -260,7 +260,7 @@ def test_missing_files_are_refused_before_the_first_byte(source: Path, tmp_path:
 
 
 def test_another_selection_of_equal_values_is_another_dataset(tmp_path: Path) -> None:
-    """Ranges of one file with the same sizes and no paths are distinguished by where they are."""
+    """Ranges of one file with equal sizes and no paths are distinguished by their offsets."""
     cells = [{"bytes": bytes([65 + n]) * 100, "path": None} for n in range(10)]
     Dataset.from_dict({"image": cells}, features=Features({"image": datasets.Image()})).save_to_disk(tmp_path / "disk")
     dataset = datasets.load_from_disk(tmp_path / "disk")
@@ -272,7 +272,7 @@ def test_another_selection_of_equal_values_is_another_dataset(tmp_path: Path) ->
 
 
 def test_two_builds_give_the_same_bytes(source: Path, tmp_path: Path) -> None:
-    """Wherever the values lie: mapped, in memory or streamed, the shards are the same."""
+    """Mapped, in-memory and streamed values give the same shards."""
     dataset = mapped(source)
     sources = [dataset, dataset.select(list(range(20))), Dataset.from_dict(image_rows(20), features=IMAGE)]
     digests = []
@@ -282,7 +282,7 @@ def test_two_builds_give_the_same_bytes(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_container_that_changed_is_noticed(source: Path, tmp_path: Path) -> None:
-    """An Arrow file that was written to after planning is SourceChangedError, and names it."""
+    """An Arrow file that changes after planning raises a SourceChangedError that names it."""
     shutil.copytree(source / "images", tmp_path / "images")
     table = dataset_source(datasets.load_from_disk(tmp_path / "images"), spill=tmp_path / "spill")
     plan = brim.plan(table, tmp_path / "ours", allow_empty=True)
@@ -296,7 +296,7 @@ def _sizes(folder: Path) -> list[str]:
 
 
 def test_num_shards_of_each_split(source: Path, tmp_path: Path) -> None:
-    """num_shards may be a number by split; splits that are not named are cut by size."""
+    """num_shards may be a number per split; the other splits are cut by size."""
     dataset = DatasetDict({"train": mapped(source), "test": mapped(source, "more"), "extra": mapped(source)})
     ours = build(dataset, tmp_path, num_shards={"train": 3, "extra": 2})
     assert _sizes(ours) == [
@@ -340,14 +340,14 @@ def test_num_shards_of_each_split(source: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_published_is_said(dataset: Any, options: dict[str, Any], says: str, tmp_path: Path) -> None:
-    """Bad input is an InputError in a sentence."""
+    """Invalid input is an InputError with a message of one sentence."""
     with pytest.raises(brim.BrimError, match=says) as caught:
         dataset_source(dataset, spill=tmp_path, **options)
     assert caught.value.exit_code == 2
 
 
 def test_a_split_of_datasets_own_type(tmp_path: Path) -> None:
-    """split= takes datasets.Split too."""
+    """`split=` accepts datasets.Split."""
     table = dataset_source(Dataset.from_dict({"a": [1]}), split=datasets.Split.TEST, spill=tmp_path)  # type: ignore[arg-type]
     assert [split.name for split in table.splits] == ["test"]
 
@@ -365,7 +365,7 @@ print(build.forecast.total, build.run().bytes)
 
 @pytest.mark.slow
 def test_memory_of_a_gigabyte_of_media(tmp_path: Path) -> None:
-    """Building 1 GB of mapped media takes 50 MB more than the imports (measured: 90 MB), and what was forecast."""
+    """Building 1 GB of mapped media takes 50 MB more than the imports (measured: 90 MB), and matches the forecast."""
     features = Features({"image": datasets.Image(), "id": Value("int64")})
     block = np.random.default_rng(0).bytes(500_000)
     batch = {"image": [{"bytes": block, "path": None}] * 100, "id": range(100)}
@@ -396,7 +396,7 @@ print(build.forecast.total, build.run().bytes)
 
 @pytest.mark.slow
 def test_memory_of_texts(tmp_path: Path) -> None:
-    """Building 400 MB of mapped texts holds a row group and not a shard of them, which is what was forecast."""
+    """Building 400 MB of mapped texts holds one row group instead of a whole shard, and matches the forecast."""
     words = np.random.default_rng(0).integers(97, 123, 4_000_000).astype(np.uint8).tobytes().decode()
     rows = pa.table({"text": [words[n * 4000 : (n + 1) * 4000] for n in range(1000)]})
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:

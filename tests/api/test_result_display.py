@@ -1,4 +1,4 @@
-"""What people see in Python: results as text and as tables, and the bar of a notebook."""
+"""Display in Python: results as text and as tables, and the progress bar of a notebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from brim.state.ledger import Receipt
 
 
 def test_results_show_themselves() -> None:
-    """Lines as text, a table in a notebook; names of files cannot do harm there."""
+    """Results are lines of text, and tables in a notebook; file names are escaped."""
     built = BuildResult("<b>out</b>", 3, 2, 1000, 1, 1, 0, (), proved="all of it")
     assert str(built) == repr(built)
     assert repr(built).splitlines()[0].split() == ["destination", "<b>out</b>"]
@@ -32,7 +32,7 @@ def test_results_show_themselves() -> None:
 
 
 def test_results_are_flat() -> None:
-    """The values of a result are its attributes; `built` and `outcome` of earlier versions warn and work."""
+    """The values of a result are its attributes; `built` and `outcome` of earlier versions work with a warning."""
     built = BuildResult("out", 3, 2, 1000, 1, 1, 0, (), steps=(("load", "brim.open_tensors('out')"),))
     result = MapResult.from_build(built, brim.UnitStats(computed=4, retries=2), counts={"tokens": 7})
     assert (result.rows, result.bytes, result.computed, result.retries, result.units) == (3, 1000, 4, 2, 0)
@@ -47,7 +47,7 @@ def test_results_are_flat() -> None:
 
 
 def test_plans_forecasts_and_why(tmp_path: Path) -> None:
-    """Each has a table and a plain text that say the same."""
+    """Plans, forecasts and `why` have a table and a plain text with the same content."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.bin").write_bytes(b"a")
     plan = brim.plan(tmp_path / "in", tmp_path / "out")
@@ -67,7 +67,7 @@ def test_plans_forecasts_and_why(tmp_path: Path) -> None:
 
 
 class Shown:
-    """As much of IPython's display as the bar uses."""
+    """The part of IPython's display interface that the bar uses."""
 
     def __init__(self) -> None:
         self.first: list[Any] = []
@@ -83,14 +83,14 @@ class Shown:
 
 
 def test_a_notebook_has_one_bar() -> None:
-    """What is over at once shows none; a longer one is drawn in its place, as text too."""
+    """A short job shows no bar; a longer one updates one display, which has a text form too."""
     clock = [0.0]
     display = Shown()
     bar = Progress(NotebookBar(display), clock=lambda: clock[0])
     bar.start("map", 1000, 0, 10**9)
     bar.advance(100)
     bar.finish()
-    assert not display.first  # it was over at once
+    assert not display.first  # the job ended immediately
     bar.start("<map>", 1000, 0, 10**9)
     for _ in range(4):
         clock[0] += 0.6
@@ -103,14 +103,14 @@ def test_a_notebook_has_one_bar() -> None:
     assert display.first[0]["text/plain"].startswith("<map>: 250 B of 1.00 KB, ")
     assert "&lt;map&gt;" in display.later[-1]["text/html"]
     assert 'value="1.0000"' in display.later[-1]["text/html"]
-    bar.start("map", 0, 0, 10**9)  # the end is unknown
+    bar.start("map", 0, 0, 10**9)  # the total is unknown
     clock[0] += 1
     bar.advance(7)
     assert "value=" not in display.later[-1]["text/html"]
 
 
 def test_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel gets its bar, a terminal its own, a log nothing but notes; False is silence."""
+    """A kernel gets a notebook bar, a terminal a terminal bar, and a log only notes; `False` prints nothing."""
     assert renderer_types(None) == [NotesOnly]
     assert renderer_types(True) == [PlainLines]
     assert renderer_types(False) == []
@@ -132,7 +132,8 @@ def renderer_types(progress: bool | None) -> list[type]:
 
 
 def test_jobs_under_one_bar() -> None:
-    """It begins with what all have to do, counts rows alone, and ends once; where a total is unknown there is none."""
+    """The bar starts with the total of all jobs, counts only rows, and ends once; if any total is unknown, its total is
+    0."""
     messages: list[Any] = []
     inner: Any = SimpleNamespace(
         start=lambda *report: messages.append(report),

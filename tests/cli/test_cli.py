@@ -1,4 +1,4 @@
-"""The command as a person meets it: real processes, real output, exit codes."""
+"""The command line in real processes: output and exit codes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_help_and_version() -> None:
 
 
 def test_start_up_is_quick() -> None:
-    """`brim --help` takes at most twice the work of importing click, and that of a command at most four times."""
+    """`brim --help` takes at most twice the processor time of importing click, and the help of a command four times."""
 
     def best(*command: str) -> float:
-        """Return the processor time, on which other programs have little influence."""
+        """Return the processor time, which other programs hardly influence."""
         times = []
         for _ in range(5):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -55,7 +55,7 @@ def test_start_up_is_quick() -> None:
 
 
 def test_unpacked_files_equal_the_source(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """plan, build, verify and unpack: the unpacked files equal the source files."""
+    """After plan, build, verify and unpack, the unpacked files equal the source files."""
     source, out = many_files(9), tmp_path / "out"
     text = brim("plan", source, out, "--shard-size", "50KB").stdout
     assert re.search(r"rows +9", text)
@@ -107,7 +107,7 @@ def _without_memory(text: str) -> str:
 
 
 def test_running_again_writes_nothing(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """The second run of the same command keeps every shard as it is."""
+    """A second run of the same command rewrites no shard."""
     source, out = many_files(6), tmp_path / "out"
     brim("build", source, out, "--num-shards", "3")
     before = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (out / "data").iterdir()}
@@ -130,7 +130,7 @@ def test_other_job_at_the_destination_needs_fresh_or_update(many_files: Callable
 
 
 def test_too_small_memory_limit_exits_with_4(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """A limit below the need of the build exits with 4 and names a limit that is enough."""
+    """A limit below the need of the build exits with 4 and names a sufficient limit."""
     source = many_files(3)
     refused = brim("build", source, tmp_path / "out", "--memory", "10MB", check=4).stderr
     sufficient = re.search(r"--memory (\d+MB)", refused)
@@ -151,7 +151,7 @@ def test_second_run_at_a_locked_destination_is_refused(many_files: Callable[...,
 
 
 def test_a_second_build_does_not_disturb_the_first(tmp_path: Path) -> None:
-    """While one build writes, another at the same destination is refused and removes no file."""
+    """While a build is writing, another build at the same destination is refused and removes no file."""
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     for i in range(12):
@@ -193,7 +193,7 @@ def test_signals_stop_cleanly(tmp_path: Path, number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("columns", [80, 160])
 def test_terminal_shows_a_progress_bar(many_files: Callable[..., Path], tmp_path: Path, columns: int) -> None:
-    """In a terminal there is a bar with percent, bytes, rate and memory; shards and the limit where they fit."""
+    """The bar of a terminal shows percent, bytes, rate and memory; shards and the limit if they fit."""
     import pty
 
     source = many_files(30, size=2_000_000)
@@ -243,7 +243,7 @@ def test_tables_of_every_format(tmp_path: Path) -> None:
 
 
 def test_selection(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """--include, --exclude and --limit make a pilot."""
+    """--include, --exclude and --limit select a subset for a trial run."""
     source = many_files(10)
     facts = [
         json.loads(brim("plan", source, "--json", *options).stdout)["rows"]
@@ -276,7 +276,7 @@ def test_shards_by_value(tmp_path: Path) -> None:
 
 
 def test_workers_do_not_change_the_bytes(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """One worker or eight: the same folder, ledger and card included."""
+    """One worker and eight workers give the same folder, including ledger and card."""
     source = many_files(20)
     for number, workers in enumerate("18"):
         brim("build", source, tmp_path / f"out{number}", "--num-shards", "7", "--workers", workers)
@@ -296,7 +296,7 @@ def test_a_hand_written_card_keeps_its_prose(many_files: Callable[..., Path], tm
 
 
 def test_source_and_destination_may_nest(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """A destination inside the source is not packaged into itself, on the second run either."""
+    """A destination inside the source is not packaged, on the second run either."""
     source = many_files(3)
     brim("build", source, source / "out")
     assert "0 written, 1 kept" in brim("build", source, source / "out").stdout
@@ -316,7 +316,7 @@ with stopping_at_once():
 
 
 def test_signal_stops_brim_while_a_library_hangs() -> None:
-    """Before the job starts: Python itself would handle a signal only after the call of the library."""
+    """A signal during start-up stops the command at once; Python alone would wait until a library call returns."""
     process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "busy\n"

@@ -1,4 +1,4 @@
-"""What people know from other commands: completion, `help VERB`, doctor, --quiet, names that a terminal would obey."""
+"""Conventions of other commands: completion, `help COMMAND`, doctor, --quiet, and escaped file names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 
 
 def completed(line: str, **environment: str) -> list[str]:
-    """Return what bash is offered for a line that ends at the cursor: texts, without what the shell completes."""
+    """Return the completions that bash gets for a line that ends at the cursor, without those of the shell itself."""
     requested = {"_BRIM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     code = "import sys; sys.argv = ['brim']; from brim.cli import main; main()"
     environment = {**os.environ, **requested, **environment}
@@ -41,11 +41,11 @@ def completed(line: str, **environment: str) -> list[str]:
         ("brim build --oversize s", ["skip"]),
         ("brim build --recipe a", ["aomic-piop1", "arc"]),
         ("brim build --memo", ["--memory"]),
-        ("brim build scans", []),  # a file: the shell's own
+        ("brim build scans", []),  # a file, which the shell completes
     ],
 )
 def test_completion(line: str, offered: list[str]) -> None:
-    """Commands, options, values and recipes are offered, without a request to a server."""
+    """Completion offers commands, options, values and recipes without a request to a server."""
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
     assert completed(line, **nowhere) == offered
 
@@ -94,7 +94,7 @@ def test_help_command_prints_the_help_of_a_command() -> None:
 
 
 def test_doctor(tmp_path: Path) -> None:
-    """It lists installed and missing libraries, and creates no files."""
+    """The doctor command lists installed and missing libraries, and creates no files."""
     destination = {
         **os.environ,
         "HOME": str(tmp_path),
@@ -127,7 +127,7 @@ def test_doctor_does_not_wait_for_the_hub(tmp_path: Path) -> None:
 
 
 def test_extras_are_those_of_the_package() -> None:
-    """The table of extras and pyproject.toml name the same libraries."""
+    """The extras in the table and in pyproject.toml name the same libraries."""
     optional = PROJECT["optional-dependencies"]
     assert set(EXTRAS) == set(optional) - {"all", "dev", "docs"}
     for name, extra in EXTRAS.items():
@@ -138,7 +138,7 @@ def test_extras_are_those_of_the_package() -> None:
 
 
 def test_quiet_prints_only_errors(tmp_path: Path) -> None:
-    """Only errors are printed: no result, no note, no progress."""
+    """With --quiet only errors are printed: no result, no note, no progress."""
     source = write_files(tmp_path / "source", {"a.txt": b"a"})
     result = brim("build", source, tmp_path / "out", "--quiet")
     assert result.stdout == result.stderr == ""
@@ -159,7 +159,7 @@ def test_verify_reports_another_source_first(tmp_path: Path) -> None:
 
 
 def test_destination_like_a_repository_name_is_a_folder(tmp_path: Path) -> None:
-    """DEST `out/arc` looks like a repository's name, and is a folder: hf:// is the way to the Hub."""
+    """DEST `out/arc` looks like a repository name but is a folder; the Hub needs hf://."""
     source = write_files(tmp_path / "source", {"a.txt": b"a"})
     brim("build", source, "out/arc", "-q", cwd=tmp_path)
     assert (tmp_path / "out" / "arc" / "README.md").is_file()
@@ -167,7 +167,7 @@ def test_destination_like_a_repository_name_is_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", ["build a b", "map a.jsonl b --fn f:f", "verify b", "unpack a b", "select a b"])
 def test_removed_working_folder_is_reported(tmp_path: Path, arguments: str) -> None:
-    """The error names the missing working folder, instead of a bug in brim."""
+    """The error names the missing working folder, and is not reported as a bug in brim."""
     start = "import os, sys; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); from brim.cli import main; main()"
     command = [sys.executable, "-c", start, *arguments.split()]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
@@ -176,7 +176,7 @@ def test_removed_working_folder_is_reported(tmp_path: Path, arguments: str) -> N
 
 
 def test_a_mistyped_tokenizer_is_not_asked_of_the_hub(tmp_path: Path) -> None:
-    """A name that looks like a file is reported as a missing file."""
+    """An argument that looks like a file name is reported as a missing file."""
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     destination = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
     arguments = ["tokenize", "rows.jsonl", "out", "--tokenizer", "tokenizer.jsn"]
@@ -190,7 +190,7 @@ TITLE = "a\x1b]0;pwned\x07b"
 
 
 def test_control_characters_in_file_names_are_escaped(tmp_path: Path) -> None:
-    """The name of a file cannot set the title of the terminal in results, errors or notes."""
+    """A file name cannot set the title of the terminal in results, errors or notes."""
     source = write_files(tmp_path / "source", {f"{TITLE}.txt": b"abc", f"{TITLE}2.txt": b""})
     for arguments in (["check"], ["plan"], ["plan", "--allow-empty"]):
         result = brim(*arguments, source, check=None)
@@ -205,7 +205,7 @@ def test_bar_notes_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_escape_controls() -> None:
-    """Control characters and those that reverse the direction are escaped; other letters stay."""
+    """Control characters and those that reverse the text direction are escaped; other letters stay."""
     assert escape_controls("é\tß\n") == "é\tß\n"
     assert escape_controls("\x9b31m\u202e") == r"\x9b31m\u202e"
 
@@ -218,7 +218,7 @@ class Clock:
 
 
 def test_plain_lines_estimate_the_remaining_time_after_progress(tmp_path: Path) -> None:
-    """A line counts rows; the remaining time appears after the first progress."""
+    """The progress line counts rows; the remaining time appears after the first progress."""
     with open(tmp_path / "said", "w+") as out:
         clock = Clock()
         lines = Progress(PlainLines(out), clock=clock)
@@ -235,14 +235,14 @@ def test_plain_lines_estimate_the_remaining_time_after_progress(tmp_path: Path) 
 
 
 def test_state_is_private(tmp_path: Path) -> None:
-    """Only the owner can read folders of state and the parents that brim makes."""
+    """Only the owner can read state folders and the parent folders that brim creates."""
     private_folder(tmp_path / "state" / "brim" / "hub")
     for folder in (tmp_path / "state", tmp_path / "state" / "brim", tmp_path / "state" / "brim" / "hub"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_progress_bar_moves_the_cursor_unescaped(tmp_path: Path) -> None:
-    """In a terminal the bar moves the cursor itself; only names are escaped."""
+    """The bar's own cursor movements are not escaped; names are."""
     import pty
 
     source = write_files(tmp_path / "source", {f"{TITLE}.txt": b"abc"})
@@ -251,7 +251,7 @@ def test_progress_bar_moves_the_cursor_unescaped(tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=terminal, stdout=subprocess.DEVNULL) as process:
         os.close(terminal)
         message = b""
-        with contextlib.suppress(OSError):  # the end of a terminal
+        with contextlib.suppress(OSError):  # the other end of the pseudo-terminal
             while segment := os.read(shown, 65536):
                 message += segment
     os.close(shown)

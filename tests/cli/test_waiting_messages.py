@@ -1,4 +1,4 @@
-"""What takes long before there is progress to show is told of."""
+"""Long waits before the first progress are announced by a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every destination promises, whichever it is: a folder, the Hub, a bucket."""
+"""The guarantees of every destination: a folder, a repository on the Hub, a bucket, and a bucket on the Hub."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def destination(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Dest
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five shards of two files each."""
+    """Return a folder with ten files that fill five shards of two files each."""
     contents = {f"{n}.bin": random_bytes(400_000, n) for n in range(10)}
     return write_files(tmp_path_factory.mktemp("source"), contents)
 
@@ -60,7 +60,7 @@ def expected(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Listing:
 
 
 class TestEveryDestination:
-    """The contract of sinks."""
+    """Every destination builds, updates, verifies, unpacks, resumes and refuses foreign files in the same way."""
 
     def test_build_again_verify_unpack(
         self, destination: Destination, source: Path, expected: Listing, tmp_path: Path
@@ -82,7 +82,8 @@ class TestEveryDestination:
     def test_update_keeps_what_is_unchanged(self, destination: Destination, source: Path, tmp_path: Path) -> None:
         grown = write_files(tmp_path / "grown", {path.name: path.read_bytes() for path in source.iterdir()})
         run(destination, "build", grown, destination.address, "--quiet", *SHARDS)
-        write_files(grown, {"a.bin": random_bytes(700_000, 77)})  # in the middle: later shards change their names
+        # sorts into the middle, so later shards change their names
+        write_files(grown, {"a.bin": random_bytes(700_000, 77)})
         refused = run(destination, "build", grown, destination.address, *SHARDS, check=2)
         assert "--update" in refused.stderr
         updated = run(destination, "build", grown, destination.address, "--update", "--json", *SHARDS)
@@ -104,7 +105,7 @@ class TestEveryDestination:
 
     @pytest.mark.parametrize("name", ["data/theirs.parquet", "data/train-00001-of-00005.parquet"])
     def test_strangers_are_refused(self, destination: Destination, source: Path, name: str) -> None:
-        """Also where they are called as a shard will be."""
+        """A build refuses a destination with foreign files, even if one of them has the name of a planned shard."""
         destination.plant(name, b"theirs")
         refused = run(destination, "build", source, destination.address, *SHARDS, check=2)
         assert name in refused.stderr
@@ -119,7 +120,7 @@ class TestEveryDestination:
         assert "1 problem found" in actual.stderr
 
     def test_changed_source_is_not_committed(self, destination: Destination, source: Path, tmp_path: Path) -> None:
-        """The plan is made; a file changes before its shard is read."""
+        """A file that changes between planning and reading is an error, and its shard is not committed."""
         moving = write_files(tmp_path / "moving", {path.name: path.read_bytes() for path in source.iterdir()})
         code = (
             "import brim, sys\n"

@@ -1,10 +1,10 @@
-"""Every job to every destination by every engine, undisturbed, killed, stopped, and on a disk that fills: one contract.
+"""One contract for every job, destination and engine: undisturbed, killed, stopped, and on a disk that fills up.
 
-The cells are those of tests/matrix.py. A job is caught while it writes a receipt (tests/guarantees/shim.c holds it),
-so that what happens to it happens in its middle, and not where a clock says. Whatever it was, the same command then
-ends with the data files that an undisturbed build into a folder makes.
+tests/matrix.py lists the cells. tests/guarantees/shim.c holds a job while it writes a receipt, so each disturbance
+happens in the middle of the job without depending on timing. After each disturbance, the same command ends with the
+data files of an undisturbed build into a folder.
 
-The suite runs some cells; `make test-matrix` all, those on Ray if it is installed.
+The suite runs some cells. `make test-matrix` runs all of them, those on Ray only if Ray is installed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from tests.matrix import CELLS, PAGE, PLACES, Cell, block, table
 from tests.s3 import S3Server
 from tests.small_disk import fill, small_disk
 
-# The receipt at which a run is held: one is written, more follow.
+# The number of the receipt at which a run is held: receipts exist before it, and more follow.
 RECEIPT = 3
-NODES_TOKEN = "hf_nodes"  # may write to buckets of its own, and not to the repositories of these tests
+NODES_TOKEN = "hf_nodes"  # may write to the buckets of the user eve, but not to the repositories of these tests
 Made = dict[tuple[str, str], dict[str, bytes]]
 _MARKS = {"suite": (), "matrix": (pytest.mark.matrix,), "ray": (pytest.mark.ray,)}
 
 
 def _commands() -> dict[str, list[str]]:
-    """The words of each command, before and after its destination, as they are typed in the folder of the sources."""
+    """Return the arguments of each command before and after its destination, as typed in the folder of the sources."""
     units = ["--unit-size", "2KB", "--memory", "600MB"]
     shards = ["--rows-per-shard", "40"]
     return {
-        # So many that their receipts take more than a page: also where receipts are all that is written here.
+        # Enough shards that their receipts fill more than one page of the disk, even where only receipts are written
+        # locally.
         "build": ["build", "files", "--rows-per-shard", "1"],
         "map": ["map", "rows", "--fn", "steps.py:length", *units, *shards],
         "tokenize": ["tokenize", "rows", "--tokenizer", "tokenizer.json", *units, *shards],
@@ -53,7 +54,7 @@ def _commands() -> dict[str, list[str]]:
 
 @dataclass
 class Trial:
-    """A cell that is tried: where it goes, and the disk on which it leaves what it leaves here."""
+    """One cell under test: its command, its destination, and the disk for its local files."""
 
     cell: Cell
     work: Path
@@ -74,12 +75,12 @@ class Trial:
         return {**self.destination.environment, "XDG_STATE_HOME": str(self.disk / "state")}
 
     def finish(self) -> dict[str, Any]:
-        """The command without anything that happens to it; what it says at last."""
+        """Run the command undisturbed and return its final event."""
         result = brim(*self.words, env=self.environment, cwd=self.work)
         return dict(json.loads(result.stdout.splitlines()[-1]))
 
     def caught(self) -> Process:
-        """The command, which is held while it notes a receipt."""
+        """Start the command and return its process once it is held at the receipt."""
         variables = self.shim.variables(Fault("fsync", RECEIPT, "hold", "*/ledger.jsonl"), [self.disk])
         with open(self.shim.library.with_name("said"), "wb") as message:
             process = start(
@@ -94,7 +95,7 @@ class Trial:
         return process
 
     def goes_on(self, process: Process) -> int:
-        """How a run that was held ends."""
+        """Release a held run and return its exit code."""
         self.shim.release()
         code = process.wait(120)
         assert "Traceback" not in self.said, self.said
@@ -102,11 +103,11 @@ class Trial:
 
     @property
     def said(self) -> str:
-        """By the run that was caught last."""
+        """Return the output of the most recently held run."""
         return self.shim.library.with_name("said").read_text()
 
     def data(self) -> dict[str, bytes]:
-        """The result: shards by their names, or a file and what lies next to it."""
+        """Return the result by name: the shards, or a single file with the files next to it."""
         content = self.destination.content()
         if self.cell.place in PLACES:
             return {name: data for name, data in content.items() if name.startswith("data/")}
@@ -115,7 +116,7 @@ class Trial:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where commands are typed: files to package, rows, a function, a tokenizer, a model."""
+    """Return the folder in which commands run: files to package, rows, a function, a tokenizer and a model."""
     folder = tmp_path_factory.mktemp("work")
     write_files(folder / "files", {f"f{n:02d}.bin": random_bytes(9000 + n, n) for n in range(24)})
     rows = [json.dumps({"id": n, "text": f"row {n} " + "word " * (n % 9)}) for n in range(240)]
@@ -136,7 +137,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Shim:
 
 @pytest.fixture(scope="module")
 def expected() -> Made:
-    """The result where nothing happened, by command and kind of result; filled as it is asked for."""
+    """Return a cache of undisturbed results by command and kind of result; tests fill it on demand."""
     return {}
 
 
@@ -149,7 +150,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
 
 @pytest.fixture(scope="module")
 def cluster(s3: S3Server, hub: TestHub) -> Iterator[TestCluster]:
-    """Its nodes have keys of their own for buckets; the token for a repository comes with what they are to do."""
+    """Start a cluster whose nodes have separate credentials for buckets. Tasks carry the token for repositories."""
     pytest.importorskip("ray", reason="cells on Ray are not proved here: Ray is not installed")
     with pytest.MonkeyPatch.context() as patch:
         own = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": NODES_TOKEN, "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -167,7 +168,7 @@ def cell(request: pytest.FixtureRequest) -> Cell:
 
 @pytest.fixture
 def disk(cell: Cell, tmp_path: Path) -> Iterator[Path]:
-    """Where the job writes on this machine; small, if it is to be full."""
+    """Return the disk for all local files of the job. It is small for the cells that fill it."""
     disk = tmp_path / "disk"
     if cell.event == "full disk":
         with small_disk(disk):
@@ -205,11 +206,11 @@ def _cells(event: str) -> list[object]:
 
 
 class TestEveryCell:
-    """What brim promises of a job, wherever it goes and whoever does it."""
+    """A job keeps its guarantees for every destination and engine."""
 
     @pytest.fixture(autouse=True)
     def _the_same_bytes(self, trial: Trial, expected: Made, tmp_path: Path, work: Path) -> Iterator[None]:
-        """Each test ends with what an undisturbed run makes, on this machine and into a folder."""
+        """Check after each test that the data equals the result of an undisturbed local build into a folder."""
         yield
         suffix = trial.cell.place.partition(".")[2]
         key = (trial.cell.verb, suffix)
@@ -227,7 +228,7 @@ class TestEveryCell:
 
     @pytest.mark.parametrize("cell", _cells("undisturbed"), indirect=True)
     def test_undisturbed(self, trial: Trial) -> None:
-        """It ends; the same command again does nothing, and changes nothing."""
+        """The job succeeds, and running the same command again writes nothing."""
         trial.finish()
         before = trial.destination.content()
         repeated = trial.finish()
@@ -240,18 +241,18 @@ class TestEveryCell:
 
     @pytest.mark.parametrize("cell", _cells("killed"), indirect=True)
     def test_killed_and_continued(self, trial: Trial) -> None:
-        """Twice, in its middle; then the same command does what is missing, and not what has a receipt."""
+        """After two kills in its middle, the same command computes only the units and shards without a receipt."""
         for _ in range(2):
             process = trial.caught()
             process.kill()
             process.wait()
-            trial.shim.release()  # workers that were started by it
+            trial.shim.release()  # lets the workers of the killed run exit
         result = trial.finish()
         assert result["kept"] > 0 if trial.cell.verb == "build" else result["computed"] < result["units"], result
 
     @pytest.mark.parametrize("cell", _cells("stopped"), indirect=True)
     def test_stopped(self, trial: Trial) -> None:
-        """SIGTERM: exit 6, with the words that the same command continues; and it does."""
+        """SIGTERM leads to exit code 6 and a hint to run the same command, which then completes the job."""
         process = trial.caught()
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
@@ -261,7 +262,8 @@ class TestEveryCell:
 
     @pytest.mark.parametrize("cell", _cells("full disk"), indirect=True)
     def test_full_disk(self, trial: Trial) -> None:
-        """Others fill the disk at the same time: exit 5 and words about it, no bug; with room again, it continues."""
+        """A disk that other programs fill leads to exit code 5 and a clear error. With free space again, the job
+        resumes."""
         process = trial.caught()
         ballast = fill(trial.disk)
         assert trial.goes_on(process) == 5, trial.said
@@ -272,5 +274,5 @@ class TestEveryCell:
 
 
 def test_the_page_has_the_table() -> None:
-    """docs/contributing/tests.md has the table that `python -m tests.matrix --write` writes."""
+    """docs/contributing/tests.md contains the table that `python -m tests.matrix --write` writes."""
     assert block(PAGE.read_text()) == table()

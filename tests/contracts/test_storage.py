@@ -1,7 +1,7 @@
-"""What every storage promises, whatever it talks to: one suite of tests, seven backends.
+"""The guarantees of every storage: one suite of tests for seven backends.
 
-Each remote backend is a real server on loopback behind one proxy that fails, cuts or delays what passes; a storage
-whose server says nothing talks to a socket that accepts and is silent.
+Each remote backend is a real server on loopback. All requests pass through one proxy that fails, cuts or delays them.
+For a silent server, the storage connects to a socket that accepts connections and never answers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.hub.store import Entry
 from tests.s3 import FaultProxy, S3Server
 from tests.stores.servers import google
 
-LATE_S = 8.0  # a busy machine gets more; a request that is not dropped takes a minute
+LATE_S = 8.0  # more on a busy machine; a request that is not dropped takes a minute
 LARGE = 120_000_000
 GROWTH = 90_000_000  # less than the file; the test servers run in this process too
 FILE_COUNT = 2_500  # files: three pages of a listing
@@ -52,7 +52,7 @@ ODD_NAMES = ["plain.bin", "with blank.bin", "über/ü.bin", "100%25.bin", "a#b?c
 
 
 class Content:
-    """Blocks of bytes, as a splice gives them."""
+    """Blocks of bytes with the interface of a splice."""
 
     path: Path | None = None
 
@@ -103,7 +103,8 @@ def put(storage: Storage, name: str, blocks: Iterable[bytes], size: int | None =
 
 
 class FileServer(http.server.BaseHTTPRequestHandler):
-    """Files of a dictionary, with ETags. Without ranges it sends everything, as `python -m http.server` does."""
+    """Serve the files of a dictionary with ETags. Without ranges it sends complete files, as `python -m http.server`
+    does."""
 
     protocol_version = "HTTP/1.1"
     files: dict[str, bytes]
@@ -144,7 +145,7 @@ class FileServer(http.server.BaseHTTPRequestHandler):
 
 
 class Backend:
-    """A location with files, how to spoil the way to it, and what it can do."""
+    """A storage location under test: its files, the proxy that makes its requests fail, and its capabilities."""
 
     can_list = can_write = is_remote = has_conditions = True
     odd_names: tuple[str, ...] | list[str] = ODD_NAMES
@@ -325,7 +326,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of a server that accepts and never answers."""
+    """Return the address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -363,7 +364,7 @@ class TestReading:
         }
 
     def test_lists_a_folder_by_names_below_the_location(self, backend: Backend) -> None:
-        """A prefix is a folder: names that only begin like it are not in it."""
+        """Listing a prefix returns only the files in that folder, not files whose names start like it."""
         only(backend, can_list=True)
         for name in ("data/a.bin", "data/deep/b.bin", "data-c.bin"):
             backend.plant(name, b"1")
@@ -396,19 +397,22 @@ class TestReading:
 
     @pytest.mark.parametrize("subset", [0, 1, 3])
     def test_every_range_is_of_the_listed_version(self, backend: Backend, subset: int) -> None:
-        """A file is replaced before, between and after the first requests, also where a server ignores conditions."""
+        """Reads never mix versions of a file, even if a server ignores conditional requests.
+
+        The file is replaced before, between and after the first requests.
+        """
         old, new = random_bytes(24_000_000, 1), random_bytes(24_000_000, 2)
         backend.plant("plain.bin", old)
         storage = backend.storage()
         ranges = stream(storage, "plain.bin", 0, len(old), info_of(storage, "plain.bin").etag)
         received_bytes = b"".join(bytes(next(ranges)[1]) for _ in range(subset))
-        time.sleep(0.02)  # local files: another modification time
+        time.sleep(0.02)  # gives the replaced local file another modification time
         backend.plant("plain.bin", new)
         try:
             received_bytes += b"".join(view for _, view in ranges)
         except FileReplacedError:
             return
-        assert received_bytes == old  # a commit keeps its bytes, and so does a copy
+        assert received_bytes == old  # a commit keeps its bytes, and so does a copy-on-write file
 
     def test_missing_file_is_none_or_replaced(self, backend: Backend) -> None:
         storage = backend.storage()
@@ -503,7 +507,7 @@ class TestFaults:
     def test_silent_server_ends_with_an_error(
         self, backend: Backend, silent: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """BRIM_STALL_SECONDS bounds how long an object store is waited for."""
+        """BRIM_STALL_SECONDS limits how long brim waits for an object store."""
         only(backend, is_remote=True)
         if not is_object_store(backend):
             pytest.skip("plain requests have a limit of a minute each")
@@ -579,7 +583,7 @@ class TestWriting:
         assert read(storage, "large.bin", 0, len(data), info_of(storage, "large.bin").etag) == data
 
     def test_put_that_fails_leaves_the_old_file(self, backend: Backend) -> None:
-        """The complete file appears under its name, or nothing does."""
+        """A failed upload leaves the old file unchanged: a new file appears only when it is complete."""
         only(backend, can_write=True)
         storage = backend.storage()
         storage.put_bytes("large.bin", b"old")
@@ -593,7 +597,7 @@ class TestWriting:
         assert {name: info.st_size for name, info in storage.list()} == {"large.bin": 3}
 
     def test_put_that_is_killed_leaves_the_old_file(self, backend: Backend) -> None:
-        """kill -9 in the middle of an upload; what it began is found and aborted."""
+        """kill -9 in the middle of an upload leaves the old file. The unfinished upload can be found and aborted."""
         only(backend, can_write=True)
         backend.storage().put_bytes("large.bin", b"old")
         code = f"""
@@ -631,7 +635,8 @@ put(open_storage(location_of({backend.address!r})), "large.bin", blocks(), size=
         assert grown_by(lambda: put(storage, "large.bin", (block for _ in range(120)), size=120 << 20)) < GROWTH
 
     def test_conditional_write_keeps_the_first(self, backend: Backend) -> None:
-        """`expected` writes only over that version. A store without conditions says so."""
+        """A conditional write replaces only the expected version. Storages without conditional writes raise
+        `unsupported`."""
         only(backend, can_write=True)
         storage = backend.storage()
         if not backend.has_conditions:
@@ -685,7 +690,7 @@ def servers(*handlers: tuple[str, Any]) -> Iterator[list[str]]:
 
 
 class Redirecting(http.server.BaseHTTPRequestHandler):
-    """Send every GET to another host, with a cookie; answer HEAD itself, as the Hub's S3 gateway does."""
+    """Redirect every GET to another host, with a cookie. Answer HEAD directly, as the S3 gateway of the Hub does."""
 
     protocol_version = "HTTP/1.1"
     target = ""
@@ -723,7 +728,7 @@ class TestSecrets:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
 
     def test_token_stays_with_its_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A redirect to another host takes neither token nor cookie along."""
+        """After a redirect, the other host receives neither the token nor the cookie."""
         remote = handler(FileServer, files={"plain.bin": b"0123456789"}, versions={"plain.bin": 1})
         local = handler(Redirecting)
         with servers(("127.0.0.2", remote), ("127.0.0.1", local)) as (target, endpoint):
@@ -747,7 +752,7 @@ class TestSecrets:
     def test_unsafe_redirect_is_refused(
         self, s3_https: tuple[FaultProxy, Path], monkeypatch: pytest.MonkeyPatch, target: str
     ) -> None:
-        """From https to http, or to another scheme."""
+        """Redirects from https to http, or to another scheme, are refused."""
         near = handler(Redirecting, target=target)
         with servers(("127.0.0.1", near)) as (endpoint,):
             proxy, authority = s3_https
@@ -764,7 +769,10 @@ class TestSecrets:
         assert answer.kind == "denied"
 
     def test_s3_gateway_that_redirects_to_another_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As that of the Hub: GET is answered by 302 to another host, where If-Match is ignored."""
+        """Reads through a redirect to another host detect a replaced file without sending credentials there.
+
+        The S3 gateway of the Hub redirects GET in this way (302), and the other host ignores If-Match.
+        """
         pytest.importorskip("obstore")
         data = random_bytes(50_000, 1)
         far = handler(FileServer, files={"bucket/a.bin": data}, versions={"bucket/a.bin": 1})
@@ -788,7 +796,7 @@ class TestSecrets:
         assert not any("uthorization" in str(headers) or "the-secret" in str(headers) for headers in far.headers_seen)
 
     def test_signed_request_is_not_redirected(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The requests that brim signs itself, for unfinished uploads, follow no redirect."""
+        """Requests that brim signs itself (those for unfinished uploads) do not follow redirects."""
         far, near = handler(FileServer, files={}, versions={}), handler(Redirecting)
         with servers(("127.0.0.2", far), ("127.0.0.1", near)) as (target, endpoint):
             near.target = target
@@ -817,7 +825,7 @@ class TestSecrets:
 
 @pytest.mark.parametrize("status", [400, 401, 403, 500, 503])
 def test_status_becomes_error_and_exit_code(backend: Backend, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    """The same errors everywhere; what may pass ends with exit code 5, what may not with 2."""
+    """Every storage raises the same error for a status: transient ones have exit code 5, all others 2."""
     only(backend, is_remote=True)
     assert backend.proxy is not None
     monkeypatch.setenv("BRIM_STALL_SECONDS", "1")
@@ -828,13 +836,14 @@ def test_status_becomes_error_and_exit_code(backend: Backend, monkeypatch: pytes
     backend.proxy.fail(status, times=None)
     with pytest.raises(BrimError) as caught:
         read(storage, "plain.bin", 0, 5, version)
-    passes = status >= 500 or (status == 400 and is_object_store(backend))  # the proxy calls it RequestTimeout
+    # the proxy sends 400 with the code RequestTimeout
+    passes = status >= 500 or (status == 400 and is_object_store(backend))
     expected = ("DestinationUnavailableError", 5) if passes else ("SourceError", 2)
     assert (type(caught.value).__name__, caught.value.exit_code) == expected
 
 
 def test_every_error_of_obstore_is_translated() -> None:
-    """An error of a kind that is not known is neither retried nor lost; it survives pickling."""
+    """Each error class of obstore is translated and survives pickling. Errors of unknown classes are not retried."""
     exceptions = pytest.importorskip("obstore.exceptions")
     kinds = {}
     for name in dir(exceptions):
@@ -855,7 +864,7 @@ def test_every_error_of_obstore_is_translated() -> None:
 
 
 def test_every_error_of_httpx_is_translated() -> None:
-    """All are about the connection, which may be better later, but for an address that is none."""
+    """Each error class of httpx becomes a transient connection error, except for an unsupported URL scheme."""
     errors = importlib.import_module("huggingface_hub.errors")
     http_client = importlib.import_module(errors.HfHubHTTPError.__bases__[0].__module__.partition(".")[0])
     classes = [item for item in vars(http_client).values() if isinstance(item, type) and issubclass(item, Exception)]

@@ -1,4 +1,4 @@
-"""The line that workers are held to: how many fit, what is said when memory is short, and who is ended."""
+"""The memory limit of workers: how many fit, when they are paused, and which worker is killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MB, MIB = 10**6, 1 << 20
     [(500 * MB, 32 * MIB), (1000 * MIB, 32 * MIB), (2000 * MB, 60 * MB), (10_000 * MB, 300 * MB)],
 )
 def test_the_line_lies_a_margin_below_the_limit(limit: int, margin: int) -> None:
-    """32 MiB of a small limit, 3 % of a large one: what a worker may take between two looks."""
+    """The margin below the limit is 32 MiB or 3 %: the memory that a worker may allocate between two measurements."""
     budget = MemoryBudget(limit, 0, 0)
     assert budget == MemoryBudget(limit, 0, 0, caller_bytes=0)
     assert budget.kill_bytes == limit - margin
@@ -32,7 +32,7 @@ def test_the_line_lies_a_margin_below_the_limit(limit: int, margin: int) -> None
 
 
 def test_the_margin_is_the_larger_of_the_two() -> None:
-    """At 3 % being 32 MiB both are the same, and one byte of margin more is above it."""
+    """The margin switches to 3 % where that is more than 32 MiB."""
     even = round(32 * MIB / 0.03)
     assert MemoryBudget(even, 0, 0).kill_bytes == even - 32 * MIB
     assert MemoryBudget(even + 100, 0, 0).kill_bytes == even + 100 - (32 * MIB + 3)
@@ -40,7 +40,7 @@ def test_the_margin_is_the_larger_of_the_two() -> None:
 
 @pytest.mark.parametrize(
     ("parent", "worker", "smallest"),
-    # Parent, worker and 24 MiB of work; then 32 MiB or 3 % more, rounded up to ten megabytes.
+    # Parent, worker and 24 MiB of work, plus a margin of 32 MiB or 3 %, rounded up to ten megabytes.
     [
         (60 * MB, 40 * MB, 160 * MB),
         (25 * MB, 30 * MB, 120 * MB),
@@ -61,27 +61,32 @@ def test_the_smallest_limit(parent: int, worker: int, smallest: int) -> None:
     [(100 * MB, 9, 3), (100 * MB, 2, 2), (100 * MB + 1, 9, 2), (900 * MB, 9, 1), (0, 9, 4), (0, 3, 3)],
 )
 def test_as_many_as_fit(work: int, maximum: int, workers: int) -> None:
-    """Each takes what it holds at rest and for its work, 48 MiB before any was seen; one always tries."""
+    """The worker count uses memory at rest plus the measured work, or 48 MiB before the first measurement; at least
+    one."""
     budget = MemoryBudget(500 * MB + 32 * MIB, 50 * MB, 50 * MB)
     assert budget.kill_bytes - budget.parent_bytes == 450 * MB
     assert budget.worker_count(work, maximum) == workers
 
 
 def test_the_first_batches_are_given_48_mib() -> None:
-    """Four that fit to the byte, and one byte less."""
+    """Before any measurement, each worker counts with 48 MiB for its first batch: four fit exactly, with one byte less
+    three."""
     whole = 32 * MIB + 4 * (50 * MB + 48 * MIB)
     assert MemoryBudget(whole, 0, 50 * MB).worker_count(0, 9) == 4
     assert MemoryBudget(whole - 1, 0, 50 * MB).worker_count(0, 9) == 3
 
 
 def test_shares_are_equal() -> None:
-    """Of what the parent leaves; without workers it counts one."""
+    """The memory left by the parent is divided equally among the workers; a count of zero is treated as one."""
     budget = MemoryBudget(500 * MB + 32 * MIB, 50 * MB, 50 * MB)
     assert [budget.bytes_per_worker(count) for count in (0, 1, 2, 4)] == [450 * MB, 450 * MB, 225 * MB, 112_500_000]
 
 
 def test_the_gate_is_a_byte_that_is_one_while_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written only when it changes, and gone at the end."""
+    """The pause flag is a file with one byte, which is 1 while memory is low.
+
+    The byte is written only when it changes, and `remove` deletes the file.
+    """
     pause_flag = PauseFlag(tmp_path / "gate")
     writes: list[bytes] = []
     plain = memory_limiter.write_all
@@ -110,7 +115,7 @@ def test_a_gate_that_is_gone_already_is_removed(tmp_path: Path) -> None:
 
 @dataclass
 class Worker:
-    """A worker as the line sees it."""
+    """A worker with the attributes that the limiter reads."""
 
     pid: int
     size: int = 0
@@ -129,7 +134,7 @@ class Worker:
 
 
 class Machine:
-    """What the processes hold, and who there is."""
+    """A simulated process tree with the memory of each process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.here = os.getpid()
@@ -159,7 +164,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 
 def test_the_largest_is_ended(machine: Machine) -> None:
-    """Not the smallest, not one that is ended already; what it held is known, and is at least one byte."""
+    """Each call kills the largest worker that is still alive, and records its memory as at least one byte."""
     workers = [Worker(1, 30), Worker(2, 90), Worker(3, 60)]
     line = machine.line(workers)
     for killed in ([0, 1, 0], [0, 1, 1], [1, 1, 1]):
@@ -178,7 +183,7 @@ def test_of_two_that_hold_the_same_one_is_ended(machine: Machine) -> None:
 
 
 def test_nobody_left_to_end(machine: Machine) -> None:
-    """Then it is this process that holds too much, and how much is kept."""
+    """With no worker left to kill, `own_bytes` records the memory that is still in use."""
     ended = Worker(1, 30, killed_at_bytes=30)
     line = machine.line([ended])
     line._meter = SimpleNamespace(read=lambda *_: SimpleNamespace(usage=SimpleNamespace(total_bytes=77)))  # type: ignore[assignment]
@@ -188,7 +193,7 @@ def test_nobody_left_to_end(machine: Machine) -> None:
 
 
 def test_what_the_workers_hold_is_measured_where_nobody_can_be_ended(machine: Machine) -> None:
-    """By the pages of real processes: this one, and those that the workers are."""
+    """With no worker left to kill, the limiter measures the pages of real processes: this one and the workers."""
     with subprocess.Popen(["sleep", "60"]) as child:
         line = machine.line([Worker(child.pid, killed_at_bytes=1)])
         line._kill_largest()
@@ -197,7 +202,7 @@ def test_what_the_workers_hold_is_measured_where_nobody_can_be_ended(machine: Ma
 
 
 def test_workers_that_share_nothing_are_added_up(machine: Machine) -> None:
-    """This process and its workers; the most that each held is kept."""
+    """Workers without children are measured as a sum with this process, and the peak of each worker is kept."""
     workers = [Worker(1), Worker(2)]
     line = machine.line(workers)
     machine.held |= {1: 20 * MB, 2: 30 * MB}
@@ -209,7 +214,10 @@ def test_workers_that_share_nothing_are_added_up(machine: Machine) -> None:
 
 
 def test_programs_of_the_caller_count_as_they_were(machine: Machine) -> None:
-    """What they held when the job began is in its limit: no worker is ended because a server next to it has grown."""
+    """Programs of the caller count with their memory at the start of the job, which is part of its limit.
+
+    So a program that grows during the job does not cause the kill of a worker.
+    """
     worker = Worker(1)
     line = machine.line([worker], beside=200 * MB)
     machine.below[machine.here] = [1, 2]
@@ -219,7 +227,7 @@ def test_programs_of_the_caller_count_as_they_were(machine: Machine) -> None:
 
 
 def test_a_worker_that_has_just_come_is_counted(machine: Machine) -> None:
-    """Before the tree is walked again."""
+    """A new worker is counted before the next walk of the process tree."""
     workers = [Worker(1)]
     line = machine.line(workers)
     line._measure()
@@ -230,11 +238,11 @@ def test_a_worker_that_has_just_come_is_counted(machine: Machine) -> None:
 
 
 def test_the_tree_is_walked_now_and_then(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty times a second: that costs ten times what reading does."""
+    """The process tree is walked at most 20 times per second, because a walk costs ten times as much as a reading."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     line = machine.line([Worker(1)])
-    # A clock may begin at zero; the last one is just when it is time again.
+    # The clock may start at zero, and the last position is exactly one interval after the previous walk.
     for position, walks in ((0.0, 1), (0.04, 1), (0.051, 2), (0.1, 2), (0.102, 3), (0.102 + 0.05, 4)):
         now[0] = position
         line._measure()
@@ -242,7 +250,10 @@ def test_the_tree_is_walked_now_and_then(machine: Machine, monkeypatch: pytest.M
 
 
 def test_processes_of_a_function_are_counted_by_pages(machine: Machine) -> None:
-    """They may share, so the sum would be too high; a worker's own count has its children's, each process once."""
+    """If workers have children, all processes are measured by pages, because a sum counts shared pages several times.
+
+    The memory of a worker includes its children, each process once.
+    """
     workers = [Worker(1), Worker(2)]
     line = machine.line(workers)
     machine.below[1] = [11, 12]
@@ -263,7 +274,7 @@ def test_processes_of_a_function_are_counted_by_pages(machine: Machine) -> None:
 def test_a_process_that_has_just_come_counts_from_the_next_walk_on(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then it belongs to its worker, and holds nothing."""
+    """A new child process is assigned to its worker at the next walk, and has no memory until then."""
     monkeypatch.setattr(time, "monotonic", lambda: 7.0)
     worker = Worker(1)
     line = machine.line([worker])
@@ -277,7 +288,7 @@ def test_a_process_that_has_just_come_counts_from_the_next_walk_on(
 
 
 def test_what_a_dead_worker_left_is_still_its_own(machine: Machine) -> None:
-    """Its children are remembered, so that they can be ended with it."""
+    """The children of a dead worker stay assigned to it, so that they can be killed with it."""
     worker = Worker(1, children=(11, 12))
     line = machine.line([worker])
     machine.below |= {1: []}
@@ -289,7 +300,7 @@ def test_what_a_dead_worker_left_is_still_its_own(machine: Machine) -> None:
 
 
 class Ended:
-    """An event that ends the watch after so many waits."""
+    """An event that stops the watch loop after the specified number of waits."""
 
     def __init__(self, looks: int) -> None:
         self.looks, self.waits = looks, list[float]()
@@ -303,7 +314,10 @@ class Ended:
 def test_it_looks_five_times_a_second_at_least(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, pause: float, waited: float
 ) -> None:
-    """More often as the pace says, which is told how much there is, how far it may go, and what looking took."""
+    """The limiter measures at least five times per second, and more often if the pace requires it.
+
+    The pace receives the memory in use, the kill threshold and the CPU time of the measurement.
+    """
     requested: list[Any] = []
 
     class Paced:
@@ -326,7 +340,7 @@ def test_it_looks_five_times_a_second_at_least(
 
 
 def test_crossing_the_hard_line_again_counts_again(machine: Machine) -> None:
-    """However little it was below it in between."""
+    """Each crossing of the kill threshold raises an alarm, however small the decrease before it."""
     line = machine.line([])
     hard = line.budget.kill_bytes
     messages = [
@@ -339,7 +353,7 @@ def test_crossing_the_hard_line_again_counts_again(machine: Machine) -> None:
 
 
 def test_nobody_is_ended_for_what_is_only_predicted(machine: Machine) -> None:
-    """A climb of two minutes to the limit: nothing is told below the hard line, and nothing else above it."""
+    """Only the kill threshold raises alarms: a prediction that memory will run out raises none."""
     line = machine.line([], limit=2_000 * MB)
     alarms = [alarm for index in range(1333) for alarm in line._guard.observe(index / 10, 15 * MB * index // 10)]
     assert {(alarm.kind, alarm.used_bytes >= line.budget.kill_bytes) for alarm in alarms} == {("hard", True)}
@@ -354,7 +368,7 @@ def until(true: Callable[[], object]) -> None:
 
 
 def test_short_memory_closes_the_gate_where_several_work(machine: Machine) -> None:
-    """Above the soft line nobody begins anything, but one that is alone goes on; below the hard one nobody is ended."""
+    """Low memory sets the pause flag if several workers run, but not for a single one; no worker is killed."""
     workers = [Worker(1, attempt=object()), Worker(2)]
     soft = MemoryBudget(500 * MB, 0, 0).pause_bytes
     with machine.line(workers) as line:
@@ -375,7 +389,7 @@ def test_short_memory_closes_the_gate_where_several_work(machine: Machine) -> No
 
 
 def test_above_the_hard_line_a_worker_is_ended_and_then_another(machine: Machine) -> None:
-    """As long as it takes, with a pause in which the first one can go."""
+    """Above the kill threshold, the limiter kills one worker after another, with a pause in which memory is freed."""
     workers = [Worker(1, 300), Worker(2, 400)]
     machine.held |= {1: 300 * MB, 2: 400 * MB}
     with machine.line(workers) as line:
@@ -391,7 +405,7 @@ def test_above_the_hard_line_a_worker_is_ended_and_then_another(machine: Machine
 
 @pytest.mark.parametrize("parent", [0, 60 * MB, 2_000 * MB, 100_000 * MB])
 def test_what_the_caller_holds_takes_no_room(parent: int) -> None:
-    """A program of any size gives a job the same room: at rest memory is not short, and the margins are the job's."""
+    """The memory of the calling program reduces neither the memory of the job nor its margins."""
     budget = MemoryBudget(parent + 600 * MB, parent, 40 * MB, parent // 2)
     assert budget.kill_bytes - parent == 600 * MB - 32 * MIB
     assert budget.pause_bytes - parent == round(0.85 * (600 * MB - 32 * MIB))
@@ -404,7 +418,7 @@ def limiter_of(workers: list[Worker], tmp_path: Path, limit: int = 1_000 * MB, m
 
 
 def test_target_workers_before_any_is_ready_counts_large_imports(tmp_path: Path) -> None:
-    """As many as fit with imports of 80 MiB and first batches of 48 MiB, whatever else the budget says."""
+    """Before any worker is ready, the target assumes imports of 80 MiB and first batches of 48 MiB."""
     limiter = limiter_of([], tmp_path)
     space = limiter.budget.kill_bytes - limiter.budget.parent_bytes
     assert limiter.target_workers() == space // (128 * MIB)
@@ -412,7 +426,7 @@ def test_target_workers_before_any_is_ready_counts_large_imports(tmp_path: Path)
 
 
 def test_target_workers_follows_the_third_quartile_of_units(tmp_path: Path) -> None:
-    """One rare unit of 800 MB does not slow down the others: it is retried alone."""
+    """A single large unit does not lower the target: it is retried alone, and the third quartile counts."""
     worker = Worker(1, is_ready=True)
     limiter = limiter_of([worker], tmp_path)
     for peak in (250, 250, 250, 850):
@@ -436,7 +450,10 @@ def test_record_ready_raises_the_memory_of_workers_and_never_lowers_it(tmp_path:
 
 
 def test_frequent_shortages_lower_the_number_of_workers(tmp_path: Path) -> None:
-    """The first one is forgiven, and another per eight units; a unit that was alone says nothing about the others."""
+    """Frequent shortages lower the number of workers. One shortage, and one more per eight units, are ignored.
+
+    A shortage of a unit that ran alone does not count.
+    """
     limiter = limiter_of([], tmp_path)
     limiter.record_shortage(False, 0)
     limiter.record_shortage(True, 0)
@@ -450,7 +467,7 @@ def test_frequent_shortages_lower_the_number_of_workers(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_keeps_memory_is_replaced(tmp_path: Path) -> None:
-    """Above 64 MiB, or a quarter of its share of the limit, whichever is larger."""
+    """A worker is replaced if it keeps more than 64 MiB or a quarter of its memory budget, whichever is larger."""
     worker: Any = Worker(1)
     worker.base_bytes = 50 * MB
     limiter = limiter_of([worker], tmp_path)

@@ -1,4 +1,4 @@
-"""--engine ray on a real Ray of two and three nodes: the same bytes as locally, whatever is killed on the way."""
+"""`--engine ray` on real clusters of two and three nodes: the same bytes as a local run, also after kills."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make(device):
     return slow
 """
 
-# brim with less patience.
+# brim with shorter time limits for a cluster that does not answer.
 HASTY = """
 from brim.cli import main
 from brim.execution import ray_cluster, ray_monitors
@@ -106,7 +106,7 @@ ray.get(running)
 
 @pytest.fixture(scope="module")
 def cluster(s3: S3Server) -> Iterator[TestCluster]:
-    """Its nodes have credentials for the bucket in their own environment."""
+    """Start a cluster whose nodes have the credentials for the bucket in their environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3.environment.items():
             patch.setenv(name, value)
@@ -116,7 +116,10 @@ def cluster(s3: S3Server) -> Iterator[TestCluster]:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of text, functions, a model, and a tokenizer. Modules are found because the driver works in this folder."""
+    """Return the working folder of the driver: rows of text, functions, models and a tokenizer.
+
+    Workers find its modules because the driver runs in this folder.
+    """
     tokenizers = pytest.importorskip("tokenizers")
     folder = tmp_path_factory.mktemp("work")
     texts = [f"row {n} " + "the quick brown fox " * (n % 7) for n in range(400)]
@@ -134,7 +137,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Destination:
-    """A destination of any kind: how it is named, what its driver knows, and the existing content."""
+    """A destination of any kind: its address, the options and environment of the driver, and a listing of its files."""
 
     dest: str
     options: tuple[str, ...]
@@ -163,7 +166,7 @@ def listing_of(out: Path) -> Listing:
 
 
 def test_build(cluster: TestCluster, destination: Destination, many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """Every destination holds what a local build makes, and a token is in no file of the cluster."""
+    """A build on Ray writes the same shards as a local build, and no file of the cluster contains a token."""
     source = many_files(12)
     options = (*destination.options, "--rows-per-shard", "2", *cluster.options)
     result = run("build", "source", destination.dest, *options, cwd=tmp_path, environment=destination.environment)
@@ -171,12 +174,12 @@ def test_build(cluster: TestCluster, destination: Destination, many_files: Calla
     assert destination.listing() == built(source, tmp_path / "local", "--rows-per-shard", "2")
     if "://" not in destination.dest:
         assert tree_digest(tmp_path / "out") == tree_digest(tmp_path / "local")
-    assert cluster.holds("raylet")  # the look itself works
+    assert cluster.holds("raylet")  # proves that the search works
     assert not cluster.holds(TOKEN)
 
 
 def test_tokenize_to_the_hub(cluster: TestCluster, machine: Machine, work: Path, tmp_path: Path) -> None:
-    """Units are computed and shards are sent by the nodes."""
+    """Nodes compute the units and upload the shards to the Hub."""
     arguments = ("--tokenizer", "tokenizer.json", "--unit-size", "8KB", "--rows-per-shard", "150")
     run("tokenize", "rows.jsonl", DEST, *arguments, *cluster.options, cwd=work, environment=machine.environment)
     brim("tokenize", "rows.jsonl", tmp_path / "local", *arguments, "--quiet", cwd=work)
@@ -184,7 +187,7 @@ def test_tokenize_to_the_hub(cluster: TestCluster, machine: Machine, work: Path,
 
 
 def test_from_bucket_to_bucket(cluster: TestCluster, s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path) -> None:
-    """Nodes read objects and send shards: packaged files, and tokens of rows. No secret is left on a node."""
+    """Nodes read from one bucket and write to another, for packaged files and for tokens, and store no secret."""
     files = {f"{n}.bin": bytes([n]) * 100_000 for n in range(6)}
     local = write_files(tmp_path / "files", files)
     for name, data in files.items():
@@ -206,8 +209,10 @@ def test_from_bucket_to_bucket(cluster: TestCluster, s3: S3Server, s3_prefix: st
 def test_no_shared_disk(
     cluster: TestCluster, s3: S3Server, s3_prefix: str, work: Path, hub: TestHub, machine: Machine, tmp_path: Path
 ) -> None:
-    """Units go to the destination's bucket, or to one for the work, and not to a folder that all nodes see; a node and
-    the driver are lost on the way; the bytes are those of a local run, and nothing of the units stays."""
+    """Without a shared disk, units are stored in the bucket of the destination or in `--workspace`.
+
+    After losing a node and the driver, the bytes equal those of a local run, and no unit remains.
+    """
     s3.write("private", f"{s3_prefix}rows.jsonl", (work / "rows.jsonl").read_bytes())
     rows, arguments = f"s3://private/{s3_prefix}rows.jsonl", ("--fn", "functions.py:slow", "--unit-size", "2KB")
     existing = BucketDestination(s3, tmp_path / "machine", f"{s3_prefix}mapped")
@@ -237,7 +242,7 @@ def test_no_shared_disk(
 
 
 def test_embed(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
-    """Vectors are the same to the bit; the page tells of every node."""
+    """Vectors are identical to those of a local run, and the report page lists every node."""
     arguments = ("--model", MODEL, "--column", "text", "--unit-size", "8KB", "--batch-size", "16")
     page = tmp_path / "page.html"
     run("embed", "rows.jsonl", tmp_path / "ray.npy", *arguments, *cluster.options, "--report", page, cwd=work)
@@ -248,7 +253,7 @@ def test_embed(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
 
 
 def test_map_loses_a_worker_and_a_node(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
-    """What they did is done again by others, nothing twice, and the result is the same."""
+    """After losing a worker and a node, other workers redo only the lost units, and the result is the same."""
     arguments = ("--fn", "functions.py:slow", "--unit-size", "2KB")
     with cluster.node() as third:
         running = Run("map", "rows.jsonl", tmp_path / "out", *arguments, *cluster.options, cwd=work)
@@ -278,7 +283,7 @@ LOSING = {
 def test_a_node_a_worker_and_the_driver_are_lost(
     cluster: TestCluster, s3: S3Server, s3_prefix: str, verb: str, shared: bool, work: Path, tmp_path: Path
 ) -> None:
-    """In the middle of the units, and the worker that puts them together too: the bytes of a local run."""
+    """Losing a worker, a node, the driver and the worker that combines the units does not change the bytes."""
     name, arguments, target = LOSING[verb]
     existing = BucketDestination(s3, tmp_path / "machine", f"{s3_prefix}lost")
     dest = str(tmp_path / target) if shared else f"{existing.address}/{target}"
@@ -298,7 +303,7 @@ def test_a_node_a_worker_and_the_driver_are_lost(
     )
     result = reopened.end()
     assert 0 < result["computed"] < result["units"]
-    if verb == "tokenize":  # vectors are joined in a moment, which may have been missed
+    if verb == "tokenize":  # combining vectors is so fast that the kill may have missed it
         assert any("finished the units was lost" in note for note in reopened.notes)
     brim(name, "many.jsonl", tmp_path / "local" / target, *arguments, "--unit-size", UNIT, "--quiet", cwd=work)
     local = FolderDestination(tmp_path / "local").content()
@@ -309,8 +314,10 @@ def test_a_node_a_worker_and_the_driver_are_lost(
 
 
 def test_nodes_of_unequal_size(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
-    """A limit that has room for two tasks on a node: a large one does two, and a small one is not left out because it
-    has not the CPUs that a task asks for on the large one."""
+    """A small node gets work although it has fewer CPUs than the tasks request on a large node.
+
+    The limit allows two tasks per node, and the large node runs two.
+    """
     observed = tmp_path / "seen"
     observed.mkdir()
     write_files(work, {"where.py": WHERE.replace("SEEN", str(observed)).encode()})
@@ -325,7 +332,7 @@ def test_nodes_of_unequal_size(cluster: TestCluster, work: Path, tmp_path: Path)
 def test_build_loses_a_node(
     cluster: TestCluster, machine: Machine, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Shards that were on their way from it are sent by others; each has one receipt."""
+    """Other nodes upload the shards of a lost node, and each shard has one receipt."""
     source = many_files(20, 300_000)
     machine.hub.faults.add("put", times=None, action="stall", seconds=0.5)
     with cluster.node() as third:
@@ -344,7 +351,10 @@ def test_build_loses_a_node(
 def test_the_driver_is_stopped_and_killed(
     cluster: TestCluster, machine: Machine, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The next one does what has no receipt, and nothing else. Workers do without pandas, though it is installed."""
+    """After a stop and a kill of the driver, the next run writes only the shards without a receipt.
+
+    Workers do not import pandas, although it is installed.
+    """
     source = many_files(16, 50_000)
     machine.hub.faults.add("put", times=None, action="stall", seconds=0.3)
     arguments = ("build", source, DEST, "--rows-per-shard", "1", *cluster.options)
@@ -370,7 +380,7 @@ def test_the_driver_is_stopped_and_killed(
 
 
 def test_memory(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
-    """A unit that breaks its share of a node is done with a node to itself; one that breaks that does not fit."""
+    """A unit that exceeds its part of a node is retried alone on a node. If it exceeds that too, the job fails."""
     arguments = (
         "--fn",
         "functions.py:hungry",
@@ -397,11 +407,11 @@ def test_memory(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
     sending = ("hf://datasets/ada/none", "--via", "xet", "--memory", "230MB", "--state", tmp_path / "state")
     late = run("map", "rows.jsonl", *sending, "--fn", "functions.py:slow", *cluster.options, cwd=work, code=4)
     assert "A Ray task needs about" in late.events[-1]["message"]
-    assert not late.shards  # said before units are computed, and not after
+    assert not late.shards  # fails before units are computed
 
 
 def test_imports_that_break_a_share(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
-    """Many workers that start at once with too little each are no reason to give up: they start with more."""
+    """Workers that exceed their memory during simultaneous imports are started again with more memory."""
     write_files(work, {"heavy.py": HEAVY.encode()})
     arguments = (
         "map",
@@ -415,14 +425,14 @@ def test_imports_that_break_a_share(cluster: TestCluster, work: Path, tmp_path: 
         "700MB",
     )
     run(*arguments, *cluster.options, cwd=work, code=2)
-    (work / "mended").touch()  # the types are known now, and no one waits for the first unit
+    (work / "mended").touch()  # the types are known now, so no worker waits for the first unit
     result = run(*arguments, *cluster.options, cwd=work)
     assert result.events[-1]["rows"] == 400
     assert max(result.nodes.values()) < 700_000_000
 
 
 def test_memory_monitor(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """What Ray's monitor kills is tried again with a node to itself, and then does not fit."""
+    """A task that Ray's memory monitor kills is retried alone on a node, and then the job fails."""
     with cluster_of(1, memory_usage_threshold=0.001, memory_monitor_refresh_ms=100) as full:
         result = run("build", many_files(2), tmp_path / "out", *full.options, cwd=tmp_path, code=4)
     assert any("trying it with a node to itself" in note for note in result.notes)
@@ -432,7 +442,7 @@ def test_memory_monitor(many_files: Callable[..., Path], tmp_path: Path) -> None
 def test_nodes_that_cannot_work(
     cluster: TestCluster, machine: Machine, many_files: Callable[..., Path], work: Path, tmp_path: Path
 ) -> None:
-    """A node that does not reach the destination, or has another brim, is named before the first byte or unit."""
+    """A node that cannot reach the destination, or has another version of brim, is named before any work starts."""
     arguments = ("build", many_files(2), DEST, *cluster.options)
     nowhere = "http://127.0.0.1:9"
     with cluster.node(
@@ -454,7 +464,7 @@ def test_nodes_that_cannot_work(
 
 
 def test_a_busy_cluster_that_loses_its_head(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """Whoever has to wait is told why; without a head the driver ends with an error, not by Ray's hand."""
+    """A run that waits for CPUs prints the reason. If the head is lost, the driver exits with a brim error."""
     with cluster_of(1) as busy:
         hog = subprocess.Popen([sys.executable, "-c", HOG, busy.options[-1]], stdout=subprocess.PIPE, text=True)
         try:
@@ -470,7 +480,7 @@ def test_a_busy_cluster_that_loses_its_head(many_files: Callable[..., Path], tmp
 
 
 def test_a_port_of_something_else(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """The port of Ray's dashboard, say. Ray itself would try for minutes."""
+    """An address of another server, such as Ray's dashboard, is refused. Ray itself would retry for minutes."""
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         arguments = ("--engine", "ray", "--address", f"127.0.0.1:{server.server_port}")
@@ -491,7 +501,7 @@ def test_a_port_of_something_else(many_files: Callable[..., Path], tmp_path: Pat
 def test_wrong_addresses(
     arguments: tuple[str, ...], message: str, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Said before Ray itself would give up, and nothing is left at the destination."""
+    """Wrong addresses are reported before Ray's own timeout, and nothing is written to the destination."""
     began = time.monotonic()
     assert message in brim("build", many_files(1), tmp_path / "out", *arguments, check=2).stderr
     assert time.monotonic() - began < 60

@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster that ends while a client connects. A server stands for its head; Ray is not needed."""
+"""Connecting to a Ray cluster whose head exits during the connection. A plain server replaces the head, without Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from brim.execution import ray_cluster
 
 
 class Head:
-    """Answers as a gRPC server does, with its settings, until it is closed."""
+    """Answer connections with the settings frame of a gRPC server until closed."""
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -44,7 +44,7 @@ class Head:
 def test_head_that_is_killed_while_connecting_is_worth_another_run(
     monkeypatch: pytest.MonkeyPatch, killed: bool, expected: type[BrimError], exit_code: int
 ) -> None:
-    """Exit code 5 where the head is gone, and 2 where it answers and cannot be used from here."""
+    """A lost head is a transient error (exit code 5). A head that answers but cannot be used is an input error (2)."""
     head = Head()
 
     def init(**_: object) -> None:

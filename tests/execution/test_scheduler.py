@@ -1,4 +1,4 @@
-"""The one loop: what finished is seen before what failed, what was lost is tried again, the first failure drops all."""
+"""The scheduler loop: results before failures, retries of lost tasks, and cancellation after the first failure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Told(Progress):
 
 
 class Written:
-    """Receipts in a list; `there` were written before."""
+    """Receipts kept in a list; `existing` are the tasks with receipts of an earlier run."""
 
     def __init__(self, existing: tuple[str, ...] = ()) -> None:
         self.there, self.begun, self.names = existing, list[str](), list[str]()
@@ -66,7 +66,8 @@ def lost(attempt: Attempt, cause: Any = "memory", was_alone: bool | None = None)
 
 
 class Scripted:
-    """Does `at_a_time` tasks together; `script` states what becomes of an attempt, which is done if it says nothing."""
+    """A backend that runs `at_a_time` tasks together; `script` returns the event of each attempt, or None if it
+    succeeds."""
 
     def __init__(self, receipts: Written, script: Any, at_a_time: int = 2) -> None:
         self.receipts, self.script, self.at_a_time = receipts, script, at_a_time
@@ -106,7 +107,7 @@ def scheduled(
 
 
 def test_all_in_their_order() -> None:
-    """Each is begun and done once; what has a receipt is passed over, and counts as seen."""
+    """Each task runs once, in order. Tasks with a receipt are skipped and count as progress."""
     finished, backend, reports, _ = scheduled(5, lambda attempt: None, Retries(1), existing=("1", "4"))
     assert list(finished) == ["0", "2", "3"] == backend.receipts.begun
     assert reports.passed == 20
@@ -120,7 +121,7 @@ def test_nothing_to_do() -> None:
 
 
 def test_what_finished_before_what_failed() -> None:
-    """A failure that is heard first hides nothing that finished in the same moment; then the rest is dropped."""
+    """Results that arrive together with a failure are recorded before the failure cancels the other tasks."""
     script = {"0": TaskFailed(ValueError("broken"))}
     finished, backend, *_ = scheduled(9, lambda a: script.get(a.task.name), Retries(1), at_a_time=3)
     observed: list[str] = []
@@ -135,7 +136,7 @@ def test_what_finished_before_what_failed() -> None:
     ("splittable", "tried"), [(True, [(False, 1), (True, 1), (True, 16), (True, 0)]), (False, [(False, 1), (True, 1)])]
 )
 def test_out_of_memory(splittable: bool, tried: list[tuple[bool, int]]) -> None:
-    """Alone, then in parts and row by row where that gives the same rows; then it does not fit."""
+    """A task that runs out of memory is retried alone, then in parts and row by row if that is allowed, then fails."""
     finished, backend, reports, queue = scheduled(1, lost, Retries(3, splittable))
     with pytest.raises(MemoryLimitError):
         list(finished)
@@ -147,7 +148,7 @@ def test_out_of_memory(splittable: bool, tried: list[tuple[bool, int]]) -> None:
 
 @pytest.mark.parametrize("crashes", [1, 3, 4])
 def test_crashes(crashes: int) -> None:
-    """So many times it is tried, and no more."""
+    """A crashing task is tried as often as `Retries` allows."""
     finished, backend, reports, _ = scheduled(1, lambda a: lost(a, "crash"), Retries(crashes))
     with pytest.raises(MemoryLimitError):
         list(finished)
@@ -156,7 +157,7 @@ def test_crashes(crashes: int) -> None:
 
 
 def test_one_shows_it_alone() -> None:
-    """Of several that ask to be alone, the first goes before all others; those wait as they are."""
+    """If several tasks ask to run alone, the first one runs before all others, and the rest remain unchanged."""
 
     def script(attempt: Attempt) -> TaskReturned | None:
         observed = sum(inputs.task.name == attempt.task.name for inputs in backend.given)
@@ -168,7 +169,7 @@ def test_one_shows_it_alone() -> None:
 
 
 def test_given_once_more_first() -> None:
-    """What only waits for its types continues before anything new."""
+    """A task that waits only for its types continues before any new task."""
     repeated = iter([True])
     finished, backend, *_ = scheduled(
         3, lambda a: TaskReturned(a, first=True) if next(repeated, False) else None, Retries(1), at_a_time=1
@@ -190,7 +191,7 @@ def test_a_stop_drops_what_is_on_its_way(tmp_path: Path) -> None:
 
 
 def test_closing_drops() -> None:
-    """Whoever asked has had enough."""
+    """Closing the iterator of results cancels the running tasks."""
     finished, backend, *_ = scheduled(9, lambda attempt: None, Retries(1))
     next(finished)
     finished.close()  # type: ignore[attr-defined]
@@ -198,7 +199,7 @@ def test_closing_drops() -> None:
 
 
 def test_tasks_are_made_when_it_is_their_turn() -> None:
-    """A million shards are no million tasks."""
+    """Tasks are created only when they can start, so a million shards do not need a million tasks in memory."""
     created: list[int] = []
     units = (created.append(number) or Unit(number, (), 1, "") for number in range(1000))  # type: ignore[func-returns-value]
     receipts = Written()
@@ -210,7 +211,7 @@ def test_tasks_are_made_when_it_is_their_turn() -> None:
 
 @pytest.fixture
 def needed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the requested libraries as if they were installed."""
+    """Return the list of requested extras, all of which count as installed."""
     actual: list[str] = []
     monkeypatch.setattr(groups, "need_extra", lambda name, arguments: actual.append(name))
     return actual
@@ -235,7 +236,7 @@ def test_what_is_no_address(address: str, needed: list[str]) -> None:
 
 
 def test_engines(needed: list[str]) -> None:
-    """Local without a word; another one is an error."""
+    """The engine is local by default, and an unknown engine is refused."""
     assert EngineOptions() == EngineOptions(engine="local", address=None, workspace=None)
     assert not needed
     with pytest.raises(InputError, match="workspace"):
@@ -247,7 +248,7 @@ def test_engines(needed: list[str]) -> None:
 
 
 def test_what_is_known_of_a_loss_goes_with_the_next_attempt() -> None:
-    """What the worker held and what it was doing; the newest that is known."""
+    """The next attempt receives the latest known memory and row range of the lost one."""
     attempt = Attempt(Task("t", 1, Unit(0, (), 1, "")), parts=1, rows="before")  # type: ignore[arg-type]
     loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), rows="now", held_bytes=7)  # type: ignore[arg-type]
     should_retry = Retries(2).next_attempt(loss)
@@ -275,7 +276,7 @@ def test_what_is_known_of_a_loss_goes_with_the_next_attempt() -> None:
 
 @pytest.mark.parametrize(("segments", "then"), [(1, 5), (5, 0), (0, None)])
 def test_the_ladder_of_parts(segments: int, then: int | None) -> None:
-    """A batch in parts, then row by row, then no more."""
+    """A batch that does not fit alone is retried in parts, then row by row, and then fails."""
     attempt = Attempt(Task("t", 1, Unit(0, (), 1, "")), is_exclusive=True, parts=segments)
     loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), was_exclusive=True)
     should_retry = Retries(3, splittable=True, parts=5).next_attempt(loss)
@@ -297,7 +298,7 @@ def test_in_words() -> None:
 
 
 class Making:
-    """A thread that makes tasks: it has none yet, or some."""
+    """A thread that creates tasks, with a settable number of ready ones."""
 
     ready_count = 0
 
@@ -306,7 +307,7 @@ class Making:
 
 
 def test_what_waits() -> None:
-    """What was tried before comes first; what is ready is counted; empty is when nothing waits and none will come."""
+    """Tasks that are put back come first, `ready_count` includes the feed, and the queue is empty only at its end."""
     unit_feed: Any = Making()
     units = [Unit(0, (), 1, ""), Unit(1, (), 1, "")]
     queue = TaskQueue(tasks_of(units), Written(), Told(), Retries(1), unit_feed)
@@ -331,7 +332,7 @@ def test_what_waits() -> None:
 
 
 def test_descriptors_are_those_of_the_feed_while_no_task_waits() -> None:
-    """A queue that has something to do needs no wake-up; a list of tasks never has one."""
+    """The queue returns the descriptors of its feed only while no task waits. A list of tasks has no descriptors."""
     unit_feed: Any = Making()
     queue = TaskQueue(tasks_of([Unit(0, (), 1, "")]), Written(), Told(), Retries(1), unit_feed)
     assert queue.descriptors() == [3]
@@ -343,7 +344,10 @@ def test_descriptors_are_those_of_the_feed_while_no_task_waits() -> None:
 
 
 def test_none_means_that_the_next_task_is_being_made() -> None:
-    """The queue is not empty then, and asks again; what ends the source is raised where a task is asked for."""
+    """A None from the source means that the next task is not ready yet: the queue is not empty and asks again.
+
+    An error of the source is raised by `peek`.
+    """
 
     def tasks() -> Iterator[Task | None]:
         yield None
@@ -367,7 +371,7 @@ def test_a_task_is_skipped_by_its_receipt_only_when_it_comes() -> None:
 
 
 class Hearing(Told):
-    """Wants to know of each task."""
+    """A progress report that records the events of each task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -381,7 +385,7 @@ class Hearing(Told):
 
 
 def test_whoever_watches_hears_of_each_task() -> None:
-    """That it begins, and that it is given again."""
+    """The progress report receives the start of each task and each retry."""
     losses = iter([True, False])
     hearing, receipts = Hearing(), Written()
     backend = Scripted(receipts, lambda a: lost(a, "crash") if next(losses, False) else None, at_a_time=1)

@@ -1,5 +1,4 @@
-"""Units ahead of the workers: none is lost, the end and errors are seen whether or not anybody takes. And where workers
-are, which is known when they are gone."""
+"""The unit feed, which reads units ahead of the workers, and the positions of workers, which survive a kill."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def test_an_error_before_the_first_unit() -> None:
 
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_all_units_then_the_error(ahead: int) -> None:
-    """The result before the source failed is given first."""
+    """The feed returns all units before it raises the error of the source."""
     unit_feed = UnitFeed(units(7, ValueError("broken")), ahead)
     subset: list[int] = []
     with pytest.raises(ValueError, match="broken"):
@@ -54,7 +53,7 @@ def test_closing_ends_the_thread() -> None:
 
 
 def test_where_a_worker_is_is_known_when_it_is_gone(tmp_path: Path) -> None:
-    """Of its own slot, of the unit that is asked for, and of nothing that existed before it."""
+    """The position of a killed worker can be read by slot and unit, and clearing the slot removes it."""
     ours = WorkerPositions(tmp_path / "whereabouts", 3)
     theirs = WorkerPositions(tmp_path / "whereabouts")
     assert [ours.find(slot, 0) for slot in range(3)] == [None] * 3

@@ -1,4 +1,4 @@
-"""The worker that waits for the next call of a program: only for the same function, and for a minute."""
+"""The warm worker, which waits up to a minute for the next call with the same function."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def another(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(tmp_path: Path, function: Any) -> tuple[int, bool]:
-    """The process that a function ran in, and whether it had what the first one imports."""
+    """Return the process id that a function ran in, and whether the module of `whose` was already imported."""
     import datasets
 
     rows = datasets.Dataset.from_dict({"n": [1, 2, 3]})
@@ -70,7 +70,7 @@ def gone(pid: int) -> bool:
 
 
 def test_the_same_again_and_never_anothers(tmp_path: Path) -> None:
-    """A function finds its worker of the call before; another one finds a worker that has nothing of the first."""
+    """The next call with the same function uses the same worker. Another function gets a new worker."""
     first, _ = run(tmp_path, whose)
     assert run(tmp_path, whose) == (first, True)
     second, observed = run(tmp_path, another)
@@ -80,7 +80,7 @@ def test_the_same_again_and_never_anothers(tmp_path: Path) -> None:
 
 
 def test_another_environment_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker knows the environment and the folder that it was started in: it is not used in another."""
+    """A warm worker is not used after the environment or the working folder has changed."""
     first, _ = run(tmp_path, another)
     monkeypatch.setenv("BRIM_TEST_OTHER", "1")
     second, _ = run(tmp_path, another)
@@ -100,7 +100,7 @@ def registered(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_a_function_wants_done_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is kept is told of its end, as one that is not is."""
+    """The exit handlers of a warm worker run when it is closed."""
     monkeypatch.setenv("BRIM_TEST_ENDED", str(tmp_path / "ended"))
     run(tmp_path, registered)
     assert not (tmp_path / "ended").exists()
@@ -109,19 +109,19 @@ def test_what_a_function_wants_done_at_the_end(tmp_path: Path, monkeypatch: pyte
 
 
 def test_not_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends itself: after a call, and if there never was one."""
+    """A warm worker exits when its waiting time is over, with or without an earlier call."""
     monkeypatch.setattr(worker_process, "WAIT_S", 0.05)
     pid, _ = run(tmp_path, another)
     assert gone_or_zombie(pid)
     end_warm_worker()
     start_warm_worker(MAP)
     worker = warm()
-    assert worker.wait(20) == 0  # a zombie one of whose threads has not ended yet could still be taken
+    assert worker.wait(20) == 0  # a zombie with a running thread could still be taken
     assert take_warm_worker(MAP, 1, None) is None
 
 
 def test_one_that_died_is_not_missed(tmp_path: Path) -> None:
-    """Killed between two calls, or while it loads: the next call starts its own."""
+    """A warm worker that was killed while waiting or loading is replaced by the next call."""
     pid, _ = run(tmp_path, another)
     os.kill(warm().pid, signal.SIGKILL)
     assert gone_or_zombie(pid)
@@ -146,7 +146,7 @@ def gone_or_zombie(pid: int) -> bool:
 
 
 def test_it_ends_with_the_program(tmp_path: Path) -> None:
-    """A script without a main guard, that forks too: no one is left, and the child of the fork ends no one's worker."""
+    """A warm worker exits with its program, even without a main guard. A forked child does not terminate it."""
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys, datasets, brim\n"
@@ -166,7 +166,7 @@ def test_it_ends_with_the_program(tmp_path: Path) -> None:
 
 
 def test_it_counts_in_the_limit(tmp_path: Path) -> None:
-    """Existing workers belong to the job and are counted with it."""
+    """A warm worker that a job uses is part of its process tree, so it counts toward the memory limit."""
     import datasets
 
     from brim.memory.meter import tree
@@ -180,7 +180,7 @@ def test_it_counts_in_the_limit(tmp_path: Path) -> None:
 
 
 def test_spares_are_not_the_callers() -> None:
-    """What waits for a job is counted by the job; what else the program has started is the caller's."""
+    """A waiting warm worker does not count as memory of the caller, but other child processes do."""
     start_warm_worker(MAP)
     spare = warm()
     until = time.monotonic() + 60

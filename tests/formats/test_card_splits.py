@@ -1,4 +1,4 @@
-"""The card where a split comes next to others of its config."""
+"""The card of a dataset when a split is added to a config that already has other splits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def facts(split: str, *, bare: bool = False) -> CardFacts:
 
 @pytest.mark.parametrize("bare", [False, True])
 def test_beside_one_that_is_listed_with_its_ending(bare: bool) -> None:
-    """As `brim build` lists it; the new one also as `push_to_hub` does, and while it is unfinished."""
+    """A new split is added to a card that lists its splits with file endings or without."""
     started_at = write_unfinished_card(write_card(facts("train"), None), split="test")
     assert card_splits(read_card(started_at)) == {"train", "test"}
     content = read_card(write_card(facts("test", bare=bare), started_at))
@@ -35,20 +35,23 @@ def test_beside_one_that_is_listed_with_its_ending(bare: bool) -> None:
 
 
 def test_beside_one_of_which_nothing_is_told() -> None:
-    """`load_dataset` refuses splits that are listed and not among those told, so none are reported."""
+    """No split sizes are written if the card has none for an existing split.
+
+    `load_dataset` refuses a split that is listed in `configs` and missing from `dataset_info`.
+    """
     content = read_card(write_card(facts("test"), BY_HAND.format("mine/*.parquet")))
     assert card_splits(content) == {"train", "test"}
     assert "splits" not in card_info(content)
 
 
 def test_beside_files_of_another_kind() -> None:
-    """A config has one reader: CSV files and shards cannot be of the same one."""
+    """A split of shards cannot be added to a config of CSV files, because a config has only one reader."""
     with pytest.raises(DestinationError, match=r"its files are \.csv"):
         write_card(facts("test", bare=True), BY_HAND.format("mine/*.csv"))
 
 
 def test_in_the_place_of_files_of_another_kind() -> None:
-    """A split that is replaced may have been anything, where replacing was asked for, as of `push_to_hub`."""
+    """A split of any format can be replaced if the caller asked for it, as `push_to_hub` does."""
     replacing = replace(facts("train", bare=True), replace=True)
     content = read_card(write_card(replacing, BY_HAND.format("mine/*.csv")))
     assert content["configs"] == [
@@ -59,7 +62,7 @@ def test_in_the_place_of_files_of_another_kind() -> None:
 
 
 def test_another_default_beside_the_config_of_that_name() -> None:
-    """`load_dataset` takes the config named default; without it, the one that is set."""
+    """A config cannot become the default next to a config named default, because `load_dataset` prefers that name."""
     existing = write_card(facts("train"), None)
     expected = replace(facts("train"), config="x", folder="x", set_default=True)
     with pytest.raises(DestinationError, match="a config named 'default'"):

@@ -1,4 +1,4 @@
-"""Cards that people wrote, and what else is in a repository: publishing hides and breaks nothing of it."""
+"""Publishing to repositories with hand-written cards and foreign data: brim neither hides nor breaks them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Prose with trailing blanks.  \n
 
 
 def test_hand_written_card(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A card that people wrote keeps its prose and its other YAML lines byte for byte, comments and quotes too."""
+    """A hand-written card keeps its text and its other YAML lines byte for byte, including comments and quotes."""
     hub.create(REPO)
     put_by_hand(hub, {"README.md": HAND_WRITTEN.encode()})
     machine.publish(source)
@@ -60,7 +60,7 @@ def test_hand_written_card(hub: TestHub, machine: Machine, source: Path) -> None
 
 
 def test_broken_card(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A card whose YAML cannot be read is said before the first byte, and stays as it is."""
+    """A card with unreadable YAML is an error before anything is uploaded, and the card stays as it is."""
     hub.create(REPO)
     put_by_hand(hub, {"README.md": b"---\na: [1\n---\n"})
     assert "YAML at the top of README.md is not valid" in machine.publish(source, check=2).stderr
@@ -81,7 +81,7 @@ def test_broken_card(hub: TestHub, machine: Machine, source: Path) -> None:
 def test_odd_yaml_keeps_what_it_says(
     hub: TestHub, machine: Machine, source: Path, front: str, remaining: object
 ) -> None:
-    """Whatever YAML a card has, its other fields say the same afterwards, and the dataset has its one config."""
+    """Unusual YAML keeps the values of its other fields, and the dataset gets exactly one config."""
     hub.create(REPO)
     put_by_hand(hub, {"README.md": f"---\n{front}---\n# Ours\n".encode()})
     machine.publish(source)
@@ -97,7 +97,7 @@ def test_odd_yaml_keeps_what_it_says(
     "text", [b"---\ndate: 2024-13-45\n---\n", b"---\na: " + b"[" * 3000 + b"\n---\n", b"H\xe9llo\n"]
 )
 def test_cards_that_cannot_be_read(hub: TestHub, machine: Machine, source: Path, text: bytes) -> None:
-    """A card with an impossible date, endless nesting or another encoding is an error in words, also for verify."""
+    """A card with an impossible date, endless nesting or another encoding is a clear error, also for `brim verify`."""
     machine.publish(source)
     put_by_hand(hub, {"README.md": text})
     assert "README.md" in machine.publish(source, "--fresh", check=2).stderr
@@ -106,7 +106,7 @@ def test_cards_that_cannot_be_read(hub: TestHub, machine: Machine, source: Path,
 
 
 def test_text_between_rules_is_no_yaml(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A card that begins with a text between two rules keeps it."""
+    """A card that starts with a text between two horizontal rules keeps this text."""
     hub.create(REPO)
     put_by_hand(hub, {"README.md": b"---\njust text\n---\nmore\n"})
     machine.publish(source)
@@ -114,7 +114,7 @@ def test_text_between_rules_is_no_yaml(hub: TestHub, machine: Machine, source: P
 
 
 def test_text_around_the_yaml(hub: TestHub, machine: Machine, source: Path) -> None:
-    """What is around the fields that brim writes stays byte for byte: blank lines, quotes, other line ends."""
+    """Publishing keeps all bytes around the fields that brim writes: blank lines, quotes and line endings."""
     hub.create(REPO)
     front = '\r\n"license": \'mit\'\r\nabout: "two\r\n  configs: lines"\r\n'
     body = "\n\n  # Ours \r\n\n'quoted'\n\n\n"
@@ -140,7 +140,7 @@ UNLISTED = {
     "mode", ["shards", *(pytest.param(method, marks=pytest.mark.slow) for method in list(UNLISTED)[1:])]
 )
 def test_data_without_a_card_is_not_hidden(hub: TestHub, machine: Machine, source: Path, mode: str) -> None:
-    """What `load_dataset` finds in a repository without a card, it finds after another config was published too."""
+    """Data in a repository without a card stays loadable by `load_dataset` after another config is published."""
     hub.create(REPO)
     put_by_hand(hub, {name: table_of(rows, name) for name, rows in UNLISTED[mode].items()})
     load = """
@@ -162,7 +162,7 @@ def table_of(rows: int, name: str) -> bytes:
 
 
 def test_a_split_beside_data_without_a_card(hub: TestHub, machine: Machine) -> None:
-    """A split that is added to data that no card lists leaves the other splits loadable."""
+    """Adding a split to data without a card keeps the other splits loadable."""
     hub.create(REPO)
     put_by_hand(hub, {"data/train-00000-of-00001.parquet": table_of(3, "x")})
     machine.python(f"""
@@ -187,7 +187,7 @@ def test_a_split_beside_data_without_a_card(hub: TestHub, machine: Machine) -> N
 def test_configs_by_hand_are_not_broken(
     hub: TestHub, machine: Machine, source: Path, entry: str, options: tuple[str, ...], arguments: str
 ) -> None:
-    """A config that a person wrote and that publishing would break is in the way: said before the first byte."""
+    """A hand-written config that publishing would break is refused before anything is uploaded."""
     hub.create(REPO)
     put_by_hand(hub, {"README.md": f"---\nconfigs:\n- {entry}\n---\n".encode(), "csv/a.csv": b"n\n1\n"})
     head = hub.head(REPO)
@@ -199,7 +199,7 @@ def test_configs_by_hand_are_not_broken(
 
 
 def test_files_with_the_names_of_shards_are_somebodys(hub: TestHub, machine: Machine, source: Path) -> None:
-    """Data that others published under the very names that ours will have is not replaced unless that is asked for."""
+    """Foreign files with the names of planned shards are replaced only with --fresh."""
     hub.create(REPO)
     put_by_hand(hub, {"data/train-00000-of-00001.parquet": table_of(3, "x")})
     head = hub.head(REPO)
@@ -210,8 +210,10 @@ def test_files_with_the_names_of_shards_are_somebodys(hub: TestHub, machine: Mac
 
 @pytest.mark.parametrize("repeated", [("--fresh",), ("--update",)])
 def test_files_that_two_configs_share(hub: TestHub, machine: Machine, source: Path, repeated: tuple[str, ...]) -> None:
-    """A config by hand that loads a shard of another one by its name is not left without: said before the first byte.
-    One that loads them by a pattern still does."""
+    """Replacing a shard is refused before any upload if a hand-written config loads this shard by its exact name.
+
+    A config that loads the shards by a pattern is allowed.
+    """
     machine.publish(source, "--config", "x", *ROWS)
     front = yaml.safe_load(hub.read(REPO, "README.md").decode().split("---\n")[1])
     front["configs"].append({"config_name": "some", "data_files": "x/train-00000-of-00003.parquet"})
@@ -241,7 +243,7 @@ def test_files_that_two_configs_share(hub: TestHub, machine: Machine, source: Pa
     ],
 )
 def test_numbers_that_are_none(hub: TestHub, machine: Machine, source: Path, message: str) -> None:
-    """Whatever a card says of existing splits, another one is published next to them."""
+    """Invalid sizes of existing splits in a card do not prevent publishing another split."""
     hub.create(REPO)
     front = f"configs:\n- config_name: default\n  data_files:\n    train: x/*.parquet\ndataset_info:\n  {message}\n"
     put_by_hand(hub, {"README.md": f"---\n{front}---\n".encode(), "x/a.parquet": table_of(3, "x")})
@@ -250,7 +252,7 @@ def test_numbers_that_are_none(hub: TestHub, machine: Machine, source: Path, mes
 
 
 def test_a_config_whose_name_is_a_number(hub: TestHub, machine: Machine, source: Path) -> None:
-    """It is the config of that name, and not another one next to it."""
+    """A config whose name is a YAML number is treated as the config with that text as its name."""
     hub.create(REPO)
     front = "configs:\n- config_name: 2024\n  data_files: x/*.parquet\n"
     put_by_hand(hub, {"README.md": f"---\n{front}---\n".encode(), "x/a.parquet": table_of(3, "x")})
@@ -262,7 +264,8 @@ def test_a_config_whose_name_is_a_number(hub: TestHub, machine: Machine, source:
 
 
 def test_a_config_that_names_nothing(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A config of the card that would load nothing is found; one whose files are elsewhere is not ours to judge."""
+    """`brim verify` reports a config of the card that loads no files, but does not check files outside the
+    repository."""
     machine.publish(source, "--config", "x")
     front = yaml.safe_load(hub.read(REPO, "README.md").decode().split("---\n")[1])
     front["configs"] += [
@@ -279,7 +282,8 @@ def test_a_config_that_names_nothing(hub: TestHub, machine: Machine, source: Pat
 
 @pytest.mark.parametrize("name", ["README.md", "readme.MD", "x" * 201, "data"])
 def test_names_that_are_taken(hub: TestHub, machine: Machine, source: Path, name: str) -> None:
-    """A folder in the place of the card, or with a name that no disk takes, is refused before the Hub is asked."""
+    """Config names that collide with the card or that no file system allows are refused before any request to the
+    Hub."""
     machine.publish(source, "--config", name, check=2)
     assert not hub.log
 
@@ -293,8 +297,10 @@ def test_a_file_in_the_place_of_a_config(hub: TestHub, machine: Machine, source:
 
 
 def test_a_repository_that_was_renamed(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """The Hub leads from the old name to the new one: whatever is done by the old name is done there, and it is said;
-    the token goes along, because a private repository is read with it."""
+    """brim follows the redirect of a renamed repository for every command and prints the new name.
+
+    The redirected requests carry the token, because a private repository requires it.
+    """
     machine.publish(source, *ROWS)
     hub.move(REPO, "ada/other")
     add_files(source, 5, 6)
@@ -309,7 +315,7 @@ def test_a_repository_that_was_renamed(hub: TestHub, machine: Machine, source: P
 
 
 def test_what_a_server_answers_is_not_the_disk(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """A repository that goes while it is unpacked is blamed for itself, and not the folder that it is unpacked to."""
+    """If a repository disappears during `brim unpack`, the error names the repository and not the target folder."""
     machine.publish(source)
     hub.faults.add("resolve", nth=3, times=99, status=404, code="RepoNotFound")
     result = machine.run("unpack", DEST, str(tmp_path / "back"))

@@ -1,4 +1,4 @@
-"""Files that are whole pass, and each kind of damage is said."""
+"""Checks of file headers and gzip streams: undamaged files pass, and each kind of damage has its own message."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write(tmp_path: Path) -> Write:
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64", "complex64"])
 @pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
 def test_good_nifti(write: Write, dtype: str, kind: type) -> None:
-    """What nibabel writes is whole, plain and compressed, in three and four dimensions."""
+    """Files written by nibabel pass, plain and compressed, in three and four dimensions."""
     for shape in [(3, 3, 3), (7, 2, 3, 5)]:
         data = nifti(shape, dtype, kind)
         assert probe_header(write("a.nii", data), "nifti") is None
@@ -61,7 +61,7 @@ def test_good_nifti(write: Write, dtype: str, kind: type) -> None:
 
 
 def test_big_endian_nifti(write: Write) -> None:
-    """Byte order is the file's own affair."""
+    """NIfTI files of either byte order pass."""
     image = nib.Nifti1Image(np.ones((4, 4, 4), ">i2"), np.eye(4), nib.Nifti1Header(endianness=">"))
     assert probe_header(write("a.nii", image.to_bytes())) is None
 
@@ -84,12 +84,12 @@ def test_big_endian_nifti(write: Write) -> None:
     ],
 )
 def test_bad_nifti(write: Write, name: str, content: bytes, message: str) -> None:
-    """Each kind of wrong beginning has its words."""
+    """Each kind of damaged header has its own message."""
     assert message in (probe_header(write(name, content), "nifti") or "")
 
 
 def test_nifti_with_too_little_data(write: Write) -> None:
-    """A compressed image whose stream is whole but shorter than its header promises is damage; a longer is not."""
+    """A compressed image that is shorter than its header states is damaged. A longer one is not."""
     path = write("a.nii.gz", gzip.compress(nifti((20, 20, 20))[:-500]))
     assert probe_header(path, "nifti") is None
     assert "holds too little data: 15,852 of the 16,352 bytes" in (whole(path) or "")
@@ -108,16 +108,16 @@ def test_without_nibabel(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("options", [{}, {"lossless": True}, {"progressive": True, "quality": 10, "big_tiff": True}])
 def test_good_images(write: Write, form: str, options: dict[str, object]) -> None:
-    """What Pillow writes passes, in a column of images."""
+    """Images written by Pillow pass in a column of images."""
     content = picture(form, **options)
     assert probe_header(write(f"a.{form.lower()}", content), "image") is None
 
 
 def test_images_go_by_content(write: Write) -> None:
-    """A JPEG named .png is fine, because decoders go by content; a text named .png is not."""
+    """Images are identified by content: a JPEG named .png passes, and a text named .png does not."""
     assert probe_header(write("a.png", picture("JPEG"))) is None
     assert probe_header(write("a.png", b"<html>404 not found</html>")) == "is not an image"
-    assert probe_header(write("a.svg", b"<svg/>"), "image") is None  # nothing is known about it
+    assert probe_header(write("a.svg", b"<svg/>"), "image") is None  # an unknown format is not checked
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_images_go_by_content(write: Write) -> None:
     ],
 )
 def test_bad_headers(write: Write, name: str, content: bytes, message: str) -> None:
-    """Each kind of wrong beginning has its words."""
+    """Each kind of damaged header has its own message."""
     assert message in (probe_header(write(name, content)) or "")
 
 
 def test_what_is_looked_into() -> None:
-    """The kind of the column decides, then the name."""
+    """The type of the column determines which header is checked, and otherwise the name of the file."""
     assert (
         header_kind("a.NII.GZ", "file")
         == header_kind("scan", "nifti")
@@ -161,13 +161,13 @@ def test_what_is_looked_into() -> None:
 
 
 def test_unreadable(tmp_path: Path) -> None:
-    """A file that went away is said, not raised."""
+    """A missing file is reported as a problem instead of raising an error."""
     assert probe_header(str(tmp_path / "a.png")) == "cannot be read (No such file or directory)"
     assert whole(str(tmp_path / "a.gz")) == "cannot be read (No such file or directory)"
 
 
 def test_good_gzip(write: Write) -> None:
-    """One member, several, an empty one, zero padding behind: all whole, and every byte is counted."""
+    """Gzip streams with one, several or empty members and zero padding pass, and every byte is reported as progress."""
     first = gzip.compress(random_bytes(700_000), mtime=0)
     for content in [
         first,
@@ -182,7 +182,7 @@ def test_good_gzip(write: Write) -> None:
 
 
 def test_members_across_blocks(write: Write) -> None:
-    """Members that begin and end anywhere in the blocks that are read, as bgzip writes them."""
+    """Members may start and end anywhere within the blocks that are read, as in the output of bgzip."""
     content = b"".join(gzip.compress(random_bytes(500 + 11 * i, i), mtime=0) for i in range(600))
     assert len(content) > 512 * 1024
     assert whole(write("a.gz", content)) is None
@@ -208,13 +208,13 @@ def test_members_across_blocks(write: Write) -> None:
     ],
 )
 def test_bad_gzip(write: Write, content: bytes, message: str) -> None:
-    """Each kind of damage to a stream has its words."""
+    """Each kind of damage to a gzip stream has its own message."""
     assert message in (whole(write("a.gz", content)) or "")
 
 
 @given(position=st.integers(10, 1_000_000), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, position: int, bit: int) -> None:
-    """A flipped bit after the gzip header passes only where it is padding, and the content is the same."""
+    """A flipped bit after the gzip header is detected unless the content stays the same."""
     original = b"brain " * 300 + random_bytes(1000, 3)
     content = bytearray(gzip.compress(original, mtime=0))
     content[10 + position % (len(content) - 10)] ^= 1 << bit
@@ -225,7 +225,7 @@ def test_any_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, posi
 
 @given(cut=st.integers(0, 100_000))
 def test_any_cut_is_found(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
-    """A stream cut anywhere never passes."""
+    """A truncated gzip stream is always detected."""
     content = gzip.compress(bytes(100_000) + random_bytes(3000, 4))
     path = tmp_path_factory.mktemp("cut") / "a.gz"
     path.write_bytes(content[: cut % len(content)])
@@ -233,7 +233,7 @@ def test_any_cut_is_found(tmp_path_factory: pytest.TempPathFactory, cut: int) ->
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:
-    """300 MB of zeros, which are 300 kB of gzip, are read to the last byte in a few megabytes."""
+    """Checking 300 MB of zeros in 300 kB of gzip reads to the last byte and needs only a few megabytes."""
     packer = zlib.compressobj(9, wbits=31)
     with open(tmp_path / "zeros.gz", "wb") as file:
         for _ in range(300):

@@ -12,7 +12,7 @@ from brim.formats.parquet_levels import decode_levels, encode_levels, levels_of
 
 @given(st.integers(1, 9).flatmap(lambda top: st.tuples(st.just(top), st.lists(st.integers(0, top), min_size=1))))
 def test_levels_come_back_as_they_were(case: tuple[int, list[int]]) -> None:
-    """What encode_levels writes, decode_levels reads."""
+    """Encoding and decoding levels returns the same levels."""
     maximum, levels = case
     data = encode_levels(np.array(levels, np.int64), maximum)
     decoded, used = decode_levels(data + b"more", len(levels), maximum)
@@ -21,13 +21,13 @@ def test_levels_come_back_as_they_were(case: tuple[int, list[int]]) -> None:
 
 
 def test_no_levels_take_no_bytes() -> None:
-    """A required leaf has no levels."""
+    """A required leaf has no levels, which take no bytes."""
     assert encode_levels(np.zeros(5, np.int64), 0) == b""
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01\x00\x00\x00", b"\xff\xff\xff\xff\x02\x01", b"\x02\x00\x00\x00\x00\x01"])
 def test_broken_levels_are_refused(data: bytes) -> None:
-    """A level block that ends early or holds nothing is a ValueError, not a loop."""
+    """A level block that ends early or is empty raises ValueError instead of looping forever."""
     with pytest.raises((ValueError, IndexError)):
         decode_levels(data, 10, 1)
 
@@ -44,7 +44,7 @@ _deep = st.one_of(st.none(), st.lists(st.one_of(st.none(), st.lists(_cell, max_s
 
 @given(st.lists(_deep, max_size=8))
 def test_levels_agree_with_pyarrow(rows: list[Any]) -> None:
-    """The number of slots and of nulls is what pyarrow counts for the same column."""
+    """The numbers of slots and nulls are those that pyarrow counts for the same column."""
     table = pa.table({"x": pa.array(rows, pa.list_(pa.list_(_FILE)))})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, row_group_size=max(len(rows), 1))
@@ -64,17 +64,17 @@ def test_levels_agree_with_pyarrow(rows: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("levels", "maximum", "data"),
     [
-        ([1, 1, 1], 1, b"\x02\0\0\0\x06\x01"),  # a run of three
+        ([1, 1, 1], 1, b"\x02\0\0\0\x06\x01"),  # a run of three levels
         ([0], 1, b"\x02\0\0\0\x02\x00"),
         ([3] * 64, 3, b"\x03\0\0\0\x80\x01\x03"),
-        ([1, 0, 1], 1, b"\x02\0\0\0\x03\x05"),  # a group of eight bits
+        ([1, 0, 1], 1, b"\x02\0\0\0\x03\x05"),  # a packed group of eight bits
         ([0, 1, 2, 3, 0, 1, 2, 3, 1], 3, b"\x05\0\0\0\x05\xe4\xe4\x01\x00"),
         ([256, 256], 256, b"\x03\0\0\0\x04\x00\x01"),
         ([], 1, b"\x01\0\0\0\x01"),
     ],
 )
 def test_the_bytes_are_those_of_the_format(levels: list[int], maximum: int, data: bytes) -> None:
-    """One run if all are the same, else packed bits, with their length before them."""
+    """Equal levels are encoded as one run and others as packed bits, each with a length prefix."""
     assert encode_levels(np.array(levels, np.int64), maximum) == data
     assert decode_levels(data, len(levels), maximum)[0].tolist() == levels
     assert decode_levels(data, len(levels), maximum)[1] == len(data)
@@ -82,7 +82,7 @@ def test_the_bytes_are_those_of_the_format(levels: list[int], maximum: int, data
 
 
 def test_runs_and_packed_bits_of_others_are_read() -> None:
-    """Several of them in one block, and longer ones than what is asked for."""
+    """Blocks of other writers, with several runs and packed groups or more levels than requested, are decoded."""
     data = b"\x07\0\0\0" + b"\x06\x02" + b"\x03\x1b\x00" + b"\x80\x01\x01"[:2]
     assert decode_levels(data + b"\x01", 9, 3)[0].tolist() == [2, 2, 2, 3, 2, 1, 0, 0, 0]
     assert decode_levels(b"\x03\0\0\0\x80\x10\x01", 3, 1) == (pytest.approx([1, 1, 1]), 7)
@@ -93,8 +93,8 @@ def test_runs_and_packed_bits_of_others_are_read() -> None:
 @pytest.mark.parametrize(
     ("data", "arguments"),
     [
-        (b"\x02\0\0\0\x02\x01", "ends early"),  # one level of two
-        (b"\x03\0\0\0\x04\x01", "ends early"),  # the block is cut off
+        (b"\x02\0\0\0\x02\x01", "ends early"),  # contains one level of two
+        (b"\x03\0\0\0\x04\x01", "ends early"),  # the block is truncated
         (b"\x04\0\0\0\x00\x01\x04\x01", "empty run"),
     ],
 )
@@ -134,7 +134,7 @@ def test_what_levels_say(
     index: list[int],
     maximum: tuple[int, int],
 ) -> None:
-    """Null, empty and absent are distinguished at every depth; chunks and slices do not count."""
+    """Null, empty and absent values have different levels at every depth, independent of chunks and slices."""
     array = pa.array(rows, kind)
     halves = pa.chunked_array([array[: len(rows) // 2], array[len(rows) // 2 :]], kind)
     for column in (array, pa.chunked_array([array], kind), halves):
@@ -156,7 +156,7 @@ def test_a_column_without_the_leaf_is_refused() -> None:
 
 
 def test_many_levels_that_differ() -> None:
-    """So many groups that their number takes two bytes."""
+    """A group count that needs two bytes is encoded and decoded."""
     levels = [0, 1] * 600
     data = encode_levels(np.array(levels, np.int64), 1)
     assert data[4:6] == b"\xad\x02"
@@ -164,7 +164,7 @@ def test_many_levels_that_differ() -> None:
 
 
 def test_a_struct_of_one_child_needs_no_name() -> None:
-    """Of several it does: nothing is chosen in silence."""
+    """The name of the leaf may be omitted in a struct with one child. With several children it is required."""
     first = pa.array([{"bytes": b"a"}, None, {"bytes": None}], pa.struct([("bytes", pa.binary())]))
     levels = levels_of(first, True)
     assert (levels.definition.tolist(), levels.max_definition) == ([2, 0, 1], 2)

@@ -1,4 +1,4 @@
-"""Pages of anybody's Parquet files: what they hold as ranges of the file, and what is wrong with broken ones."""
+"""Decoding pages of Parquet files from any writer: values as ranges of the file, and errors for damaged pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from brim.formats.parquet_page_decode import (
     zstd_body,
 )
 
-AT = 7  # pages lie somewhere in a file
+AT = 7  # pages start at any offset of a file
 RANDOM = random.Random(1).randbytes
 
 
@@ -45,7 +45,7 @@ def zstd(data: bytes, size: int) -> PageBody | None:
 
 
 def test_a_plain_page_is_a_range() -> None:
-    """Read from memory if it is loaded, else from the file; fewer bytes only at its end."""
+    """An uncompressed page is read from memory if it is loaded, otherwise from the file, and reads stop at its end."""
     file = bytes(range(100))
     retained = plain_body(memoryview(file)[10:30], 10, 20, lambda *_: pytest.fail("read again"))
     remote = plain_body(b"", 10, 20, fetch_from(file))
@@ -63,7 +63,7 @@ def test_a_plain_page_is_a_range() -> None:
 
 
 def test_pieces_that_follow_each_other_are_one() -> None:
-    """Where they do in the file too."""
+    """Adjacent segments are merged if they are adjacent in the file too."""
     file = bytes(range(100))
     body = PageBody(b"", [5, 10, 15], [20, 25, 50], fetch_from(file))
     assert body.ranges(0, 15) == [(20, 10), (50, 5)]
@@ -86,7 +86,7 @@ def test_pieces_that_follow_each_other_are_one() -> None:
 @example(bytes(range(256)) + b"!", 0, 257)
 @example(b"abcdefgh" * 9 + bytes(range(80)) + b"abcdefgh" * 9, 3, 200)
 def test_snappy_pages_are_ranges(data: bytes, start: int, size: int) -> None:
-    """Literals and copies alike: what is read is what went in."""
+    """Reading ranges of a Snappy page, with literals and copies, returns the original data."""
     body = snappy(pa.compress(data, "snappy", asbytes=True), len(data))
     assert body is not None
     assert body.size == len(data)
@@ -95,7 +95,7 @@ def test_snappy_pages_are_ranges(data: bytes, start: int, size: int) -> None:
 
 
 def test_large_literals_are_not_read() -> None:
-    """Only the few bytes between them are."""
+    """Locating the literals of a Snappy page reads only a few bytes between them."""
     data, reads = RANDOM(300_000), []
     packed = pa.compress(data, "snappy", asbytes=True)
 
@@ -117,18 +117,18 @@ def literal(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("tags", "expected"),
     [
-        (literal(b"abcd") + b"\x01\x04", b"abcdabcd"),  # four back, four long
-        (literal(b"abcd") + b"\x1d\x04", b"abcd" + b"abcdabcdabc"),  # eleven long
-        (literal(b"a") + b"\x01\x01", b"aaaaa"),  # overlapping
-        (literal(b"abcd") + b"\x0e\x02\x00", b"abcdcdcd"),  # with two bytes
-        (literal(b"abcd") + b"\x0f\x03\x00\x00\x00", b"abcdbcdb"),  # with four
-        (literal(b"ab") + literal(b"cd") + b"\x09\x03", b"abcdbcdbcd"),  # out of two literals
-        (b"\xf0\x3b" + bytes(range(60)), bytes(range(60))),  # a length of one byte
-        (b"\xf4\x3b\x00" + bytes(range(60)), bytes(range(60))),  # of two
+        (literal(b"abcd") + b"\x01\x04", b"abcdabcd"),  # offset 4, length 4
+        (literal(b"abcd") + b"\x1d\x04", b"abcd" + b"abcdabcdabc"),  # offset 4, length 11
+        (literal(b"a") + b"\x01\x01", b"aaaaa"),  # the copy overlaps its output
+        (literal(b"abcd") + b"\x0e\x02\x00", b"abcdcdcd"),  # offset in two bytes
+        (literal(b"abcd") + b"\x0f\x03\x00\x00\x00", b"abcdbcdb"),  # offset in four bytes
+        (literal(b"ab") + literal(b"cd") + b"\x09\x03", b"abcdbcdbcd"),  # the copy spans two literals
+        (b"\xf0\x3b" + bytes(range(60)), bytes(range(60))),  # length in one byte
+        (b"\xf4\x3b\x00" + bytes(range(60)), bytes(range(60))),  # length in two bytes
         (b"\xf8\x3b\x00\x00" + bytes(range(60)), bytes(range(60))),
         (b"\xfc\x3b\x00\x00\x00" + bytes(range(60)), bytes(range(60))),
-        (b"\xec" + bytes(range(60)), bytes(range(60))),  # the longest in the tag
-        (literal(b"z" * 60) * 5 + b"\x21\x00", (b"z" * 60) * 5 + b"z" * 4),  # 256 back
+        (b"\xec" + bytes(range(60)), bytes(range(60))),  # the longest length within the tag
+        (literal(b"z" * 60) * 5 + b"\x21\x00", (b"z" * 60) * 5 + b"z" * 4),  # offset 256
     ],
 )
 def test_every_kind_of_snappy_tag(tags: bytes, expected: bytes) -> None:
@@ -160,7 +160,7 @@ def test_broken_snappy_pages_are_damage(data: bytes, size: int, arguments: str) 
 
 
 def test_many_small_pieces_are_left_to_who_decompresses() -> None:
-    """More than 64 and one for every 512 bytes."""
+    """Pages with more than 64 segments plus one per 512 bytes are left to the decompressor."""
     for count, described in ((64, True), (65, False)):
         data = bytes([count]) + literal(b"a") * count
         assert (snappy(data, count) is not None) == described
@@ -189,7 +189,7 @@ def block(data: bytes, last: bool, kind: int = 0) -> bytes:
 
 @pytest.mark.parametrize("size", [1000, 70_000, 300_000])
 def test_zstd_pages_of_media_are_ranges(size: int) -> None:
-    """What it could not compress lies there as it is."""
+    """Zstandard stores incompressible data unchanged, so such pages are read as ranges."""
     data = RANDOM(size)
     body = zstd(pa.compress(data, "zstd", asbytes=True), size)
     assert body is not None
@@ -200,7 +200,7 @@ def test_zstd_pages_of_media_are_ranges(size: int) -> None:
 
 @pytest.mark.parametrize(
     ("head", "skipped"),
-    # Window or single segment, the bytes of a dictionary's number and of the size, a checksum at the end.
+    # Frame header flags: window or single segment, bytes of the dictionary id and of the size, trailing checksum.
     [
         (0x00, 1), (0x20, 1), (0x21, 2), (0x22, 3), (0x23, 5), (0x01, 2), (0x40, 3), (0x60, 2), (0x80, 5), (0xC0, 9),
         (0xE0, 8), (0x24, 1),
@@ -223,7 +223,7 @@ def test_every_kind_of_zstd_frame(head: int, skipped: int) -> None:
 
 
 def test_zstd_blocks_that_are_compressed() -> None:
-    """Runs and compressed blocks are for who decompresses; so is what is too short to be a frame."""
+    """Frames with runs, compressed blocks or incomplete blocks are left to the decompressor."""
     for kind in (1, 2, 3):
         assert zstd(MAGIC + b"\x20\x04" + block(b"abcd", True, kind), 4) is None
     assert zstd(MAGIC + b"\x20\x00" + block(b"", True), 0) is not None
@@ -232,7 +232,7 @@ def test_zstd_blocks_that_are_compressed() -> None:
 
 
 def deltas_of(values: list[int]) -> bytes:
-    """As pyarrow writes them."""
+    """Return the values as delta-encoded by pyarrow."""
     sink = io.BytesIO()
     table = pa.table({"x": pa.array(values, pa.int64())}, schema=pa.schema([pa.field("x", pa.int64(), nullable=False)]))
     pq.write_table(table, sink, use_dictionary=False, column_encoding="DELTA_BINARY_PACKED", compression="none")
@@ -248,7 +248,7 @@ def deltas_of(values: list[int]) -> bytes:
 @example([2**62, -(2**62)] * 20)
 @example(list(range(0, 300, 3)) * 2)
 def test_deltas_are_read(values: list[int]) -> None:
-    """The numbers, and where they end."""
+    """Decoding deltas returns the values and the end position of the data."""
     data = deltas_of(values)
     actual, end = decode_delta(data, len(values))
     assert (actual.tolist(), end) == (values, len(data))
@@ -269,7 +269,7 @@ def test_deltas_are_read(values: list[int]) -> None:
     ],
 )
 def test_how_long_deltas_are_at_most(head: bytes, count: int, maximum: int) -> None:
-    """By the size of a block and of its parts, which are whole."""
+    """The maximum length of delta-encoded values follows from the sizes of blocks and miniblocks, which are padded."""
     assert max_delta_bytes(head, count) == maximum
 
 
@@ -280,13 +280,16 @@ def test_deltas_are_never_longer(values: list[int]) -> None:
 
 @pytest.mark.parametrize("widths", [b"\x08\0\0\0", b"\x41\0\0\0", b"\x08"])
 def test_deltas_that_end_early(widths: bytes) -> None:
-    """A block of 128 in 4 parts, 3 numbers in all, and nothing of the announced bits; or too many of them."""
+    """Deltas are damaged if the packed bits are missing or wider than 64 bits.
+
+    The header announces a block of 128 in 4 miniblocks with 3 values.
+    """
     with pytest.raises(Damaged, match="end early"):
         decode_delta(b"\x80\x01\x04\x03\x00\x00" + widths + bytes(7 if widths[0] == 8 else 300), 3)
 
 
 def test_widths_that_end_early() -> None:
-    """Although all requested numbers are present."""
+    """Deltas are damaged if the list of widths is truncated, although all requested values are present."""
     with pytest.raises(Damaged, match="end early"):
         decode_delta(b"\x80\x01\x04\x03\x00\x00" + bytes(3), 3)
 
@@ -306,15 +309,15 @@ def test_no_deltas() -> None:
     [
         (b"", 1, "does not end"),
         (b"\x80" * 10, 1, "does not end"),
-        (b"\x80\x01\x00\x01\x00", 1, "broken"),  # no parts
-        (b"\x00\x04\x01\x00", 1, "broken"),  # no values in a block
-        (b"\x80\x01\x03\x01\x00", 1, "broken"),  # parts of no whole number
-        (b"\x80\x01\x20\x01\x00", 1, "broken"),  # parts of four values
-        (b"\x80\x01\x81\x04\x01\x00", 1, "broken"),  # 513 parts
-        (b"\x80\x80\x80\x01\x04\x01\x00", 1, "broken"),  # blocks of two million
-        (b"\x80\x01\x04\x02\x00" + b"\x00\x00\x00", 2, "end early"),  # widths are cut off
-        (b"\x80\x01\x04\x02\x00" + b"\x00", 2, "end early"),  # not one width
-        (b"\x80\x01\x04\x02\x00" + b"\x00\x41\x00\x00\x00" + b"\0" * 400, 2, "end early"),  # 65 bits
+        (b"\x80\x01\x00\x01\x00", 1, "broken"),  # no miniblocks
+        (b"\x00\x04\x01\x00", 1, "broken"),  # no values per block
+        (b"\x80\x01\x03\x01\x00", 1, "broken"),  # the block size is not a multiple of the miniblocks
+        (b"\x80\x01\x20\x01\x00", 1, "broken"),  # miniblocks of four values
+        (b"\x80\x01\x81\x04\x01\x00", 1, "broken"),  # 513 miniblocks
+        (b"\x80\x80\x80\x01\x04\x01\x00", 1, "broken"),  # blocks of two million values
+        (b"\x80\x01\x04\x02\x00" + b"\x00\x00\x00", 2, "end early"),  # truncated widths
+        (b"\x80\x01\x04\x02\x00" + b"\x00", 2, "end early"),  # no complete list of widths
+        (b"\x80\x01\x04\x02\x00" + b"\x00\x41\x00\x00\x00" + b"\0" * 400, 2, "end early"),  # a width of 65 bits
         (b"\x80\x01\x04\x02\x00" + b"\x00\x08\x00\x00\x00" + b"\0" * 31, 2, "end early"),
     ],
 )
@@ -324,7 +327,7 @@ def test_broken_deltas_are_damage(data: bytes, count: int, arguments: str) -> No
 
 
 def test_deltas_at_the_edges() -> None:
-    """A block of a million values, parts of eight, numbers of 64 bits, and just enough bytes."""
+    """Deltas are decoded at the limits: a block of a million values, miniblocks of eight, 64 bits, no spare byte."""
     assert decode_delta(b"\x80\x80\x40\x80\x04\x01\x0a", 1)[0].tolist() == [5]
     just = b"\x80\x01\x04\x02\x00" + b"\x00\x08\x00\x00\x00" + b"\x03" + b"\0" * 31
     assert decode_delta(just, 2) == (pytest.approx([0, 3]), len(just))
@@ -333,7 +336,7 @@ def test_deltas_at_the_edges() -> None:
 
 
 def hybrid(groups: list[tuple[str, int, int]], width: int) -> tuple[bytes, list[int]]:
-    """Runs ("run", count, value) and packed groups ("packed", groups of eight, seed)."""
+    """Return encoded levels and their values for runs ("run", count, value) and ("packed", groups of eight, seed)."""
     data, values = b"", []
     for kind, count, value in groups:
         if kind == "run":
@@ -355,7 +358,7 @@ _group = st.tuples(st.sampled_from(["run", "packed"]), st.integers(1, 9), st.int
 @example([("packed", 2, 1)], 12, 3)
 @example([("run", 63, 1)], 9, 0)
 def test_runs_and_packed_bits_are_read(groups: list[tuple[str, int, int]], width: int, fewer: int) -> None:
-    """As many as are asked for, whatever follows."""
+    """Decoding returns the requested number of values and ignores following bytes."""
     data, values = hybrid(groups, width)
     count = max(len(values) - fewer, 1)
     assert decode_runs(data, width, count).tolist() == values[:count]
@@ -370,7 +373,7 @@ def test_numbers_of_no_bits_are_zero() -> None:
 
 
 def test_the_last_group_may_be_cut() -> None:
-    """If all requested values are present all the same."""
+    """A truncated last group is accepted if it contains all requested values."""
     data, values = hybrid([("packed", 2, 1)], 4)
     assert decode_runs(data[:-2], 4, 12).tolist() == values[:12]
     with pytest.raises(Damaged, match="end early"):
@@ -396,7 +399,7 @@ def test_broken_runs_are_damage(data: bytes, width: int, count: int, arguments: 
 
 
 def test_numbers_that_are_too_long() -> None:
-    """Nine groups of seven bits are read, and a tenth; no more."""
+    """Variable-length integers of up to ten bytes are decoded. Longer ones are damaged."""
     assert read_varint(b"\xff" * 9 + b"\x01", 0) == (2**64 - 1, 10)
     assert read_varint(b"??\x80\x01", 2) == (128, 4)
     with pytest.raises(Damaged):

@@ -1,4 +1,4 @@
-"""Shards of many values: written by way of the disk, in row groups of few bytes."""
+"""Shards with large values in regular columns: written through a scratch file, in row groups of limited size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_descriptors() -> int:
 
 
 def test_large_values_go_by_the_disk_and_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through a scratch file or through memory, a shard has the same bytes."""
+    """A shard has the same bytes whether its values pass through a scratch file or through memory."""
     contents = {f"{n}.bin": random_bytes(1000, n) for n in range(40)}
     files = file_set(tmp_path / "files", contents)
     table = text_table(40, 5000)
@@ -49,7 +49,7 @@ def test_large_values_go_by_the_disk_and_are_the_same(tmp_path: Path, monkeypatc
 
 
 def test_row_groups_hold_few_bytes_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row group ends where its values would take more than the bound; a larger row stands alone."""
+    """A row group ends before its values exceed the limit, and a larger row gets a separate row group."""
     monkeypatch.setattr(cuts, "GROUP_VALUE_BYTES", 30_000)
     table = pa.concat_tables([text_table(10, 5000), text_table(1, 100_000), text_table(10, 5000)])
     splice = splice_parquet(table, NO_FILES, {})
@@ -57,21 +57,21 @@ def test_row_groups_hold_few_bytes_of_values(monkeypatch: pytest.MonkeyPatch) ->
     rows = [parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)]
     assert rows == [5, 5, 1, 5, 5]
     assert parquet.read().equals(table)
-    # A value larger than a row group costs its column the statistics, which pyarrow would hold several times.
+    # A value larger than a row group disables the statistics of its column: pyarrow would hold several copies of it.
     small, large = (parquet.metadata.row_group(2).column(n) for n in (0, 1))
     assert (small.is_stats_set, large.is_stats_set) == (True, False)
     assert (small.has_dictionary_page, large.has_dictionary_page) == (True, False)
 
 
 def test_no_rows_are_a_shard() -> None:
-    """A table without rows is a Parquet file with its schema."""
+    """A table without rows becomes a Parquet file with its schema."""
     table = text_table(0, 0)
     splice = splice_parquet(table, NO_FILES, {})
     assert pq.read_table(splice.open()).schema.equals(table.schema)
 
 
 def test_the_scratch_file_goes_with_the_splice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no name, is closed by close(), and by the garbage collector otherwise."""
+    """The scratch file has no name, and closing or garbage-collecting the splice closes it."""
     monkeypatch.setattr("brim.formats.parquet_writer.HELD_VALUE_BYTES", 0)
     before = open_descriptors()
     for close in (True, False):
@@ -92,7 +92,8 @@ def test_the_scratch_file_goes_with_the_splice(tmp_path: Path, monkeypatch: pyte
     reason="needs a folder in memory and one on disk",
 )
 def test_scratch_files_avoid_file_systems_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the temporary folder is kept in memory, another is taken: its files would count."""
+    """If the temporary folder is in memory, scratch files are written elsewhere, because they would use up the
+    memory limit."""
     monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
     assert scratch.scratch_folder() == "/var/tmp"
     monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")
@@ -100,7 +101,7 @@ def test_scratch_files_avoid_file_systems_in_memory(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_scratch_file_that_lost_bytes_is_an_error(tmp_path: Path) -> None:
-    """Reading past its end does not continue forever."""
+    """Reading past the end of a truncated scratch file raises an error instead of looping forever."""
     file = Scratch(str(tmp_path))
     os.write(file.descriptor, b"abc")
     assert file.read(1, 2) == b"bc"

@@ -1,4 +1,4 @@
-"""The bytes of a spliced shard: every number of its footer and page index is that of what lies there."""
+"""The bytes of a spliced shard: every offset and size in its footer and page index is correct."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def content(value: Any) -> Any:
 
 
 def parts(data: bytes) -> tuple[thrift.Struct, int]:
-    """The footer, and where it begins."""
+    """Return the footer and its offset."""
     assert data[:4] == data[-4:] == b"PAR1"
     length = int.from_bytes(data[-8:-4], "little")
     footer, end = thrift.decode(data[-8 - length : -8])
@@ -85,7 +85,7 @@ def test_readers_get_every_byte(files: FileSet) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_the_footer_says_what_lies_there(files: FileSet, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """Chunks follow each other without a gap; sizes, values and the page index are those of the pages."""
+    """Column chunks are contiguous, and sizes, values and the page index match the pages."""
     monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", rows)
     monkeypatch.setattr(parquet_writer, "PAGE_ROWS", 2)
     table, numbers = mixed()
@@ -127,7 +127,8 @@ def test_the_footer_says_what_lies_there(files: FileSet, monkeypatch: pytest.Mon
 
 
 def _pages(data: bytes, position: int, size: int, depth: int) -> list[tuple[int, int, int, int]]:
-    """Offset, size with header, first row and values of the data pages of a chunk; `depth` if it is a spliced one."""
+    """Return offset, size with header, first row and values of each data page of a chunk; `depth` is for spliced
+    chunks."""
     actual, end, row = [], position + size, 0
     while position < end:
         header, start = thrift.decode(data, position)
@@ -145,7 +146,7 @@ def _pages(data: bytes, position: int, size: int, depth: int) -> list[tuple[int,
 
 
 def _whole_page(body: bytes, count: int, is_list: bool) -> int:
-    """How many rows begin in a page, which holds its levels and its values and not a byte more."""
+    """Return the number of rows that start in a page, after checking that it contains only levels and values."""
     repetition, position = decode_levels(body, count, 1 if is_list else 0)
     definition, used = decode_levels(body[position:], count, 4 if is_list else 2)
     position += used
@@ -170,7 +171,7 @@ def _spliced_meta(meta: thrift.Struct, locations: list[tuple[int, int, int, int]
 
 
 def test_rows_are_grouped_by_the_bytes_of_their_files(files: FileSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row group ends where its files, with four bytes each, would take more; so does a page."""
+    """Row groups and pages end before their files, with four bytes for each length, exceed the limit."""
     monkeypatch.setattr(parquet_writer, "ROW_GROUP_BYTES", 6008)
     monkeypatch.setattr(parquet_writer, "PAGE_BYTES", 3004)
     table = pa.table({"one": pa.array([cell(2)] * 5 + [cell(4), cell(0)], FILE)})
@@ -185,7 +186,7 @@ def test_rows_are_grouped_by_the_bytes_of_their_files(files: FileSet, monkeypatc
 
 
 def test_the_bounds_are_those_of_the_format() -> None:
-    """A change makes every shard another one."""
+    """The limits are part of the format, because changing one of them would change every shard."""
     assert parquet_writer.ROW_GROUP_BYTES == 100_000_000
     assert parquet_writer.ROW_GROUP_ROWS == 1 << 20
     assert (parquet_writer.PAGE_BYTES, parquet_writer.PAGE_ROWS) == (1 << 20, 20_000)
@@ -194,7 +195,7 @@ def test_the_bounds_are_those_of_the_format() -> None:
 
 
 def test_a_page_that_is_too_large_is_refused(files: FileSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One byte less is not: levels, lengths and files together."""
+    """A page of one byte more than the limit, including levels and lengths, is refused."""
     table = pa.table({"one": pa.array([cell(4)], FILE)})
     size = 4 + 2 + 4 + SIZES[4]
     monkeypatch.setattr(parquet_writer, "MAX_PAGE_BYTES", size)
@@ -211,7 +212,7 @@ def test_files_and_values_have_to_agree(files: FileSet) -> None:
 
 
 def test_columns_of_bytes_alone(files: FileSet) -> None:
-    """Without a path next to them, and in lists."""
+    """Columns of plain bytes, without a path and in lists, are written with the content of their files."""
     table = pa.table(
         {
             "raw": pa.array([b"", None, b""], pa.binary()),
@@ -237,7 +238,7 @@ def test_required_columns_have_no_levels(files: FileSet) -> None:
 
 
 def test_nothing_but_nulls(files: FileSet) -> None:
-    """Pages without a file."""
+    """A file column with only nulls is written as pages without files."""
     table = pa.table({"one": pa.array([None, None], FILE), "n": [1, 2]})
     data = shard(table, files, {"one": np.zeros(0, np.int64)})
     assert pq.read_table(pa.BufferReader(data)).to_pylist() == [{"one": None, "n": 1}, {"one": None, "n": 2}]
@@ -245,7 +246,7 @@ def test_nothing_but_nulls(files: FileSet) -> None:
 
 @pytest.mark.parametrize("together", [1, 2, 3, 8192])
 def test_pages_with_and_without_files(files: FileSet, monkeypatch: pytest.MonkeyPatch, together: int) -> None:
-    """However many values have their segments made at a time, and wherever pages without one lie, the bytes are one."""
+    """The bytes do not depend on the batch size in which segments are created, even with pages without files."""
     monkeypatch.setattr(parquet_writer, "PAGE_ROWS", 2)
     own = [None, None, 1, 2, None, None, None, None, 3, None, None, 5, 4, 4, None, None]
     table = pa.table({"one": pa.array([cell(n) for n in own], FILE)})
@@ -258,7 +259,10 @@ def test_pages_with_and_without_files(files: FileSet, monkeypatch: pytest.Monkey
 
 
 def test_large_values_of_other_columns(files: FileSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only their columns lose dictionary and statistics, by their whole names; a value of just the bound does not."""
+    """Only the columns with values above the limit are written without dictionary and statistics.
+
+    Columns are identified by their full path.
+    """
     monkeypatch.setattr(cuts, "GROUP_VALUE_BYTES", 1004)
     for size, plain in ((1000, True), (1001, False)):
         table = pa.table({"text": ["x" * size], "text2": ["y"], "deep": [{"text": "z"}]})
@@ -275,7 +279,7 @@ def test_large_values_of_other_columns(files: FileSet, monkeypatch: pytest.Monke
 
 
 def test_values_go_by_the_disk_above_the_bound(files: FileSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bytes either way; the scratch file lies in the folder that was given."""
+    """Values above the limit pass through a scratch file in the specified folder, and the bytes stay the same."""
     table, numbers = mixed()
     expected = shard(table, files, numbers)
     values = int(cuts.row_bytes(table.select(["id", "name"])).sum())
@@ -295,7 +299,7 @@ def test_values_go_by_the_disk_above_the_bound(files: FileSet, tmp_path: Path, m
 
 
 class _Watched(type):
-    """`isinstance` continues working."""
+    """A replacement for the class `Scratch` that counts calls and keeps `isinstance` working."""
 
     def __new__(cls, make: Any, real: type) -> Any:
         return super().__new__(cls, "Scratch", (), {"make": staticmethod(make), "real": real})

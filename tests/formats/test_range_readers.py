@@ -1,4 +1,4 @@
-"""Values that are parts of other files, and splices of them."""
+"""Values that are ranges of other files, and splices of such values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def splice_of(files: FileSet, literals: list[bytes]) -> Splice:
 def test_ranges_read_like_files(
     tmp_path: Path, values: list[tuple[int, int, int]], start: int, size: int, buffer: int
 ) -> None:
-    """A splice of ranges is its literals and parts of containers, however it is read."""
+    """A splice of ranges consists of its literals and parts of containers, for every way of reading."""
     literals = [bytes([n % 256]) * (n % 3) for n in range(len(values))]
     parts = [_CONTAINERS[number][position : position + length] for number, position, length in values]
     whole = b"".join(literal + part for literal, part in zip(literals, parts, strict=True))
@@ -67,7 +67,7 @@ def test_ranges_read_like_files(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(st.lists(st.integers(0, 120), min_size=1, max_size=200), st.integers(0, 3), st.integers(1, 5000))
 def test_neighbours_are_read_ahead(tmp_path: Path, sizes: list[int], gap: int, buffer: int) -> None:
-    """Small ranges side by side, as in an Arrow file, give their bytes and not those between them."""
+    """Small ranges with gaps, as in an Arrow file, are read without the bytes between them."""
     ends = np.cumsum([size + gap for size in sizes])
     values = [(0, int(end) - size - gap, size) for end, size in zip(ends, sizes, strict=True) if end <= _SIZES[0]]
     if not values:
@@ -78,7 +78,7 @@ def test_neighbours_are_read_ahead(tmp_path: Path, sizes: list[int], gap: int, b
 
 
 def test_neighbours_share_an_open_file(tmp_path: Path) -> None:
-    """Consecutive ranges of one file are read through one descriptor: its name may go at the same time."""
+    """Consecutive ranges of one file are read through one descriptor, so the file may be deleted during the read."""
     splice = splice_of(range_set(tmp_path, [(0, 4 * n, 4) for n in range(1000)]), [b"x"] * 1000)
     chunks = splice.chunks(buffer_bytes=100)
     first = bytes(next(chunks))
@@ -89,7 +89,7 @@ def test_neighbours_share_an_open_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [lambda path: os.utime(path, ns=(1, 1)), lambda path: os.truncate(path, 4999)])
 def test_a_container_that_changed_is_named(tmp_path: Path, change) -> None:  # type: ignore[no-untyped-def]
-    """What is checked is the file that holds the values, also if it is not read to its end."""
+    """If a container changes, the error names it, even if only its beginning is read."""
     splice = splice_of(range_set(tmp_path, [(0, 0, 10), (1, 0, 10)]), [b"", b""])
     change(tmp_path / "c0.bin")
     with pytest.raises(SourceChangedError) as caught:
@@ -98,7 +98,7 @@ def test_a_container_that_changed_is_named(tmp_path: Path, change) -> None:  # t
 
 
 def test_a_container_that_changes_while_it_is_read(tmp_path: Path) -> None:
-    """A change between the first and the last of its ranges is noticed before the end."""
+    """A change of a container between the first and the last of its ranges is detected during the read."""
     splice = splice_of(range_set(tmp_path, [(0, n * 10, 10) for n in range(100)]), [b"-"] * 100)
     chunks = splice.chunks(buffer_bytes=50)
     next(chunks)
@@ -108,7 +108,7 @@ def test_a_container_that_changes_while_it_is_read(tmp_path: Path) -> None:
 
 
 def test_paths_may_be_null(tmp_path: Path) -> None:
-    """A value without a path is named by the file that holds it."""
+    """A value without a path is named after its container."""
     files = range_set(tmp_path, [(0, 1, 2), (1, 0, 3)], ["a.png", None])
     assert [files.path(0), files.path(1)] == ["a.png", str(tmp_path / "c1.bin")]
     assert files.full_path(0) == str(tmp_path / "c0.bin")
@@ -116,14 +116,14 @@ def test_paths_may_be_null(tmp_path: Path) -> None:
 
 
 def test_no_content_is_not_empty(tmp_path: Path) -> None:
-    """A value may have no bytes at all, which is distinguished from zero bytes."""
+    """A value without content is different from a value of zero bytes."""
     files = range_set(tmp_path, [(2, 0, 0), (NO_CONTENT, 0, 0)], [None, "only/a/name"])
     assert files.has_content(np.array([0, 1])).tolist() == [True, False]
     assert files.path(1) == "only/a/name"
 
 
 def test_values_are_dated_by_place(tmp_path: Path) -> None:
-    """Two ranges of one container have the same date and another place."""
+    """The dates of two ranges of one container have the same time and different positions."""
     files = range_set(tmp_path, [(0, 0, 5), (0, 5, 5)])
     first, second = ([date.tolist() for date in files.dates(np.array([n]))] for n in (0, 1))
     assert first[0] == second[0]
@@ -131,7 +131,7 @@ def test_values_are_dated_by_place(tmp_path: Path) -> None:
 
 
 def test_a_million_values_stay_small() -> None:
-    """A value takes numbers and a name, and no object."""
+    """A value takes 20 bytes of numbers and no Python object."""
     builder = RangeSetBuilder()
     count = 100_000
     numbers = np.arange(count, dtype=np.int64)
@@ -140,4 +140,4 @@ def test_a_million_values_stay_small() -> None:
     assert files.ranges is not None
     arrays = [files.sizes, files.ranges.starts, files.ranges.holders]
     assert sum(array.nbytes for array in arrays) == 20 * count
-    assert files.mtimes_ns.base is not None  # one number that stands for all
+    assert files.mtimes_ns.base is not None  # one number for all values

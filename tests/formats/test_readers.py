@@ -1,4 +1,4 @@
-"""What brim wrote is read back byte for byte by everyone who reads Parquet."""
+"""Shards of brim are read byte for byte by every Parquet reader."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cell(path: str | None, content: bool = True) -> dict[str, Any] | None:
 
 
 def files_in(value: Any) -> Iterator[str]:
-    """The paths of the present files of a cell, in order."""
+    """Return the paths of the existing files of a cell, in order."""
     if isinstance(value, list):
         for element in value:
             yield from files_in(element)
@@ -48,7 +48,7 @@ def files_in(value: Any) -> Iterator[str]:
 
 
 def filled(value: Any) -> Any:
-    """A cell as it should be read back."""
+    """Return a cell with the content that readers must return."""
     if isinstance(value, list):
         return [filled(element) for element in value]
     if value is None:
@@ -78,7 +78,7 @@ def expected(table: pa.Table, columns: list[str]) -> list[dict[str, Any]]:
 
 
 def mixed_table() -> pa.Table:
-    """Every kind of absence, in a scalar and in a list column, with small columns around them."""
+    """Return a table with every kind of missing value in a scalar and a list column, between small columns."""
     scalars = [cell(p) for p in PATHS] + [None, cell("gone", content=False), cell(PATHS[0])]
     lists = [
         [cell(PATHS[0]), cell(PATHS[1])],
@@ -136,7 +136,7 @@ READERS = [read_pyarrow, read_batches, read_dataset, read_duckdb, read_polars, r
 
 @pytest.mark.parametrize("read", READERS)
 def test_every_reader_gets_every_byte(tmp_path: Path, read: Any) -> None:
-    """Null row, empty list, null element, null bytes, zero-byte file: all different, all read back."""
+    """Every reader distinguishes a null row, an empty list, a null element, null bytes and an empty file."""
     table = mixed_table()
     path = write(tmp_path, table, ["image.raw", "scans"])
     assert read(path) == expected(table, ["image.raw", "scans"])
@@ -146,7 +146,7 @@ def test_every_reader_gets_every_byte(tmp_path: Path, read: Any) -> None:
 @pytest.mark.parametrize("outer", ["required", "optional"])
 @pytest.mark.parametrize("inner", ["required", "optional"])
 def test_required_and_optional_nesting(tmp_path: Path, read: Any, outer: str, inner: str) -> None:
-    """Levels follow the schema: required structs, required elements and required bytes have fewer."""
+    """Definition levels follow the schema: required structs, elements and bytes need fewer levels."""
     leaf = leaf_type(inner == "required")
     element = pa.field("element", leaf, nullable=inner == "optional")
     schema = pa.schema(
@@ -168,7 +168,7 @@ def test_required_and_optional_nesting(tmp_path: Path, read: Any, outer: str, in
 
 
 def test_lists_of_lists(tmp_path: Path) -> None:
-    """Files may lie deeper than one list."""
+    """Files in lists of lists are read."""
     rows = [[[cell(PATHS[1])], [], None], None, [], [[None, cell(PATHS[4])], [cell(PATHS[2])]]]
     table = pa.table({"deep": pa.array(rows, pa.list_(pa.list_(leaf_type(False))))})
     path = write(tmp_path, table, ["deep"])
@@ -177,7 +177,7 @@ def test_lists_of_lists(tmp_path: Path) -> None:
 
 
 def test_no_rows(tmp_path: Path) -> None:
-    """A shard without rows has the schema and nothing else."""
+    """A shard without rows is read with its schema."""
     table = mixed_table().slice(0, 0)
     path = write(tmp_path, table, ["image.raw", "scans"])
     assert pq.read_schema(path).equals(table.schema)
@@ -186,7 +186,7 @@ def test_no_rows(tmp_path: Path) -> None:
 
 
 def test_only_nulls(tmp_path: Path) -> None:
-    """A file column may hold no file at all."""
+    """A file column with only nulls is read."""
     table = pa.table(
         {"x": pa.array([None] * 5, leaf_type(False)), "y": pa.array([[], None] * 2 + [[]], pa.list_(leaf_type(False)))}
     )
@@ -197,7 +197,7 @@ def test_only_nulls(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_thousands_of_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row groups of one row each, thousands of them."""
+    """Thousands of row groups with one row each are read."""
     monkeypatch.setattr(parquet_writer, "ROW_GROUP_BYTES", 1)
     rows = 3000
     table = pa.table(
@@ -213,7 +213,7 @@ def test_thousands_of_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_pages_are_full_and_end_with_rows(tmp_path: Path) -> None:
-    """Small files share pages of up to a megabyte; a larger row stands alone."""
+    """Small files share pages of up to a megabyte, and a larger row gets a separate page."""
     cells = [cell(PATHS[2])] * 500 + [cell(PATHS[3])] + [cell(PATHS[2])] * 3
     path = write(tmp_path, pa.table({"x": pa.array(cells, leaf_type(False))}), ["x"])
     sizes = [parquet_writer.cell_bytes(np.array([len(CONTENTS[PATHS[2]])]))[0]]
@@ -225,7 +225,7 @@ def test_pages_are_full_and_end_with_rows(tmp_path: Path) -> None:
 
 
 def test_a_point_look_up_uses_the_page_index(tmp_path: Path) -> None:
-    """DataFusion, which trusts offset indexes, finds one row among many pages of every column."""
+    """DataFusion, which relies on offset indexes, finds one row among many pages of every column."""
     rows = 4000
     table = pa.table(
         {
@@ -251,7 +251,7 @@ def test_a_point_look_up_uses_the_page_index(tmp_path: Path) -> None:
 
 
 def test_the_shard_can_be_read_without_the_plan(tmp_path: Path) -> None:
-    """locate_parquet finds every file by its bytes, from the shard alone."""
+    """`locate_parquet` finds every file by its bytes from the shard alone, without the plan."""
     table = mixed_table()
     path = write(tmp_path, table, ["image.raw", "scans"])
     data = path.read_bytes()
@@ -304,7 +304,7 @@ def _tables(draw: st.DrawFn) -> tuple[pa.Table, list[str]]:
 def test_random_tables_read_back(
     tmp_path: Path, case: tuple[pa.Table, list[str]], group_bytes: int, page_bytes: int
 ) -> None:
-    """Any table, cut into row groups and pages of any size, is read back by all readers."""
+    """Random tables with random sizes of row groups and pages are read by all readers."""
     table, columns = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet_writer, "ROW_GROUP_BYTES", group_bytes)
@@ -318,7 +318,7 @@ def test_random_tables_read_back(
 
 @pytest.mark.slow
 def test_a_cell_just_under_two_gib_is_read(tmp_path: Path) -> None:
-    """The largest cell that plans allow is read back by pyarrow. The file is sparse; memory is not."""
+    """pyarrow reads a cell of the maximum size that plans allow (just under 2 GiB, here as a sparse file)."""
     import psutil
 
     if psutil.virtual_memory().available < 7 * 10**9:

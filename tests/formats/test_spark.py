@@ -1,4 +1,4 @@
-"""Spark, whose Parquet reader is the one of Java. Too large for every run: `make test-spark`."""
+"""Shards read by Spark, which uses the Java reader of Parquet. Too large for every run: `make test-spark`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_spark_reads_every_byte(tmp_path: Path) -> None:
-    """Scalar and list columns with nulls, empties and large files read back as pyarrow reads them."""
+    """Spark reads scalar and list columns with nulls, empty values and large files as pyarrow does."""
     pyspark = pytest.importorskip("pyspark.sql", reason="Spark is not proved here: pyspark is not installed")
     contents = {f"f{i}.bin": random_bytes(size, i) for i, size in enumerate((0, 1, 700, 3_000_000, 40))}
     source = write_files(tmp_path / "source", contents)
@@ -43,7 +43,7 @@ def test_spark_reads_every_byte(tmp_path: Path) -> None:
 
 
 def _plain(value: object) -> object:
-    """Spark's byte arrays as bytes."""
+    """Convert the byte arrays of Spark to bytes."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

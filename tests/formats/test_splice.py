@@ -52,7 +52,7 @@ def make(root: Path, segments: list[tuple[str, object]]) -> tuple[Splice, bytes]
 def test_any_range_reads_as_the_whole_would(
     tmp_path: Path, segments: list[tuple[str, object]], start: int, size: int, buffer: int
 ) -> None:
-    """Size, any range, any chunking, hash, copy and file object all agree with the plain bytes."""
+    """Size, ranges, chunks, hash, copy and file object of a splice all agree with the plain bytes."""
     splice, whole = make(tmp_path, segments)
     assert splice.size == len(whole)
     assert splice.read_at(start, size) == whole[start : start + size]
@@ -68,7 +68,7 @@ def test_any_range_reads_as_the_whole_would(
 
 
 def test_the_file_object_is_what_clients_expect(tmp_path: Path) -> None:
-    """A splice opens as a seekable buffered binary file."""
+    """A splice opens as a seekable buffered binary file, as upload clients expect."""
     splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 0, 100)), ("literal", b"tail")])
     with splice.open() as file:
         assert isinstance(file, io.BufferedIOBase)
@@ -86,7 +86,7 @@ def test_the_file_object_is_what_clients_expect(tmp_path: Path) -> None:
 
 
 def test_threads_may_read_at_once(tmp_path: Path) -> None:
-    """Range reads from several threads do not disturb each other."""
+    """Several threads can read ranges of one splice at the same time."""
     splice, whole = make(tmp_path, [("file", (n, 0, 100)) for n in (2, 3, 4)] * 5)
     ranges = [(i % len(whole), 40) for i in range(400)]
     with ThreadPoolExecutor(8) as pool:
@@ -95,7 +95,7 @@ def test_threads_may_read_at_once(tmp_path: Path) -> None:
 
 
 def test_interleaved_literals_and_files(tmp_path: Path) -> None:
-    """interleave() alternates literals and whole files."""
+    """`interleave` alternates literals and whole files."""
     builder = SpliceBuilder(file_set(tmp_path, _CONTENTS))
     builder.literal(b">")
     builder.interleave(b"aabbb", np.array([2, 3]), np.array([3, 1]))
@@ -130,7 +130,7 @@ def _replace(path: Path) -> None:
     ],
 )
 def test_a_source_that_changed_is_named(tmp_path: Path, change, says: str) -> None:  # type: ignore[no-untyped-def]
-    """A file that is not what was planned is SourceChangedError with its path, however it is read."""
+    """A file that differs from the plan raises SourceChangedError with its path, for every way of reading."""
     splice, _ = make(tmp_path, [("literal", b"x"), ("file", (3, 0, 100))])
     change(tmp_path / "3.bin")
     for read in (splice.sha256, lambda: splice.read_at(5, 3), lambda: list(splice.chunks())):
@@ -140,7 +140,7 @@ def test_a_source_that_changed_is_named(tmp_path: Path, change, says: str) -> No
 
 
 def test_a_change_while_reading_is_noticed(tmp_path: Path) -> None:
-    """A file that is written to between its first and last chunk is SourceChangedError."""
+    """A file that changes between its first and last chunk raises SourceChangedError."""
     splice, _ = make(tmp_path, [("file", (3, 0, 100))])
     chunks = splice.chunks(buffer_bytes=10)
     next(chunks)
@@ -151,7 +151,7 @@ def test_a_change_while_reading_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("behind", [[("literal", b"y")], []])
 def test_an_empty_file_that_grew_is_noticed(tmp_path: Path, behind: list[tuple[str, object]]) -> None:
-    """Zero bytes are checked like any other content, at the end too."""
+    """An empty file that grows is detected, also at the end of a splice."""
     splice, _ = make(tmp_path, [("literal", b"x"), ("file", (0, 0, 0)), *behind])
     _append(tmp_path / "0.bin")
     with pytest.raises(SourceChangedError, match=r"0\.bin"):
@@ -159,7 +159,7 @@ def test_an_empty_file_that_grew_is_noticed(tmp_path: Path, behind: list[tuple[s
 
 
 def test_few_descriptors_are_open(tmp_path: Path) -> None:
-    """However many files a splice has, reading it keeps one of them open."""
+    """Reading a splice keeps at most one file open, for any number of files."""
     splice, _ = make(tmp_path, [("file", (n, 0, 100)) for n in (1, 2, 3, 4)] * 50)
     before = len(os.listdir("/proc/self/fd"))
     for _ in splice.chunks(buffer_bytes=16):
@@ -167,7 +167,7 @@ def test_few_descriptors_are_open(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_scratch_file(tmp_path: Path) -> None:
-    """Read, copied and closed with the splice."""
+    """Segments of a scratch file are read and copied, and closing the splice closes the file."""
     scratch = Scratch(str(tmp_path))
     os.write(scratch.descriptor, b"0123456789")
     builder = SpliceBuilder(file_set(tmp_path / "files", _CONTENTS), scratch)
@@ -190,7 +190,7 @@ def test_parts_of_a_scratch_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_a_value(tmp_path: Path) -> None:
-    """As a tar of its files, alone and between literals."""
+    """A bundled folder is read as a tar of its files, alone and between literals."""
     import tarfile
 
     write_files(tmp_path, {"a": b"aaa", "b": b"b" * 512, "c": b"ccc"})
@@ -209,7 +209,7 @@ def test_a_folder_is_a_value(tmp_path: Path) -> None:
 
 
 def test_ranges_of_a_file(tmp_path: Path) -> None:
-    """From somewhere on to its end, or a part."""
+    """Segments may start anywhere in a file and end at any position or at its end."""
     builder = SpliceBuilder(file_set(tmp_path, _CONTENTS))
     builder.file(3, 90)
     builder.file(3, 10, 5)
@@ -218,7 +218,7 @@ def test_ranges_of_a_file(tmp_path: Path) -> None:
 
 
 def test_many_segments_go_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever lies at the border of two."""
+    """Segments are processed in blocks, and reads across the border of two blocks are correct."""
     assert splice_module._BLOCK == 16384
     monkeypatch.setattr(splice_module, "_BLOCK", 3)
     splice, whole = make(tmp_path, [("file", (n % 5, 0, 100)) for n in range(1, 12)])
@@ -230,7 +230,7 @@ def test_many_segments_go_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_buffers_that_are_kept(tmp_path: Path) -> None:
-    """Each chunk stays what it was while somebody holds it; without, the next one takes its place."""
+    """With `keep`, a chunk stays valid as long as it is referenced. Without, the next chunk overwrites it."""
     splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 0, 100)), ("file", (2, 0, 50))])
     remaining = list(splice.chunks(buffer_bytes=16, keep=Buffers(16)))
     assert b"".join(map(bytes, remaining)) == whole
@@ -266,7 +266,7 @@ def test_the_file_object_reads_in_every_way(tmp_path: Path) -> None:
 
 
 def test_a_reader_is_told_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same segments that are read, and how many bytes they are, so that it can ask for them together."""
+    """A reader receives the upcoming segments with their total size, so that it can request them together."""
     splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 0, 100)), ("file", (2, 0, 50))])
     messages: list[tuple[object, list[tuple[int, int, int]], int]] = []
     plain = splice_module.reader_of
@@ -281,7 +281,7 @@ def test_a_reader_is_told_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_local_files_are_copied_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Range by range; only what lies elsewhere comes through this process."""
+    """The kernel copies ranges of local files, and only other segments pass through this process."""
     splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 10, 20)), ("file", (2, 0, 50))])
     copied: list[tuple[int, int]] = []
     plain = splice_module.copy_range
@@ -299,7 +299,7 @@ def test_local_files_are_copied_by_the_kernel(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[int, int]]:
-    """A file with a hundred bytes, and one to copy to."""
+    """Return the descriptors of a file of a hundred bytes and of an empty target file."""
     (tmp_path / "from").write_bytes(_CONTENTS["3.bin"])
     source = os.open(tmp_path / "from", os.O_RDONLY)
     target = os.open(tmp_path / "to", os.O_RDWR | os.O_CREAT)
@@ -312,7 +312,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[int, int]]:
 def test_the_kernel_copies_where_it_can(
     pair: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
-    """An answer of nothing, of less, or that it cannot, is made up for by reading and writing."""
+    """If `copy_file_range` copies nothing, less than requested, or fails, the rest is copied by reading and writing."""
     plain, calls = os.copy_file_range, [0]
 
     def copy(source: int, target: int, count: int, offset: int) -> int:
@@ -348,7 +348,7 @@ def test_a_full_disk_is_no_reason_to_try_otherwise(
 def test_whose_fault_it_is_that_nothing_can_be_copied(
     pair: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that is too short or that cannot be read is the source's; what cannot be written is not."""
+    """A short or unreadable source raises Unreadable. An error while writing raises a plain OSError."""
     monkeypatch.setattr(os, "copy_file_range", lambda *_: 0)
     with pytest.raises(Unreadable, match="shorter than its recorded size") as caught:
         splice_module.copy_range(pair[0], 50, 51, pair[1])
@@ -370,7 +370,7 @@ def test_a_kernel_without_that_call(pair: tuple[int, int], tmp_path: Path, monke
 
 
 def test_one_whole_file(tmp_path: Path) -> None:
-    """A folder on the same disk may take it as it is."""
+    """A file splice exposes its path, so that a folder on the same disk can move the file."""
     (tmp_path / "a").write_bytes(b"whole")
     splice = splice_module.FileSplice(tmp_path / "a")
     assert (splice.path, splice.size, splice.read_at(1, 3)) == (tmp_path / "a", 5, b"hol")
@@ -380,7 +380,7 @@ def test_one_whole_file(tmp_path: Path) -> None:
 
 
 def test_segments_are_small(tmp_path: Path) -> None:
-    """Twenty bytes each, in columns."""
+    """A segment takes twenty bytes, stored in columns."""
     splice, _ = make(tmp_path, [("file", (3, 0, 100)), ("literal", b"x")])
     assert (splice._ends.dtype, splice._sources.dtype, splice._starts.dtype) == (np.int64, np.int32, np.int64)
     empty, whole = make(tmp_path, [])
@@ -388,7 +388,7 @@ def test_segments_are_small(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_at_the_beginning_is_looked_at(tmp_path: Path) -> None:
-    """By whoever reads from there, and by no reader that begins later."""
+    """An empty file at the start is checked by reads from there, and not by reads that start after it."""
     splice, whole = make(tmp_path, [("file", (0, 0, 0)), ("file", (3, 0, 100))])
     _append(tmp_path / "0.bin")
     assert splice.read_at(1, 5) == whole[1:6]
@@ -406,7 +406,7 @@ def test_more_than_a_buffer_is_read_at_once(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("start", "size"), [(0, None), (0, 9), (2, 5), (3, 3), (1, None), (4, 0), (3, 5)])
 def test_a_value_that_lies_in_pieces(tmp_path: Path, start: int, size: int | None) -> None:
-    """All of it or a range of it, alone and between literals, in the order of its pieces."""
+    """A value in several segments is read as one, completely or by range, alone and between literals."""
     container = file_set(tmp_path, {"c": bytes(range(100))})
     segments = Segments(np.array([0, 3]), np.array([50, 10, 30]), np.array([3, 2, 4]))
     ranges = Ranges(container, np.array([0, 0], np.int32), np.array([-1, 7]), segments)
@@ -424,7 +424,7 @@ def test_a_value_that_lies_in_pieces(tmp_path: Path, start: int, size: int | Non
 
 
 def test_a_write_that_fails_ends_the_shard(tmp_path: Path) -> None:
-    """The error of the thread that writes comes out of the pass, and no thread is left behind."""
+    """An error of the writing thread is raised by the pass over the splice, and all threads exit."""
     files = file_set(tmp_path / "files", {"a": random_bytes(3 * BUFFER_BYTES, 1)})
     builder = SpliceBuilder(files)
     builder.file(0)
@@ -440,7 +440,7 @@ def test_a_write_that_fails_ends_the_shard(tmp_path: Path) -> None:
 
 
 def test_what_lies_before_a_range_is_not_opened(tmp_path: Path) -> None:
-    """It may be gone by then: a part that is sent again begins where the last one ended."""
+    """Reading a range does not open files before it, because a repeated upload part may start after deleted files."""
     splice, whole = make(tmp_path, [("file", (2, 0, 50)), ("file", (3, 0, 100))])
     (tmp_path / "2.bin").unlink()
     assert splice.read_at(50, 100) == whole[50:]

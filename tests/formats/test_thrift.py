@@ -39,7 +39,7 @@ _struct = st.recursive(
 
 @given(_struct)
 def test_structs_come_back_as_they_were(fields: thrift.Struct) -> None:
-    """Whatever is encoded is decoded to the same, and its end is found."""
+    """Encoding and decoding a struct returns the same struct and finds its end."""
     data = thrift.encode(fields)
     decoded, end = thrift.decode(data + b"rest")
     assert (decoded, end) == (fields, len(data))
@@ -47,7 +47,7 @@ def test_structs_come_back_as_they_were(fields: thrift.Struct) -> None:
 
 @given(_struct, st.integers(0, 10_000))
 def test_cut_data_is_an_error_and_nothing_else(fields: thrift.Struct, cut: int) -> None:
-    """A struct that ends early raises ThriftError."""
+    """A truncated struct raises ThriftError and no other error."""
     data = thrift.encode(fields)
     with pytest.raises(ThriftError):
         thrift.decode(data[: cut % len(data)])
@@ -55,7 +55,7 @@ def test_cut_data_is_an_error_and_nothing_else(fields: thrift.Struct, cut: int) 
 
 @given(st.binary(max_size=200))
 def test_noise_is_decoded_or_refused(data: bytes) -> None:
-    """Arbitrary bytes never raise anything but ThriftError."""
+    """Arbitrary bytes are decoded or raise ThriftError."""
     try:
         thrift.decode(data)
     except ThriftError:
@@ -63,7 +63,7 @@ def test_noise_is_decoded_or_refused(data: bytes) -> None:
 
 
 def test_a_real_footer_is_kept_to_the_byte() -> None:
-    """pyarrow's own footer, decoded and encoded again, is the same bytes."""
+    """Decoding and encoding a footer of pyarrow returns the same bytes."""
     table = pa.table({"a": [1, None, 3], "b": [["x"], [], None], "c": [{"d": 1.5}, None, {"d": None}]})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, write_page_index=True)
@@ -80,12 +80,12 @@ def test_a_real_footer_is_kept_to_the_byte() -> None:
     [
         ({}, b"\x00"),
         ({0: (BYTE, 7)}, b"\x03\x00\x07\x00"),
-        # Fifteen items and more have their number after the head.
+        # Lists with fifteen or more items have a separate count after the header.
         ({1: (LIST, List(BYTE, [7] * 14))}, b"\x19\xe3" + b"\x07" * 14 + b"\x00"),
         ({1: (LIST, List(BYTE, [7] * 15))}, b"\x19\xf3\x0f" + b"\x07" * 15 + b"\x00"),
         ({1: (LIST, List(BYTE, [7] * 16))}, b"\x19\xf3\x10" + b"\x07" * 16 + b"\x00"),
         ({1: (LIST, List(BYTE, []))}, b"\x19\x03\x00"),
-        # A field up to fifteen after the last one is in the head; another has its number after it.
+        # A field id up to fifteen above the previous one is part of the header; others follow it.
         ({15: (BYTE, 1), 30: (BYTE, 2)}, b"\xf3\x01\xf3\x02\x00"),
         ({16: (BYTE, 1), 32: (BYTE, 2)}, b"\x03\x20\x01\x03\x40\x02\x00"),
         ({1: (TRUE, True), 2: (TRUE, False)}, b"\x11\x12\x00"),
@@ -102,7 +102,7 @@ def test_a_real_footer_is_kept_to_the_byte() -> None:
     ],
 )
 def test_the_bytes_are_those_of_the_protocol(fields: thrift.Struct, wire: bytes) -> None:
-    """As the specification of the compact protocol has them, and read from anywhere in the data."""
+    """The encoding follows the compact protocol, and decoding works at any offset."""
     assert thrift.encode(fields) == wire
     assert thrift.decode(wire) == (fields, len(wire))
     assert thrift.decode(b"??" + wire + b"?", 2) == (fields, 2 + len(wire))
@@ -125,7 +125,7 @@ def test_what_is_broken_is_said(wire: bytes, arguments: str) -> None:
 
 
 def test_what_just_fits_is_no_error() -> None:
-    """A string up to the last byte, and a list as long as the data."""
+    """A string up to the last byte and a list as long as the data are valid."""
     with pytest.raises(ThriftError, match="cut short"):
         thrift.decode(b"\x18\x03abc")
     assert thrift._Reader(memoryview(b"\x03abc"), 0).value(BINARY) == b"abc"

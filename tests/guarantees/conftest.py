@@ -1,4 +1,4 @@
-"""What the tests of faults share."""
+"""Shared fixtures of the fault tests."""
 
 from __future__ import annotations
 

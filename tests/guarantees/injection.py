@@ -1,8 +1,8 @@
-"""Runs of which one system call fails: the N-th of its kind on a file, in whichever thread or process that is.
+"""Runs in which one system call fails: the N-th of its kind on a file, in any thread or process.
 
-`shim.c` does it. Calls are distinguished by what they do to which file, because the N-th call of a whole run is another
-one every time: threads and workers take turns. Numbers in the names of files are whatever they are in that run. A job
-is a command with its source, its destination and its state below folders whose calls count.
+`shim.c` injects the fault. Calls are identified by kind and file, because the N-th call of a complete run differs
+between runs: the order of threads and workers varies. Numbers in file names are replaced by a wildcard. A job is a
+command whose source, destination and state are below folders whose calls are counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.conftest import tree_digest
 from tests.forked import brim
 
 KINDS = ("write", "pwrite", "fsync", "rename", "open", "read", "pread", "copy", "lock")
-# What can happen to a call. Disks that are full refuse reads as little as a process without files refuses writes.
+# The faults of each kind of call. A full disk does not refuse reads, and the limit of open files no writes.
 FAULTS = {
     "write": ("EIO", "ENOSPC", "short"),
     "pwrite": ("EIO", "ENOSPC", "short"),
@@ -45,7 +45,7 @@ Call = tuple[str, str]
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to the `number`-th call of a kind on files that `glob` matches, counted from 1."""
+    """A fault of the `number`-th call of a kind on files that match `glob`, counted from 1."""
 
     kind: str
     number: int
@@ -63,7 +63,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class UnitStats:
-    """How a run ended. `hit` is the file whose call failed, None if the run made no such call."""
+    """The outcome of a run. `hit` is the file whose call failed, or None if the run made no such call."""
 
     code: int
     said: str
@@ -72,14 +72,14 @@ class UnitStats:
 
 
 class Shim:
-    """The library, built for this machine, and its board."""
+    """The library, built for this machine, and its board: a file with counters that all processes map."""
 
     def __init__(self, library: Path, panel: Path) -> None:
         self.library, self._board = library, panel
 
     @classmethod
     def build(cls, folder: Path) -> Shim | None:
-        """None where it cannot be built."""
+        """Build the library; return None if the machine cannot build it."""
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None or sys.platform != "linux":
             return None
@@ -89,7 +89,7 @@ class Shim:
         return cls(library, folder / "board")
 
     def variables(self, fault: Fault | None, folders: Sequence[Path]) -> dict[str, str]:
-        """The environment of a command, with a board on which nothing has happened."""
+        """Reset the board and return the environment variables for a command."""
         self._board.write_bytes(bytes(_BOARD.size))
         return {
             "LD_PRELOAD": str(self.library),
@@ -103,13 +103,13 @@ class Shim:
         return bool(_BOARD.unpack(self._board.read_bytes())[16])
 
     def release(self) -> None:
-        """Let who is held continue."""
+        """Release a call that a fault of type `hold` delays."""
         with self._board.open("r+b") as board:
             board.seek(_RELEASED * 8)
             board.write((1).to_bytes(8, sys.byteorder))
 
     def run(self, job: Job, fault: Fault | None = None) -> UnitStats:
-        """A job's command from beginning to end, with at most one fault. Calls are told of a run without."""
+        """Run the command of a job with at most one fault; without a fault, its calls are recorded."""
         log = self._board.with_name("log")
         log.write_bytes(b"")
         variables = self.variables(fault, job.counted) | {"BRIM_FAULT_LOG": "" if fault else str(log)}
@@ -121,12 +121,12 @@ class Shim:
 
 @dataclass
 class Job:
-    """A command (words for brim, or a Python script), and where it reads and writes."""
+    """A command (arguments of brim, or a Python script) with its source and its output folder."""
 
     name: str
     words: list[str]
     source: Path
-    place: Path  # everything that the command makes is below it, and nothing else
+    place: Path  # all output of the command is below this folder, which contains nothing else
     prepare: Callable[[], None] = lambda: None
     script: bool = False
 
@@ -139,7 +139,7 @@ class Job:
         return {"XDG_STATE_HOME": str(self.place / "state"), "PYTHONPATH": os.pathsep.join(sys.path)}
 
     def call_of(self, line: str) -> Call:
-        """What a line of the shim's log tells of."""
+        """Parse a line of the shim's log into a call."""
         kind, _, path = line.partition(" ")
         folder = next(str(folder) for folder in self.counted if Path(path).is_relative_to(folder))
         return kind, folder + re.sub(r"[0-9a-f]{8,}|[0-9]+", "*", path[len(folder) :].removesuffix(" (deleted)"))
@@ -160,7 +160,7 @@ class Job:
         self.prepare()
 
     def made(self) -> dict[str, str]:
-        """What readers find: everything but ledgers."""
+        """Return the digests of all files except ledgers and state."""
         return {name: digest for name, digest in tree_digest(self.place).items() if not _is_state(name)}
 
 
@@ -172,13 +172,14 @@ _ENDS = 4
 
 
 def every_fault(calls: Counter[Call]) -> Iterator[Fault]:
-    """Each call of a run fails: the first on a file in every way there is, the others in these ways by turns.
+    """Yield the faults of all calls of a run.
 
-    Of many calls of a kind on files of a name the first and the last few do: those between are of the same loop.
+    The first call on a file fails in every possible way, the others in one of these ways in rotation. Of many calls of
+    a kind on files of one pattern, only the first and the last few fail, because the others belong to the same loop.
     """
     for (kind, glob), count in sorted(calls.items()):
         methods = FAULTS[kind]
-        # The driver looks into the logs of workers as often as it has the time, so there is no last one.
+        # The driver polls the logs of workers as often as it has time, so the number of these calls varies.
         last = 2 if "worker-" in glob else count
         for number in range(1, last + 1):
             if _ENDS < number <= last - _ENDS:

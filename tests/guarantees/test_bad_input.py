@@ -1,4 +1,4 @@
-"""Bad input of every kind: a clear error, exit 2 or 3, no traceback, nothing written."""
+"""Bad input of every kind gives a clear error with exit code 2 or 3, no traceback and no output."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def refused(source: Path, *options: str, code: int = 2) -> str:
 
 
 def test_pointers_instead_of_data(tmp_path: Path) -> None:
-    """LFS and annex pointers are recognised by content, and the command that fetches the data is given."""
+    """LFS and annex pointers are recognized by content, and the error names the command that fetches the data."""
     source = write_files(
         tmp_path / "source",
         {"a.nii.gz": LFS, "b.nii.gz": ANNEX, "c.nii.gz": random_bytes(300), "small.nii.gz": b"x"},
     )
-    (source / "d.nii.gz").symlink_to("../.git/annex/objects/xx/yy/MD5E--z.nii.gz")  # without a size
+    # a target without a size in its name
+    (source / "d.nii.gz").symlink_to("../.git/annex/objects/xx/yy/MD5E--z.nii.gz")
     text = refused(source)
     assert "git lfs pull" in text
     assert "datalad get b.nii.gz d.nii.gz" in text
@@ -51,7 +52,7 @@ def test_pointers_instead_of_data(tmp_path: Path) -> None:
 
 
 def test_empty_files(tmp_path: Path) -> None:
-    """Zero bytes are refused with a summary, and taken with --allow-empty."""
+    """Empty files are refused with a summary, and accepted with --allow-empty."""
     source = write_files(tmp_path / "source", {f"{i}.png": b"" for i in range(500)} | {"full.png": b"x"})
     text = refused(source)
     assert "500 of 501 files" in text
@@ -65,7 +66,7 @@ def test_empty_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", ["folder", "missing", "pipe", "socket", "unreadable", "loop"])
 def test_what_is_not_a_file(tmp_path: Path, label: str) -> None:
-    """A folder, nothing, a pipe, a socket or a link to itself where a file should be."""
+    """A folder, a missing file, a pipe, a socket or a link to itself in place of a file is refused."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     target = source / "thing.bin"
     if label == "folder":
@@ -87,7 +88,7 @@ def test_what_is_not_a_file(tmp_path: Path, label: str) -> None:
 
 
 def test_a_link_loop_in_a_folder_is_reported_and_not_followed(tmp_path: Path) -> None:
-    """Folders that link to themselves do not make the walk endless; links to elsewhere are followed."""
+    """Links from a folder to itself do not make the scan endless; links to other folders are followed."""
     source = write_files(tmp_path / "source", {"sub/a.bin": b"a"})
     write_files(tmp_path / "other", {"b.bin": b"b"})
     (source / "sub" / "back").symlink_to("..")
@@ -120,7 +121,7 @@ def test_a_link_loop_in_a_folder_is_reported_and_not_followed(tmp_path: Path) ->
     ],
 )
 def test_broken_tables(tmp_path: Path, name: str, content: bytes, says: str) -> None:
-    """A table that is empty, cut, of the wrong kind or names the wrong things is an error that says so."""
+    """A table that is empty, truncated, of the wrong type or with wrong names is refused with the reason."""
     source = write_files(tmp_path / "source", {"a.bin": b"a", name: content})
     assert says in refused(source / name)
 
@@ -150,21 +151,21 @@ def test_broken_tables(tmp_path: Path, name: str, content: bytes, says: str) -> 
     ],
 )
 def test_options_that_make_no_sense(tmp_path: Path, options: list[str], says: str) -> None:
-    """Every option that cannot be obeyed is refused by name before anything is written."""
+    """An option with an invalid value is refused by name before anything is written."""
     source = write_files(tmp_path / "source", {"a.bin": b"a", "b.bin": b"b"})
     (source / "t.csv").write_text("f,n\na.bin,1\nb.bin,2\n")
     assert says in refused(source / "t.csv", *options)
 
 
 def test_unknown_options_and_verbs() -> None:
-    """The parser's own errors are exit 2 as well."""
+    """Errors of the argument parser exit with code 2 too."""
     assert brim("build", "--nonsense", check=2).stderr
     assert brim("bild", check=2).stderr
     assert brim("build", check=2).stderr
 
 
 def test_destinations_that_make_no_sense(tmp_path: Path, many_files: Callable[..., Path]) -> None:
-    """A file, a foreign folder of data, an unknown address."""
+    """A file, a folder with foreign data and an unknown address are refused as destinations."""
     source = many_files(2)
     (tmp_path / "file").write_bytes(b"x")
     assert "is a file" in brim("build", source, tmp_path / "file", check=2).stderr
@@ -177,7 +178,7 @@ def test_destinations_that_make_no_sense(tmp_path: Path, many_files: Callable[..
 
 
 def test_absurd_sizes(tmp_path: Path) -> None:
-    """A file of 3 GB fits no cell: refused with a way out, skipped on request, or put into a tar."""
+    """A file of 3 GB does not fit a cell: it is refused with a suggestion, skipped on request, or put into a tar."""
     source = write_files(tmp_path / "source", {"small.bin": b"x"})
     with open(source / "big.bin", "wb") as file:
         file.truncate(3_000_000_000)
@@ -196,7 +197,7 @@ def test_absurd_sizes(tmp_path: Path) -> None:
 
 
 def test_names_that_are_odd(tmp_path: Path) -> None:
-    """Quotes, newlines, emoji and dots are names like others; bytes that are not UTF-8 are refused."""
+    """Quotes, newlines, emoji and dots are valid in file names; bytes that are not UTF-8 are refused."""
     names = [
         "a b.bin",
         "it's.bin",
@@ -221,7 +222,7 @@ def test_names_that_are_odd(tmp_path: Path) -> None:
 
 
 def test_columns_that_tell_where_things_lie(tmp_path: Path) -> None:
-    """Absolute paths in a metadata column are refused: they would be published."""
+    """Absolute paths in a metadata column are refused, because they would be published."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     (source / "t.csv").write_text(f"f,origin\na.bin,{source}/a.bin\n")
     assert "--drop origin" in refused(source / "t.csv", "--files", "f")
@@ -229,7 +230,7 @@ def test_columns_that_tell_where_things_lie(tmp_path: Path) -> None:
 
 
 def test_random_garbage_tables(tmp_path: Path) -> None:
-    """Tables of noise, and tables cut at any place, are planned or refused in brim's own words."""
+    """Tables of random bytes and truncated tables are either planned or refused with an input error of brim."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     noise = random.Random(1)
     good = b'f,n,t\na.bin,1,"x, y"\na.bin,2,z\n'
@@ -240,4 +241,4 @@ def test_random_garbage_tables(tmp_path: Path) -> None:
             try:
                 plan(source / name)
             except BrimError as error:
-                assert error.exit_code == 2, error  # noqa: PT017  any other exception is what this looks for
+                assert error.exit_code == 2, error  # noqa: PT017  the test looks for any other exception

@@ -1,4 +1,4 @@
-"""A bucket that fails, stalls, garbles or disappears; runs that are killed; two runs at once."""
+"""Buckets that fail, stall, corrupt data or disappear; killed runs; concurrent runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGE = ("--shard-size", "30MB")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two shards of four parts each."""
+    """Create files for two shards of four parts each."""
     return write_files(tmp_path_factory.mktemp("large"), {f"{n}.bin": random_bytes(27_000_000, n) for n in range(2)})
 
 
@@ -40,7 +40,7 @@ def built(destination: BucketDestination, source: Path) -> dict[str, object]:
 
 
 def until_it_sends(destination: BucketDestination, label: str = "data/") -> None:
-    """Wait until the run has begun an upload of what it makes; what it asks of the store before is none."""
+    """Wait until the run has started an upload of its output; earlier requests do not count."""
     until = time.monotonic() + 60
     while not destination.server.uploads("private", f"{destination.prefix}/{label}"):
         assert time.monotonic() < until, "nothing was sent"
@@ -55,7 +55,7 @@ def is_whole(destination: BucketDestination, source: Path) -> None:
 
 
 def test_errors_that_pass(destination: BucketDestination, source: Path) -> None:
-    """503 to parts and to small requests, connections cut in the middle, an answer that is lost."""
+    """A build survives 503 for parts and small requests, cut connections and a lost response."""
     proxy = destination.proxy
     assert proxy is not None
     proxy.fail(503, times=2, method="PUT", contains="partNumber=2")
@@ -63,15 +63,17 @@ def test_errors_that_pass(destination: BucketDestination, source: Path) -> None:
     proxy.cut(after_bytes=3_000_000, times=2, method="PUT", contains="partNumber=3")
     proxy.lose(times=1, method="PUT", contains="/.brim/lock")
     proxy.lose(times=1, method="POST", contains="uploadId")
-    for started_at in ("list-type", "uploads=", "README.md"):  # answers that begin and do not end
+    for started_at in ("list-type", "uploads=", "README.md"):  # responses that are cut off
         proxy.cut(after_bytes=20, times=1, method="GET", contains=started_at)
     assert built(destination, source)["shards"] == 2
     is_whole(destination, source)
 
 
 def test_pieces_are_handed_on_as_they_came(destination: BucketDestination, source: Path, tmp_path: Path) -> None:
-    """From bucket to bucket, in parts that do not begin where pieces do, with a connection that is cut: the shards of a
-    folder."""
+    """A copy from bucket to bucket gives the same shards as a build from a folder.
+
+    The parts do not start at the boundaries of the pieces that are read, and one connection is cut.
+    """
     assert destination.proxy is not None
     for path in source.iterdir():
         destination.server.write("private", f"{destination.prefix}/in/{path.name}", path.read_bytes())
@@ -109,7 +111,7 @@ def test_killed_run_leaves_nothing_to_pay_for(destination: BucketDestination, so
 
 
 def test_vectors_in_one_file(destination: BucketDestination, tmp_path: Path) -> None:
-    """Killed while it sends them, the same command leaves no upload behind; another, nothing of the former files."""
+    """A rerun after a kill leaves no unfinished upload; a run with other options removes the earlier files."""
     model = "import numpy as np\ndef make():\n    return lambda batch: np.ones((len(batch['text']), 300_000), 'f4')\n"
     write_files(tmp_path, {"rows.jsonl": b'{"text": "a"}\n' * 20, "ones.py": model.encode()})
     plain = (
@@ -154,7 +156,7 @@ def test_stopped_run_aborts_its_uploads(destination: BucketDestination, source: 
 
 
 def test_stopped_while_a_source_does_not_answer(destination: BucketDestination, tmp_path: Path) -> None:
-    """A stop is heard while a read waits."""
+    """A stop takes effect while a read waits for the source."""
     assert destination.proxy is not None
     destination.server.write("private", f"{destination.prefix}/a.bin", random_bytes(1_000_000))
     destination.proxy.stall(60.0, after_bytes=1000, times=None, method="GET", contains="a.bin")
@@ -168,7 +170,7 @@ def test_stopped_while_a_source_does_not_answer(destination: BucketDestination, 
 
 
 def test_stopped_while_the_destination_is_silent(destination: BucketDestination, tmp_path: Path) -> None:
-    """While a small shard is sent, and while it is read back."""
+    """A stop takes effect while a small shard is uploaded and while it is read back."""
     assert destination.proxy is not None
     files = write_files(tmp_path / "in", {"a.bin": random_bytes(100_000)})
     for method, command in (
@@ -189,7 +191,7 @@ def test_stopped_while_the_destination_is_silent(destination: BucketDestination,
 
 @pytest.mark.long
 def test_server_killed_and_back(destination: BucketDestination, source: Path) -> None:
-    """For two seconds no one answers: the run waits, and nothing is lost."""
+    """While the server is down for about a second, the run waits and loses nothing."""
     assert destination.proxy is not None
     destination.proxy.slow(8_000_000, method="PUT", contains="partNumber")
     process = start(destination, "build", source, destination.address, "--quiet", *LARGE)
@@ -219,8 +221,10 @@ def test_stopped_while_a_store_is_silent(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A store that takes connections and says nothing is waited for, but not against the user's will: whoever asks is
-    heard at once, also before a job has begun."""
+    """A stop takes effect immediately although the server accepts connections and never responds.
+
+    This also holds before a job has started.
+    """
     write_files(tmp_path, {"rows/a.jsonl": b'{"n": 1}\n', "fn.py": b"def same(row): return row"})
     monkeypatch.chdir(tmp_path)
     extra = ("--stop-file", "halt") if method == "file" else ()
@@ -237,14 +241,14 @@ def test_stopped_while_a_store_is_silent(
             else:
                 process.send_signal(getattr(signal, method))
             assert process.wait(20) == 6
-            assert time.monotonic() - began < 6  # half a second on a machine that has nothing else to do
+            assert time.monotonic() - began < 6  # half a second on an idle machine
     assert not (tmp_path / "halt").exists()
 
 
 def test_stopped_while_workers_wait_for_a_store(
     destination: BucketDestination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Units whose objects do not come are given up when somebody asks, by a signal or from another thread."""
+    """A stop by a signal or from another thread ends units that wait for their objects."""
     assert destination.proxy is not None
     destination.server.write("private", f"{destination.prefix}/in/a.jsonl", b'{"text": "a row"}\n' * 60_000)
     write_files(tmp_path, {"fn.py": b"def same(row): return row"})
@@ -291,7 +295,7 @@ def test_server_that_stays_away(destination: BucketDestination, source: Path) ->
 
 
 def test_a_store_that_takes_no_parts(destination: BucketDestination, source: Path, tmp_path: Path) -> None:
-    """Small shards are uploaded, and a large one is refused with the reason."""
+    """Without multipart uploads, small shards are uploaded and a large one is refused with the reason."""
     assert destination.proxy is not None
     destination.proxy.fail(405, times=None, method="POST", contains="uploads")
     result = run(destination, "build", source, destination.address, *LARGE, check=2)
@@ -302,7 +306,10 @@ def test_a_store_that_takes_no_parts(destination: BucketDestination, source: Pat
 
 
 def test_a_computed_job_to_a_store_that_takes_no_parts(destination: BucketDestination, tmp_path: Path) -> None:
-    """It sends a trial object of two parts first: results would fail at the first large shard, after hours."""
+    """A computed job first uploads a trial object of two parts.
+
+    Without the trial, results would fail at the first large shard, after hours.
+    """
     assert destination.proxy is not None
     rows = write_files(tmp_path / "rows", {"rows.jsonl": b'{"n": 1}\n'})
     mark, steps = tmp_path / "computed", tmp_path / "steps.py"
@@ -319,7 +326,7 @@ def test_a_computed_job_to_a_store_that_takes_no_parts(destination: BucketDestin
 
 
 def test_https(destination: BucketDestination, s3_https: tuple[FaultProxy, Path], source: Path) -> None:
-    """Over https payloads are not signed and all is the same; an authority of one's own is trusted if it is named."""
+    """Over https payloads are not signed; a private certificate authority is trusted only if it is configured."""
     proxy, authority = s3_https
     environment = {**destination.environment, "AWS_ENDPOINT_URL": proxy.endpoint, "BRIM_STALL_SECONDS": "1"}
     unknown = brim("build", source, destination.address, *LARGE, check=2, env=environment)
@@ -341,7 +348,7 @@ def test_https(destination: BucketDestination, s3_https: tuple[FaultProxy, Path]
 
 
 def test_two_runs_at_once(destination: BucketDestination, source: Path, tmp_path: Path) -> None:
-    """Another machine sees that somebody is at it, by an object that changes."""
+    """A second machine detects an active run by the lease object and is refused."""
     assert destination.proxy is not None
     destination.proxy.slow(300_000, method="PUT", contains="partNumber")
     first = start(destination, "build", source, destination.address, "--quiet", *LARGE)
@@ -352,7 +359,7 @@ def test_two_runs_at_once(destination: BucketDestination, source: Path, tmp_path
     destination.proxy.clear()
     first.kill()
     first.wait()
-    # The same machine continues at once, although the lease was not released.
+    # The same machine continues immediately, although the lease was not released.
     began = time.monotonic()
     built(destination, source)
     assert time.monotonic() - began < 15
@@ -365,7 +372,7 @@ def test_two_runs_at_once(destination: BucketDestination, source: Path, tmp_path
 def test_a_second_machine_computes_nothing(
     destination: BucketDestination, tmp_path: Path, command: str, option: str, name: str
 ) -> None:
-    """The destination is reserved before the first unit is computed, not when results are sent after hours."""
+    """The destination is reserved before the first unit is computed, not only when results are uploaded."""
     rows = write_files(tmp_path / "rows", {"rows.jsonl": b"".join(b'{"n": "%d"}\n' % n for n in range(600))})
     code = """
 import time
@@ -402,7 +409,7 @@ def {name}_embed():
 
 
 def test_source_object_changes(destination: BucketDestination, source: Path, tmp_path: Path) -> None:
-    """A bucket as the source: its content differs from the plan."""
+    """If a source object changes after the plan, the run fails with an error that names it."""
     for path in sorted(source.iterdir()):
         destination.server.write("private", f"{destination.prefix}/in/{path.name}", path.read_bytes())
     code = (
@@ -445,7 +452,7 @@ def test_credentials(
 
 
 def test_profile(destination: BucketDestination, source: Path, tmp_path: Path) -> None:
-    """Keys, region and endpoint of a profile in ~/.aws, and nothing in the environment."""
+    """Key, region and endpoint are read from a profile in ~/.aws without environment variables."""
     report = destination.environment
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text(

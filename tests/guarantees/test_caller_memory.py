@@ -1,4 +1,4 @@
-"""`memory=` in a program is for the job: what the program itself holds is not counted, whichever function is called."""
+"""`memory=` limits the job only: for every function, memory that the calling program holds is not counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import brim
 from tests.conftest import random_bytes, write_files
 from tests.publishing import Machine
 
-# Called by a program that holds 1.1 GB, with less than that for the job.
+# The calling program holds 1.1 GB and allows the job less than that.
 CALLS = {
     "plan": "brim.plan('files', 'planned', **held)",
     "build": "brim.build('files', 'built', **held)",
@@ -35,7 +35,7 @@ CALLS = {
     " brim.save_job('tokens.job', 'tokenize', 'rows.jsonl', 't.json', 'tokens', **held);"
     " brim.open_job('tokens.job', **held).run()",
 }
-# They take a limit, and do nothing within it.
+# These functions take a limit and run no job within it.
 NO_JOBS = {"forecast", "watch"}
 
 PROGRAM = f"""
@@ -67,7 +67,7 @@ def is_long(row):
 
 @pytest.mark.long
 def test_every_call(machine: Machine, tmp_path: Path) -> None:
-    """A program of 1.1 GB calls each function that takes `memory=` with 600 MB, and each does its work."""
+    """A program of 1.1 GB calls each function that takes `memory=` with 600 MB, and each call succeeds."""
     tokenizers = pytest.importorskip("tokenizers")
     rows = "".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(20)).encode()
     write_files(tmp_path, {"rows.jsonl": rows, "steps.py": STEPS})
@@ -80,8 +80,8 @@ def test_every_call(machine: Machine, tmp_path: Path) -> None:
 
 
 def test_no_call_is_forgotten() -> None:
-    """What takes `memory=` is called above."""
+    """Every public function with a parameter `memory` is called in this module."""
     public: dict[str, Any] = {name: getattr(brim, name) for name in brim.__all__}
     functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
     taking = {name for name, value in functions.items() if "memory" in inspect.signature(value).parameters}
-    assert taking - NO_JOBS == CALLS.keys() - {"save_job"}  # its options are those of the command it saves
+    assert taking - NO_JOBS == CALLS.keys() - {"save_job"}  # its options are those of the saved command

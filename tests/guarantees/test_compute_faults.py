@@ -1,4 +1,4 @@
-"""Computed jobs and everything that can happen to them: kills, crashes, full disks, too little memory."""
+"""Faults of computed jobs: kills, crashes, full disks and too little memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def command(work: Path, out: str = "out", fn: str = "steps.py:slow", *extra: str
 
 @pytest.mark.long
 def test_killed_at_random_moments(work: Path) -> None:
-    """The parent or a worker is killed, again and again: the output is that of an undisturbed run, bit for bit."""
+    """After repeated kills of the parent or a worker, the output is identical to that of an undisturbed run."""
     subprocess.run(command(work, "whole"), cwd=work, check=True, stdout=subprocess.DEVNULL)
     undisturbed = tree_digest(work / "whole")
     assert len([name for name in undisturbed if name.endswith(".parquet")]) > 15
@@ -74,7 +74,7 @@ def _left_over(out: Path) -> list[Path]:
 
 
 def test_finished_units_are_not_done_again(work: Path) -> None:
-    """What has a receipt keeps its file, and workers end with their parent."""
+    """Units with a receipt are not computed again, and workers exit when their parent dies."""
     process = subprocess.Popen(command(work), cwd=work, stdout=subprocess.DEVNULL)
     units = work / "out" / ".brim" / "units"
     while len(Ledger(units).receipts) < 5:
@@ -95,8 +95,10 @@ def test_finished_units_are_not_done_again(work: Path) -> None:
 
 
 def test_a_receipt_waits_for_the_disk(work: Path) -> None:
-    """While the file of a unit is not on disk, the next are computed and none is written down; killed then, all of them
-    are done again."""
+    """No unit gets a receipt while the file of the first one is not on disk, although later units are computed.
+
+    After a kill at that time, all units are computed again.
+    """
     shim = Shim.build(work)
     if shim is None:
         pytest.skip("calls that wait are not proved here: that takes Linux and a C compiler")
@@ -121,7 +123,7 @@ def test_a_receipt_waits_for_the_disk(work: Path) -> None:
 
 
 def test_stopped_by_ctrl_c(work: Path) -> None:
-    """Exit 6, finished units kept, no process left; the same command continues."""
+    """Ctrl-C exits with code 6, keeps finished units and leaves no process; the same command resumes."""
     process = subprocess.Popen(command(work), cwd=work, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not list((work / "out").glob(".brim/units/*.parquet")):
         time.sleep(0.01)
@@ -134,7 +136,7 @@ def test_stopped_by_ctrl_c(work: Path) -> None:
 
 
 def test_a_function_that_crashes_the_interpreter(work: Path) -> None:
-    """Tried three times, then reported with its signal and the place; fixed, it continues."""
+    """A crashing unit is tried three times and reported with its signal and location; after a fix the job resumes."""
     crash = SLOW.replace("    time.sleep(0.001)", '    if row["id"] == 333: import ctypes; ctypes.string_at(0)')
     (work / "steps.py").write_text(crash)
     failed = brim(*command(work)[3:], cwd=work, check=2)
@@ -169,7 +171,7 @@ def test_a_function_that_raises(work: Path, on_error: str) -> None:
 
 
 def test_full_in_the_middle(work: Path, small_disk: Path) -> None:
-    """Exit 5 and the finished units kept; with room, the same command ends whole."""
+    """A full disk exits with code 5 and keeps finished units; with free space the same command finishes."""
     (work / "steps.py").write_text(
         'import os\ndef f(row):\n    return {"noise": os.urandom(40_000) if row["id"] >= 0 else b"", "n": row["id"]}\n'
     )
@@ -187,7 +189,7 @@ def test_full_in_the_middle(work: Path, small_disk: Path) -> None:
 
 
 def test_more_memory_continues(work: Path) -> None:
-    """Error 4 names the row; with more memory the units that were done are kept."""
+    """Error 4 names the row; with more memory the job resumes and keeps finished units."""
     with open(work / "rows.jsonl", "w") as file:
         for number in range(60):
             take = 500_000_000 if number == 47 else 1000
@@ -207,7 +209,7 @@ def test_more_memory_continues(work: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["python", "numpy", "arrow", "native"])
 def test_the_line_holds(work: Path, kind: str) -> None:
-    """A function that takes far more than its share: the job ends right, and the tree stays below the limit."""
+    """A job whose function needs far more than its share finishes correctly, and the tree stays below the limit."""
     limit = 400_000_000
     with open(work / "rows.jsonl", "w") as file:
         for number in range(40):
@@ -221,7 +223,7 @@ def test_the_line_holds(work: Path, kind: str) -> None:
         peak = max(peak, tree_bytes(process.pid))
         time.sleep(0.004)
     assert process.returncode == 0
-    # Best effort: there is no cgroup of its own here. benchmarks/limits.py measures how close it comes.
+    # Best effort without a separate cgroup. benchmarks/limits.py measures the remaining excess.
     assert peak <= 1.05 * limit
     rows = [row for path in sorted(work.glob("out/data/*")) for row in pq.read_table(path).to_pylist()]
     assert [row["id"] for row in rows] == list(range(40))
@@ -234,7 +236,7 @@ HOLDS = "import numpy\nheld = numpy.ones(30_000_000)\ndef slow(row):\n    return
 def test_a_limit_that_is_refused_names_one_with_which_the_command_runs(
     work: Path, function: str, limits: list[str]
 ) -> None:
-    """Before anything was loaded, and while a function of 240 MB is."""
+    """A refused limit names a sufficient one, both at the start and with a function that loads 240 MB."""
     (work / "steps.py").write_text(function)
     for limit in limits:
         refused = brim(*command(work)[3:], "--memory", limit, cwd=work, check=4).stderr
@@ -267,7 +269,7 @@ except brim.MemoryLimitError as error:
 
 
 def test_errors_about_memory_in_python_name_the_limit_and_what_keeps_memory(work: Path) -> None:
-    """The limit as it was given, whatever the caller holds; a function that leaks, and a row that is too large."""
+    """Errors show the limit as the user set it, and whether the function leaks or one row is too large."""
     (work / "program.py").write_text(LEAKS)
     environment = {**os.environ, "BRIM_CACHE": str(work / "cache")}
     result = subprocess.run(

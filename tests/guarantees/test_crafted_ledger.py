@@ -1,4 +1,4 @@
-"""A ledger whose lines have right checksums and wrong types: a sentence, and never an internal error."""
+"""Ledger lines with valid checksums and values of wrong types give a clear error, never an internal one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import write_files
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[dict[str, Any]]]:
-    """A dataset with appended rows, the source of its first rows, and the records of its ledger."""
+    """Build a dataset with appended rows; return it with the source of its first rows and its ledger records."""
     folder = tmp_path_factory.mktemp("crafted")
     first = write_files(folder / "first", {f"{n}.bin": bytes([n]) * 50 for n in range(4)})
     more_files = write_files(folder / "more", {"z.bin": b"zz"})
@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[di
 
 
 def places(value: Any, position: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where values stand in a record."""
+    """Yield the key path of every value in a record."""
     if position:
         yield position
     items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
@@ -39,7 +39,7 @@ def places(value: Any, position: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 def changed(record: dict[str, Any], position: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    """A record with another value at a place, and the fingerprint that its facts have then."""
+    """Return a copy of a record with another value at a key path, and with the matching fingerprint."""
     new = json.loads(json.dumps(record))
     inside = new
     for key in position[:-1]:

@@ -1,4 +1,4 @@
-"""Two hundred damaged Parquet files: an error, or what pyarrow reads; no hang, and no memory beyond their bytes."""
+"""Two hundred damaged Parquet files: an error or the values that pyarrow reads, no hang and bounded memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ print(read)
 
 
 def test_damaged_files(tmp_path: Path) -> None:
-    """Footers and pages with wrong bytes, files that are cut: whatever their numbers say, little memory is taken."""
+    """Truncated files and wrong bytes in footers and pages never make brim allocate much memory."""
     import pyarrow.parquet as pq
 
     rng = random.Random(SEED)
@@ -83,7 +83,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _LOOK, str(tmp_path), str(FILES), str(SEED), str(SPARE_BYTES)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
-    assert 10 < int(result.stdout) < FILES  # some damage is not noticed by pyarrow either, and gives its values
+    assert 10 < int(result.stdout) < FILES  # pyarrow does not detect some of the damage either, and returns values
 
 
 _COMMANDS = """
@@ -118,7 +118,7 @@ print(found)
 @pytest.mark.long
 @pytest.mark.parametrize("writer", ["brim", "pyarrow"])
 def test_info_check_and_verify_report_damaged_footers(writer: str, tmp_path: Path) -> None:
-    """Without a ledger, 119 random damages: no other error than brim's own, and pyarrow does not end the process."""
+    """Without a ledger, 119 random damages raise only errors of brim, and pyarrow does not crash the process."""
     import pyarrow.parquet as pq
 
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""A disk that is really full: a small tmpfs, which takes root to mount."""
+"""Tests on a disk that is really full: a small tmpfs, which only root can mount."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def grow(disk: Path, megabytes: int) -> None:
 
 
 def test_too_small_from_the_start(many_files: Callable[..., Path], small_disk: Path) -> None:
-    """What cannot fit is said before the first byte, with both numbers."""
+    """If the output cannot fit, the run fails before the first byte and states both sizes."""
     source = many_files(12, size=1_000_000)
     failed = brim("build", source, small_disk / "out", check=5).stderr
     assert "free disk" in failed
@@ -29,12 +29,12 @@ def test_too_small_from_the_start(many_files: Callable[..., Path], small_disk: P
 
 
 def test_full_in_the_middle(many_files: Callable[..., Path], small_disk: Path) -> None:
-    """When others fill the disk at the same time: exit 5, no half shard, and on when there is room."""
+    """If other data fills the disk during the run, no partial shard remains and the run can be resumed."""
     source, out = many_files(6, size=1_000_000), small_disk / "out"
     code = (
         "import sys; sys.argv = ['brim', *sys.argv[1:]]\n"
         "from brim.jobs.files_destination import FilesDestination\n"
-        "FilesDestination.free_bytes = lambda self: None\n"  # as on file systems that do not say
+        "FilesDestination.free_bytes = lambda self: None\n"  # like a file system that does not report its free space
         "from brim.cli import main; main()\n"
     )
     (small_disk / "ballast").write_bytes(bytes(4_500_000))
@@ -52,7 +52,7 @@ def test_full_in_the_middle(many_files: Callable[..., Path], small_disk: Path) -
 
 
 def test_no_room_for_the_ledger(many_files: Callable[..., Path], tmp_path: Path, small_disk: Path) -> None:
-    """A ledger that cannot be written is a failed destination, and the build continues when it can."""
+    """If the ledger cannot be written, the destination has failed; the build resumes once it can be written."""
     source, out, state = many_files(40, size=100), tmp_path / "out", small_disk / "state"
     state.mkdir()
     (small_disk / "ballast").write_bytes(bytes(8_388_608 - 3 * 4096))
@@ -64,7 +64,7 @@ def test_no_room_for_the_ledger(many_files: Callable[..., Path], tmp_path: Path,
 
 
 def test_unpack_on_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, small_disk: Path) -> None:
-    """unpack reports the full disk, leaves no half file, and continues."""
+    """unpack reports the full disk, leaves no partial file and can be resumed."""
     source, out = many_files(12, size=1_000_000), tmp_path / "out"
     brim("build", source, out)
     assert "is full" in brim("unpack", out, small_disk / "back", check=5).stderr
@@ -76,7 +76,7 @@ def test_unpack_on_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="printing to a full disk is not proved here: no /dev/full")
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
 def test_printing_to_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, arguments: list[str]) -> None:
-    """The work is done although nothing can be printed, and the end states that in words."""
+    """The job finishes although nothing can be printed, and the exit message states that."""
     source, out = many_files(3), tmp_path / "out"
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "brim", "build", str(source), str(out), *arguments]
@@ -91,7 +91,7 @@ def test_printing_to_a_full_disk(many_files: Callable[..., Path], tmp_path: Path
 def test_refused_for_lack_of_disk_changes_nothing(
     many_files: Callable[..., Path], small_disk: Path, tmp_path: Path, option: str
 ) -> None:
-    """The dataset that exists stays complete; with room, the same command does its work."""
+    """A run that is refused for lack of disk space leaves the existing dataset complete; with space it succeeds."""
     source, out = many_files(4, size=500_000, name="old"), small_disk / "out"
     brim("build", source, out, "--rows-per-shard", "1", "--quiet")
     before = tree_digest(out)

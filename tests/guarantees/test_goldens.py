@@ -1,10 +1,10 @@
-"""Jobs of earlier versions resume: the same names and fingerprints, nothing done twice, the same bytes.
+"""Jobs of earlier versions resume with the same names and fingerprints, without repeated work, to the same bytes.
 
-tests/goldens holds, for each case, a destination that was finished and one that was killed with -9, and what they were
-made from. Computed jobs of format version 1 are refused, and their finished results still load and verify. Bytes of
-Parquet and Arrow belong to a release of pyarrow: with another one than made the goldens, rows are compared in place
-of their bytes. A function's fingerprint belongs to a version of Python (its bytecode): with another one, cases with a
-function of the user's are skipped.
+For each case, tests/goldens holds a finished destination, one that was killed with SIGKILL, and their sources.
+Computed jobs of format version 1 are refused, and their finished results still load and verify. The bytes of Parquet
+and Arrow files depend on the release of pyarrow: with a release other than that of the goldens, rows are compared
+instead. The fingerprint of a function depends on the version of Python (its bytecode): with another version, cases
+with a user function are skipped.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ HUB = GOLDENS[1]["hub"]
 
 
 def is_same(version: int, library: str) -> bool:
-    """Whether the goldens of a version were made with the installed release of a library, or of Python."""
+    """Return whether the goldens of a version were made with the installed release of a library, or of Python."""
     same: bool = GOLDENS[version]["versions"][library] == cases.versions()[library]
     return same
 
 
-IN_BYTES = ("size", "sha256")  # of a receipt: what depends on the bytes of its file
-BY_CODE = ("map", "cached.py")  # known by the bytecode of a function
+IN_BYTES = ("size", "sha256")  # fields of a receipt that depend on the bytes of its file
+BY_CODE = ("map", "cached.py")  # identified by the bytecode of a function
 NEEDS = {"tokenize": "tokenizers", "cached.py": "datasets", "tensors.py": "safetensors"}
 COMPUTED = [case for case in CASES if case.verb in ("map", "tokenize", "embed")]
 KILLED = [(case, name) for case in CURRENT for name in case.kills]
@@ -47,7 +47,7 @@ every_case = pytest.mark.parametrize("case", CURRENT, ids=lambda case: case.name
 
 @pytest.fixture
 def work(case: Case, tmp_path: Path) -> Path:
-    """The sources of the goldens, at another place than they were."""
+    """Create the sources of the goldens in another folder than the original one."""
     if case.verb in BY_CODE and not is_same(case.version, "python"):
         made_by = GOLDENS[case.version]["versions"]["python"]
         pytest.skip(f"goldens of functions are not compared: they are of Python {made_by}")
@@ -57,7 +57,7 @@ def work(case: Case, tmp_path: Path) -> Path:
 
 
 class Run:
-    """One run of a case: what it said at its end, and the ids of the rows that its function was called for."""
+    """One run of a case: its final report, and the ids of the rows with which its function was called."""
 
     def __init__(self, case: Case, work: Path) -> None:
         (work / "out").mkdir(exist_ok=True)
@@ -69,7 +69,7 @@ class Run:
             result = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=120)
             assert result.returncode == 0, result.stderr
         else:
-            # The module of a model is looked for where Python was started.
+            # The module of a model is imported from the working directory of Python.
             result = (interpreted if case.verb == "embed" else brim)(*case.words, cwd=work, env=environment)
         self.said = json.loads(result.stdout.splitlines()[-1])
         self.calls = sorted(map(int, calls.read_text().split())) if calls.exists() else []
@@ -82,7 +82,7 @@ def golden(case: Case) -> dict[str, Any]:
 
 
 def left_by(case: Case, name: str, work: Path) -> None:
-    """Put there what the old version had left: `finished`, or one of the kills."""
+    """Restore the output of the old version: `finished`, or one of the kills."""
     cases.unpack(case.archive, work / "left")
     (work / "left" / name).rename(work / "out")
     for path in (work / "out").rglob("ledger.jsonl"):
@@ -90,7 +90,10 @@ def left_by(case: Case, name: str, work: Path) -> None:
 
 
 def _move_to_this_boot(path: Path) -> None:
-    """Write the id of this boot into receipts that count in one boot only, as if the job had been killed just now."""
+    """Write the current boot id into receipts that are valid for one boot only.
+
+    The job then looks like one that was killed during this boot.
+    """
     with path.open("rb") as file:
         records = list(records_of(file))
     if any("boot" in record for record in records):
@@ -99,7 +102,7 @@ def _move_to_this_boot(path: Path) -> None:
 
 
 def comparable(report: dict[str, Any], version: int) -> dict[str, Any]:
-    """What must be the same: everything, or what does not depend on the release of pyarrow."""
+    """Return the fields that must be equal: all, or only those that do not depend on the release of pyarrow."""
     if is_same(version, "pyarrow"):
         return report
     files = {name: None if name in report["rows"] else digest for name, digest in report["files"].items()}
@@ -120,18 +123,18 @@ def assert_is_golden(case: Case, out: Path) -> None:
 
 @every_case
 def test_the_same_job(case: Case, work: Path) -> None:
-    """Done again, a job has the facts, fingerprint, receipts, names and bytes that it had."""
+    """A rerun of a job gives the same facts, fingerprint, receipts, names and bytes."""
     Run(case, work)
     assert_is_golden(case, work / "out")
 
 
 @every_case
 def test_finished(case: Case, work: Path) -> None:
-    """What was finished is known: the same command changes nothing, calls no function, and says so."""
+    """A rerun of a finished job changes nothing, calls no function and reports that."""
     left_by(case, "finished", work)
     run = Run(case, work)
     assert run.calls == []
-    # All of it, byte for byte, whichever pyarrow is here: nothing has been written.
+    # Byte for byte with every release of pyarrow, because nothing has been written.
     assert cases.told(work / "out")["files"] == golden(case)["finished"]["files"]
     assert cases.told(work / "out")["ledgers"] == golden(case)["finished"]["ledgers"]
     if case.verb == "tensors.py":
@@ -152,7 +155,7 @@ def test_finished(case: Case, work: Path) -> None:
     ids=lambda case: f"{case.name}-{case.version}",
 )
 def test_verified(case: Case, work: Path) -> None:
-    """`verify` finds whole what was finished; of a build, with its source too, and `unpack` gives its files back."""
+    """`verify` accepts a finished dataset, and a build also with its source; `unpack` restores the files of a build."""
     left_by(case, "finished", work)
     if case.verb != "build":
         brim("verify", "out", "--quiet", cwd=work)
@@ -170,7 +173,7 @@ def test_verified(case: Case, work: Path) -> None:
 
 @pytest.mark.parametrize(("case", "kind"), KILLED, ids=lambda value: getattr(value, "name", value))
 def test_killed(case: Case, kind: str, work: Path) -> None:
-    """What was killed is continued to the very result, and what it had finished is not done again."""
+    """A killed job resumes to the same result and does not repeat finished work."""
     left_by(case, kind, work)
     before = golden(case)["killed"][kind]
     if "ledger" in before:
@@ -209,7 +212,7 @@ def test_computed_job_of_version_1_is_refused_and_fresh_replaces_it(case: Case, 
 
 
 def assert_units_were_kept(case: Case, run: Run, result: list[str], rows: int) -> None:
-    """`rows`: as many as came out of the units that were done."""
+    """Check that finished units were not computed again; `rows` is the number of their rows."""
     if not case.script:
         assert run.said["units"] - run.said["computed"] == len(result)
     if case.verb in ("map", "embed", "cached.py"):
@@ -223,12 +226,12 @@ def _rows_done(work: Path, pattern: str) -> int:
 
 
 def _stamps(out: Path) -> dict[str, int]:
-    """When each file was written."""
+    """Return the modification time of each file."""
     return {path.relative_to(out).as_posix(): path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
 
 
 def hub_as_left(hub: TestHub, tmp_path: Path, name: str) -> tuple[Machine, Path, Path]:
-    """A machine and a Hub as the old version left them, the source, and the folder of what was kept."""
+    """Restore a machine and a Hub as the old version left them; return them with the source and the stored state."""
     machine = Machine(hub, tmp_path / "machine")
     remaining = cases.unpack(cases.HOME / "hub.tar.xz", tmp_path / "left") / name
     hub_state.put_back(hub, machine, remaining)
@@ -245,19 +248,19 @@ def manifests(hub: TestHub) -> dict[str, Any]:
 
 
 def assert_is_published(hub: TestHub, remaining: Path) -> None:
-    """The names, receipts, card and, unless pyarrow differs, bytes of the golden publication."""
+    """Check names, receipts, card and, with the same pyarrow, bytes against the golden publication."""
     whole = remaining.parent / "finished" / "main"
     expected = HUB["finished"]["main"]
     assert sorted(hub.files(REPO)) == sorted(expected)
     if is_same(1, "pyarrow"):
         assert published(hub) == {name: sha256 for name, sha256 in expected.items() if not name.startswith(".brim/")}
         for name, match in manifests(hub).items():
-            # What is told of shards next to their receipts came later, and is passed over by who does not know it.
+            # Records of type `listing` were added later, and earlier versions ignore them.
             assert [record for record in match if record["type"] != "listing"] == list(cases.records(whole / name))
 
 
 def test_published(tmp_path: Path) -> None:
-    """A publication that was finished is known, with the machine's ledger and without: nothing is sent or committed."""
+    """A finished publication is recognized with and without the local ledger: nothing is uploaded or committed."""
     with TestHub(tmp_path / "hub") as hub:
         machine, source, remaining = hub_as_left(hub, tmp_path, "finished")
         head = hub.head(REPO)
@@ -273,7 +276,7 @@ def test_published(tmp_path: Path) -> None:
 
 
 def test_killed_while_publishing(tmp_path: Path) -> None:
-    """A publication that was killed continues: what the Hub has is not sent again, and the result is the same."""
+    """A killed publication resumes to the same result without uploading existing files again."""
     with TestHub(tmp_path / "hub") as hub:
         machine, source, remaining = hub_as_left(hub, tmp_path, "killed")
         objects = HUB["killed"]["objects"]
@@ -285,7 +288,7 @@ def test_killed_while_publishing(tmp_path: Path) -> None:
 
 
 def test_saved_plan(tmp_path: Path) -> None:
-    """A saved plan with one part done is read; the other parts and its end give the same publication."""
+    """A saved plan with one finished part is read; the other parts and --finish give the same publication."""
     with TestHub(tmp_path / "hub") as hub:
         machine, source, remaining = hub_as_left(hub, tmp_path, "plan")
         plan, objects = remaining / "a.plan", HUB["plan"]["objects"]

@@ -1,4 +1,4 @@
-"""Functions that start processes, print without end or fill memory on import; and what is left where they ran."""
+"""User functions that start processes, print without limit or fill memory on import, and their leftovers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(work: Path, function: str, *more: str, check: int = 0) -> str:
 
 
 def left(work: Path) -> list[int]:
-    """The processes that the function has started and that are still there."""
+    """Return the processes that the function has started and that still run."""
     pids = [int(line) for line in (work / "pids").read_text().split()]
     assert pids
     time.sleep(0.2)
@@ -71,7 +71,7 @@ def left(work: Path) -> list[int]:
 
 
 def test_a_worker_dies_and_its_child_holds_the_line(work: Path) -> None:
-    """A forked child has the worker's socket: the death is noticed all the same, and the child does not stay."""
+    """The death of a worker is detected although a forked child holds its socket, and the child is killed."""
     started_at = time.monotonic()
     assert "ended 3 times (SIGSEGV)" in run(work, "orphan", check=2)
     assert time.monotonic() - started_at < 60
@@ -117,7 +117,7 @@ def batched(rows):
 
 @pytest.mark.parametrize("function", ["returns", "raises", "batched"])
 def test_forked_child_that_comes_back_is_ended_and_the_rows_are_right(function: str, work: Path) -> None:
-    """It does no row a second time, and the message states what to do."""
+    """A forked child that returns processes no row a second time, and the message names the fix."""
     (work / "steps.py").write_text(FORKS)
     (work / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(20)))
     message = run(work, function, *(["--batched"] if function == "batched" else []))
@@ -129,14 +129,14 @@ def test_forked_child_that_comes_back_is_ended_and_the_rows_are_right(function: 
 
 
 def test_much_printed_without_a_newline(work: Path) -> None:
-    """It is shown in pieces that are cut, and what comes after it is shown too."""
+    """Output without a newline is shown in truncated pieces, and later output is shown too."""
     message = run(work, "prints")
     assert "last words" in message
     assert max(map(len, message.splitlines())) < 1200
 
 
 def test_a_module_that_fills_memory_on_import(work: Path) -> None:
-    """The limit that would do is above the one that did not."""
+    """The limit that the error suggests is above the one that was too small."""
     (work / "steps.py").write_text("HELD = bytearray(500_000_000)\ndef f(row):\n    return {}\n")
     arguments = ["map", "rows.jsonl", "out", "--fn", "steps.py:f", "--memory", "400MB", "--json"]
     refused = brim(*arguments, cwd=work, check=4)
@@ -152,7 +152,7 @@ def test_quarantined_rows_of_an_earlier_job_do_not_stay(work: Path) -> None:
 
 
 def test_quarantined_rows_of_an_earlier_attempt_do_not_stay(work: Path) -> None:
-    """A unit that is done again and now has no bad rows leaves none of those it had."""
+    """A unit that is computed again without bad rows removes its earlier quarantined rows."""
     out = work / "out"
     out.mkdir()
     run(work, "some_fail", "--on-error", "quarantine")
@@ -177,7 +177,7 @@ def test_files_of_others_are_refused_before_the_work(work: Path) -> None:
 
 
 def test_rows_of_two_runs_are_not_mixed(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that gives other rows each time: where one shard is lost, all of them are those of the new run."""
+    """If one shard of a nondeterministic function is lost, all rows are computed by the new run."""
     monkeypatch.setenv("RUN", "a")
     run(work, "another", "--unit-size", "8KB")
     shards = sorted((work / "out" / "data").iterdir())

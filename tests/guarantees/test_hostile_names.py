@@ -1,4 +1,4 @@
-"""Names from data that become paths: whatever they are, nothing is written outside of the destination."""
+"""Names from data become paths: no name makes brim write outside the destination."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.hub import TestHub
 from tests.publishing import DEST, REPO, Machine, put_by_hand
 
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-INSIDE = "{sandbox}"  # replaced by the folder of the test: an absolute path that a test may write to
+INSIDE = "{sandbox}"  # replaced by the folder of the test, which gives an absolute path that a test may write to
 
 _parts = st.sampled_from(
     ["..", ".", "", "evil", "evil.bin", "T:1.png", "~", "é", "a b", "\\..", "x\n", "data", ".brim"]
@@ -51,7 +51,7 @@ def each_escape(test: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Callable[[], Path]:
-    """A new folder for each example. What it may hold is `in` and `out`; what lies deeper is the test's own."""
+    """Create a folder for each example; only its subfolders `in` and `out` may be used."""
 
     def new() -> Path:
         return Path(tempfile.mkdtemp(dir=tmp_path)) / "a" / "b"
@@ -60,7 +60,7 @@ def sandbox(tmp_path: Path) -> Callable[[], Path]:
 
 
 def outside(folder: Path) -> list[str]:
-    """Everything near a sandbox that is neither its source nor its destination."""
+    """Return all files near a sandbox that are in neither its source nor its destination."""
     top = folder.parent.parent
     actual = [path for path in top.rglob("*") if not path.is_dir()]
     return [str(path) for path in actual if not path.is_relative_to(folder / "in")
@@ -72,7 +72,7 @@ def shard(content: bytes = b"x", path: str | None = "x.bin") -> pa.Table:
 
 
 def dataset(folder: Path, splits: dict[str, pa.Table], config: str = "default") -> Path:
-    """A dataset that another process wrote, whose card names the splits."""
+    """Create a dataset of another program whose card names the splits."""
     folder.mkdir(parents=True)
     listed = []
     for number, (split, table) in enumerate(splits.items()):
@@ -219,7 +219,7 @@ def test_ledger_takes_no_receipt_that_names_a_file_outside(name: str) -> None:
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_a_planted_ledger_reaches_no_file_outside(tmp_path: Path, name: str) -> None:
-    """As one that comes with a folder: what it says was written is removed by --fresh and renamed by --update."""
+    """A crafted ledger in a folder cannot make --fresh delete or --update rename files outside the destination."""
     name = name.replace(INSIDE, str(tmp_path))
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.bin").write_bytes(b"1")
@@ -261,7 +261,7 @@ def test_a_saved_plan_that_names_something_outside_is_refused(tmp_path: Path, la
 
 @pytest.mark.parametrize("name", ["../evil.arrow", "x.arrow", "sub/../../../evil.arrow"])
 def test_parts_take_no_unit_from_outside_of_their_folder(tmp_path: Path, name: str) -> None:
-    """The ledger of a part comes from another machine."""
+    """The ledger of a part comes from another machine, so its names are not trusted."""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": f"{n}"}) + "\n" for n in range(20)))
     (tmp_path / "step.py").write_text("def same(row):\n    return row\n")
     arguments = ("map", "rows.jsonl", "out", "--fn", "step.py:same", "--save", "job.plan")

@@ -1,4 +1,4 @@
-"""A stop is heard within 2 s while the Hub does not answer, at every kind of request."""
+"""A stop takes effect within 2 s at every kind of request while the Hub does not respond."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.publishing import DEST, Machine, built, shards
 EACH = ("--rows-per-shard", "1")
 SILENT_S = 60.0
 STOPPED = 6
-LATE_S = 10.0  # the goal is 2 s; a busy machine gets more, and a request that is not left takes 60 s
+LATE_S = 10.0  # the goal is 2 s; a busy machine gets more time, and a request that is not aborted takes 60 s
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def large_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wait_for(fault: Fault) -> None:
     for _ in range(600):
         if fault.fired:
-            time.sleep(0.3)  # the answer is waited for
+            time.sleep(0.3)  # until the client waits for the response
             return
         time.sleep(0.1)
     raise AssertionError(f"no request reached {fault.route}")
@@ -72,7 +72,7 @@ ROUTES = [
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_build_stops_while_the_hub_does_not_answer(hub: TestHub, machine: Machine, source: Path, route: str) -> None:
-    """SIGTERM ends the run with exit code 6 whatever it waits for, and the same command then publishes the rest."""
+    """SIGTERM ends the run with exit code 6 during every request, and a rerun publishes the remaining files."""
     fault = hub.faults.add(route, action="stall", seconds=SILENT_S)
     assert_stops(machine.start(source, *EACH), fault, signal.SIGTERM)
     if route in ("info", "put", "commit"):
@@ -108,7 +108,7 @@ def test_build_stops_by_a_stop_file_while_the_hub_does_not_answer(
 def test_build_stops_while_the_client_waits_between_tries(
     hub: TestHub, machine: Machine, source: Path, route: str
 ) -> None:
-    """The client sleeps up to 8 s between its tries of a request; a stop ends that too."""
+    """The client sleeps up to 8 s between its tries of a request; a stop ends that wait too."""
     fault = hub.faults.add(route, action="cut", times=None)
     process = machine.start(source, *EACH)
     for _ in range(600):
@@ -206,7 +206,7 @@ def test_interruptible_hands_over_results_and_errors() -> None:
         assert interruptible(threading.get_ident) != threading.get_ident()
         with pytest.raises(TimeoutError, match="no answer"):
             interruptible(fail)
-    assert interruptible(threading.get_ident) == threading.get_ident()  # without a thread nothing can ask
+    assert interruptible(threading.get_ident) == threading.get_ident()  # without a thread no stop can be requested
 
 
 def test_wait_that_the_hub_asks_for_is_capped_and_said(

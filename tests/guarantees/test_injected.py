@@ -1,6 +1,6 @@
-"""Disks and systems that fail one call of a run: a clear error with the right blame, and the next run ends the same.
+"""One failed system call per run gives a clear error with the right cause, and the next run gives the same result.
 
-A few positions are drawn for every run of the tests; BRIM_FAULTS=all tries every call of these jobs (`make faults`).
+Each test run selects a few positions; BRIM_FAULTS=all tries every call of these jobs (`make faults`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ except BrimError as error:
 
 
 def _make_source(folder: Path) -> None:
-    """Files to package, rows to compute, a tokenizer, and code that is not counted with them."""
+    """Create files to package, rows to compute, a tokenizer, and code whose calls are not counted."""
     write_files(folder / "files", {f"f{n}.bin": random_bytes(3000 + n, n) for n in range(4)})
     rows = [{"id": n, "text": f"row {n} " + "word " * (n % 5)} for n in range(120)]
     (folder / "rows").mkdir()
@@ -111,8 +111,8 @@ def make_jobs(folder: Path) -> dict[str, Job]:
 
 
 EVERYTHING = os.environ.get("BRIM_FAULTS") == "all"
-PARTS = 4 if EVERYTHING else 1  # of a job's faults, for processes that do them next to each other
-# How many faults of each job are drawn. A worker takes a second to start, so computed jobs get fewer.
+PARTS = 4 if EVERYTHING else 1  # of the faults of a job, for processes that run in parallel
+# Number of selected faults per job. A worker takes a second to start, so computed jobs get fewer.
 DRAWN = {
     **{"build": 5, "tar": 2, "verify": 4, "unpack": 4},
     **{"tensors.safetensors": 2, "tensors.npy": 2, "tensors.parquet": 1},
@@ -137,7 +137,7 @@ def jobs(shim: Shim, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", list(DRAWN))
 def test_a_call_fails(shim: Shim, jobs: dict[str, Job], name: str, part: int) -> None:
-    """A failed call is survived, or said with the right blame; then the same command makes the same bytes."""
+    """A failed call is survived or reported with the right cause; then the same command gives the same bytes."""
     job = jobs[name]
     job.clear()
     clean = shim.run(job)
@@ -152,13 +152,13 @@ def test_a_call_fails(shim: Shim, jobs: dict[str, Job], name: str, part: int) ->
 
 
 def _is_tried_elsewhere(job: Job, fault: Fault) -> bool:
-    """Jobs of one command make the same units from the same source, whatever becomes of them."""
+    """Return whether another job of the same command tests this fault on the same source and units."""
     units = "/units/" in fault.glob or Path(fault.glob).is_relative_to(job.source)
     return units and job.name in ("bin", "embed.safetensors", "embed.npy", "embed.parquet")
 
 
 def complaints(shim: Shim, job: Job, fault: Fault, expected: dict[str, str]) -> list[str]:
-    """What is wrong with how a job takes a fault."""
+    """Return the defects in the reaction of a job to a fault."""
     job.clear()
     broken = shim.run(job, fault)
     actual = blamed_wrongly(job, fault, broken) if broken.code else []
@@ -173,7 +173,7 @@ def complaints(shim: Shim, job: Job, fault: Fault, expected: dict[str, str]) -> 
 
 
 def blamed_wrongly(job: Job, fault: Fault, outcome: UnitStats) -> list[str]:
-    """What is wrong with the words and the exit code of a run that failed."""
+    """Return the defects in the message and the exit code of a failed run."""
     message, hit = outcome.said, outcome.hit
     if hit is None:
         return ["an error without a fault"]
@@ -190,7 +190,7 @@ def blamed_wrongly(job: Job, fault: Fault, outcome: UnitStats) -> list[str]:
         if "estination" in message or (hit.name not in message and hit != job.source):
             actual.append("the source is not named, or something else is blamed")
     elif fault.how == "EMFILE" and "Too many files" in message:
-        pass  # no matter of the file that was to be the next
+        pass  # independent of the file that was to be opened
     elif "The source" in message or "source f" in message or not (str(job.place) in message or hit.name in message):
         actual.append("the destination is not named, or the source is blamed")
     return actual
@@ -198,7 +198,7 @@ def blamed_wrongly(job: Job, fault: Fault, outcome: UnitStats) -> list[str]:
 
 @pytest.mark.parametrize("method", ["ENOLCK", "EIO"])
 def test_a_lock_that_fails(shim: Shim, jobs: dict[str, Job], method: str) -> None:
-    """A file system that cannot lock is refused in words that say so, before anything is written."""
+    """A file system without locks is refused with that reason before anything is written."""
     for name in ("build", "map", "tensors.npy"):
         jobs[name].clear()
         refused = shim.run(jobs[name], Fault("lock", 1, method, "*"))
@@ -207,7 +207,7 @@ def test_a_lock_that_fails(shim: Shim, jobs: dict[str, Job], method: str) -> Non
 
 
 def test_every_read_error_of_a_shard_is_damage(shim: Shim, jobs: dict[str, Job]) -> None:
-    """verify on a disk with read errors names the shard that it cannot read, and exits 3."""
+    """verify on a disk with read errors names the unreadable shard and exits with code 3."""
     job = jobs["verify"]
     job.clear()
     shards = 0

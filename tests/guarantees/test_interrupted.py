@@ -1,4 +1,4 @@
-"""Commands that an earlier version was killed in, resumed: the result is that of its uninterrupted run."""
+"""Commands that were killed in an earlier version resume to the result of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def restore(case: Interrupted, folder: Path, s3: S3Server, prefix: str) -> str:
-    """Put back what the killed command left; return the address of the bucket."""
+    """Restore the output of the killed command; return the address of the bucket."""
     cases.inputs(folder)
     cases.unpack(case.archive, folder)
     if case.change is not None:
@@ -35,7 +35,7 @@ def restore(case: Interrupted, folder: Path, s3: S3Server, prefix: str) -> str:
 
 
 def shard_stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return inode and date of each shard by name; also of content that waits for another name."""
+    """Return inode and modification time of each shard by name, including kept content that will be renamed."""
     patterns = ("out/data/[!.]*", "chosen/data/[!.]*", "out/.brim/keep/*")
     paths = [path for pattern in patterns for path in folder.glob(pattern)]
     return {str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in sorted(paths)}
@@ -49,16 +49,16 @@ def test_resumed_by_the_present_version(case: Interrupted, tmp_path: Path, s3: S
         assert interrupted.run(command, tmp_path, bucket, s3.environment) == 0
     actual = interrupted.results(tmp_path, s3, s3_prefix)
     assert without_dates(actual, case) == without_dates(FACTS["cases"][case.name], case)
-    # A shard that has its name already is not written again: it keeps its inode and its date.
+    # A shard that already has its final name is not written again: it keeps its inode and modification time.
     after = shard_stamps(tmp_path)
     if case.name not in ("update", "fresh"):
         assert {name: after[name] for name in before} == before
-    if case.name == "update":  # shards that keep their content and get another name are renamed
+    if case.name == "update":  # shards with the same content and another name are renamed
         assert len(set(before.values()) & set(after.values())) >= 10
 
 
 def without_dates(results: dict[str, Any], case: Interrupted) -> dict[str, Any]:
-    """Leave out the dates of a source that is itself built by the test."""
+    """Remove the dates of a source that the test itself builds."""
     if case.name == "select":
         for record in results["chosen"]["ledgers"][".brim/ledger.jsonl"]:
             record.pop("mtimes", None)

@@ -1,4 +1,4 @@
-"""kill -9, at any moment."""
+"""Kills with SIGKILL at random times."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def undisturbed(source: Path) -> dict[str, str]:
 @pytest.mark.long
 @pytest.mark.parametrize("workers", ["1", "3"])
 def test_killed_at_random_moments(source: Path, undisturbed: dict[str, str], tmp_path: Path, workers: str) -> None:
-    """After every kill the same command ends with the bytes of an undisturbed build, and writes no shard
-    again that had a receipt."""
+    """After every kill, a rerun gives the bytes of an undisturbed build.
+
+    It does not write shards with a receipt again.
+    """
     moments = random.Random(f"brim{workers}")
     landed = 0
     for number in range(MOMENTS // 2):
         out = tmp_path / "out"
-        waits_for = ".brim" if number % 3 == 0 else "data/*.parquet"  # the beginning, or the writing
+        waits_for = ".brim" if number % 3 == 0 else "data/*.parquet"  # the start of the run, or the start of writing
         arguments = ["build", source, out, *OPTIONS, "--workers", workers]
         process = start(*arguments)
         while process.poll() is None and not list(out.glob(waits_for)):
@@ -60,7 +62,7 @@ def test_killed_at_random_moments(source: Path, undisturbed: dict[str, str], tmp
 
 
 def test_killed_again_and_again(source: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
-    """One build that is killed ten times in a row still ends whole."""
+    """A build that is killed ten times in a row still completes."""
     out = tmp_path / "out"
     arguments = ["build", source, out, *OPTIONS, "--workers", "1"]
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""kill -9 between a shard and its receipt: the file is brim's own, and every option continues from there."""
+"""SIGKILL between a shard and its receipt: the file counts as brim's own, and every option can resume from it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def destination(request: pytest.FixtureRequest, tmp_path: Path) -> Destination:
 
 
 def killed(destination: Destination, receipts: int, *arguments: str | Path) -> None:
-    """Run a command that is killed after so many receipts, when the next shard has its name."""
+    """Run a command that is killed after this number of receipts, when the next shard already has its name."""
     command = [sys.executable, "-c", KILL, str(receipts), *map(str, arguments)]
     result = subprocess.run(
         command, env=destination.environment, capture_output=True, text=True, timeout=120, check=False
@@ -64,7 +64,7 @@ def expected(tmp_path: Path, source: Path, *options: str) -> dict[str, tuple[int
 def test_fresh_and_update_continue_from_a_shard_without_receipt(
     destination: Destination, option: str, receipts: int, tmp_path: Path
 ) -> None:
-    """With other shards, and of another source."""
+    """--fresh and --update replace the shards, also with another number of rows per shard."""
     source = files(tmp_path / "source", 0, 10)
     killed(destination, receipts, "build", source, destination.address, *OPTIONS)
     if not isinstance(destination, HubDestination):
@@ -96,7 +96,7 @@ def test_append_of_other_rows_continues_from_a_shard_without_receipt(destination
 
 @pytest.mark.parametrize("destination", ["folder", "bucket"], indirect=True)
 def test_map_fresh_continues_from_a_shard_without_receipt(destination: Destination, tmp_path: Path) -> None:
-    """Units of an earlier job are shards of another number."""
+    """--fresh with another number of rows per shard gives the new number of shards."""
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(30)))
     (tmp_path / "step.py").write_text("def same(row):\n    return row\n")
     arguments = ("map", tmp_path / "rows.jsonl", destination.address, "--fn", tmp_path / "step.py:same", "--quiet")
@@ -122,7 +122,10 @@ def test_foreign_file_is_refused_before_anything_is_removed(
 
 
 def test_shards_of_an_earlier_version_are_known_by_its_receipts(tmp_path: Path) -> None:
-    """Its ledgers do not say what was planned: 29 receipts of 40 shards, and a 30th shard without."""
+    """--fresh accepts a shard without a receipt next to a ledger that does not list the planned names.
+
+    The ledger has the job and 29 receipts of 40 shards; the 30th shard has no receipt.
+    """
     source, out = files(tmp_path / "source", 0, 40), tmp_path / "out"
     destination = FolderDestination(out)
     run(destination, "build", source, out, "--rows-per-shard", "1", "--quiet")

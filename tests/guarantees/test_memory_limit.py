@@ -1,4 +1,4 @@
-"""The line holds: what is over it is ended, what only looks so is not, and the watcher outlives its owner."""
+"""Programs above the memory limit are killed, others are not, and the watcher survives its parent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MB = 1_000_000
 
 
 def _no_group() -> str | None:
-    """Why there is no cgroup with a hard limit here, or None."""
+    """Return the reason why a cgroup with a hard limit is not available, or None."""
     group = open_group(10**9) if sys.platform == "linux" else "not Linux"
     if isinstance(group, Cgroup):
         group.remove()
@@ -36,7 +36,7 @@ NO_GROUP = _no_group()
 hard = pytest.mark.skipif(NO_GROUP is not None, reason=f"no cgroup of our own here: {NO_GROUP}")
 both_ways = pytest.mark.parametrize("options", [pytest.param([], marks=hard, id="cgroup"), ["--no-cgroup"]])
 
-# Writes into a file what it held before and has filled since, so that the truth is known after it was killed.
+# Writes its memory at the start and the number of bytes filled since into a file, which survives its kill.
 GREEDY = """
 import mmap, sys
 with open(sys.argv[1], "r+b") as file:
@@ -56,7 +56,7 @@ def _state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run(*arguments: str | Path, check: int) -> dict[str, Any]:
-    """`brim run --json`: its last word."""
+    """Run `brim run --json` and return its final object."""
     result = brim("run", "--json", *arguments, check=check)
     return json.loads(result.stderr.splitlines()[-1])  # type: ignore[no-any-return]
 
@@ -71,7 +71,7 @@ def greedy(tmp_path: Path, *options: str) -> tuple[dict[str, Any], int]:
 
 @hard
 def test_with_a_cgroup_not_a_byte_over(tmp_path: Path) -> None:
-    """A child that allocates as fast as it can never holds more than the limit, by its own count and brim's."""
+    """A child that allocates as fast as it can never exceeds the limit, by its own count and by brim's."""
     for _ in range(3):
         facts, retained = greedy(tmp_path)
         assert 200 * MB < retained <= 300 * MB
@@ -81,7 +81,10 @@ def test_with_a_cgroup_not_a_byte_over(tmp_path: Path) -> None:
 
 
 def test_without_a_cgroup_it_is_ended_and_the_overshoot_said(tmp_path: Path) -> None:
-    """Best effort: killed, exit 4, far below the 4 GB it wanted; how far over is said (see benchmarks/watch.py)."""
+    """Without a cgroup, the process is killed far below the 4 GB it requests, and the report states the excess.
+
+    This is best effort (see benchmarks/watch.py); the exit code is 4.
+    """
     facts, retained = greedy(tmp_path, "--no-cgroup")
     assert 200 * MB < retained < 2_000 * MB
     assert facts["limit"]["enforced"] == "best effort"
@@ -91,7 +94,7 @@ def test_without_a_cgroup_it_is_ended_and_the_overshoot_said(tmp_path: Path) -> 
 
 @both_ways
 def test_a_mapped_file_is_never_stopped(tmp_path: Path, options: list[str]) -> None:
-    """Reading all of a 2 GB file through a memory map under a 200 MB limit is no reason for anything."""
+    """Reading all of a 2 GB file through a memory map under a 200 MB limit causes no action."""
     with open(tmp_path / "big", "wb") as file:
         file.truncate(2 << 30)
     script = (
@@ -105,7 +108,7 @@ def test_a_mapped_file_is_never_stopped(tmp_path: Path, options: list[str]) -> N
 
 @both_ways
 def test_forked_readers_are_never_stopped(options: list[str]) -> None:
-    """A 200 MB parent and eight forks that read it hold 200 MB, not 1.8 GB, under a 400 MB limit."""
+    """A 200 MB parent and eight forks that read it hold 200 MB, not 1.8 GB, and run under a 400 MB limit."""
     script = """
 import os, time
 block = bytearray(b"x") * 200_000_000
@@ -126,7 +129,7 @@ for _ in range(8):
 
 @both_ways
 def test_files_in_tmpfs_are_counted(options: list[str], folder_in_memory: Path) -> None:
-    """300 MB written to a tmpfs file, held by no process, are over a 200 MB limit."""
+    """300 MB in a tmpfs file that no process holds exceed a 200 MB limit."""
     script = """
 import sys, time
 with open(sys.argv[1], "wb") as file:
@@ -140,7 +143,7 @@ time.sleep(20)
 
 
 def test_files_that_stay_behind_are_named(folder_in_memory: Path) -> None:
-    """Many files of 10 MB, each closed at once: noticed, and what stays in memory after the kill is on the screen."""
+    """Many files of 10 MB that are closed at once are counted, and those that remain after the kill are listed."""
     script = """
 import pathlib, sys, time
 for number in range(60):
@@ -153,20 +156,20 @@ time.sleep(20)
 
 
 def test_a_peak_between_two_samples_is_seen() -> None:
-    """400 MB for an instant, in a child that is gone before the next look: the kernel's mark has it."""
+    """The kernel's high-water mark includes a short peak of 400 MB in a child that ends between two samples."""
     script = """
 import subprocess, sys, time
 time.sleep(2.5)
 subprocess.run([sys.executable, "-c", "b = bytearray(b'x') * 400_000_000"])
 """
     facts = run("--no-cgroup", "--", PYTHON, "-c", script, check=0)
-    assert facts["peak_bytes"] > 350 * MB  # the mark holds file pages too, and what those took is taken off
+    assert facts["peak_bytes"] > 350 * MB  # the high-water mark includes file pages, which are subtracted
     assert facts["usage"]["user_s"] + facts["usage"]["system_s"] > 0.01
 
 
 @hard
 def test_a_killed_worker_takes_its_tree_along(tmp_path: Path) -> None:
-    """When the kernel kills one process at the limit, its parent is not left waiting for it: exit 4, and why."""
+    """If the kernel kills one process at the limit, its parent is killed too, with exit code 4 and the reason."""
     script = """
 import os, sys, time
 if os.fork() == 0:
@@ -191,7 +194,7 @@ def eventually(true: Callable[[], Any], seconds: float = 10.0) -> Any:
 @both_ways
 @pytest.mark.parametrize("pause_s", [0.0, 0.5], ids=["before a sample", "after samples"])
 def test_killing_brim_does_not_end_the_watch(tmp_path: Path, options: list[str], pause_s: float) -> None:
-    """kill -9 of `brim run`: the command continues, is still watched and still held to its limit; the log is ended."""
+    """After kill -9 of `brim run`, the command continues, and the watcher still enforces its limit and ends the log."""
     log = tmp_path / "l.jsonl"
     script = """
 import os, sys, time
@@ -224,7 +227,7 @@ def _zombie(pid: int) -> bool:
 
 
 def test_a_killed_watcher_is_said_and_the_command_goes_on(tmp_path: Path) -> None:
-    """kill -9 of the watcher: the command ends as it would, with its exit code, and brim says that it was unwatched."""
+    """After kill -9 of the watcher, the command ends normally, and brim reports that it was unwatched."""
     process = subprocess.Popen(
         [PYTHON, "-m", "brim", "run", "--no-cgroup", "--", "sh", "-c", "sleep 1.5; exit 5"],
         stderr=subprocess.PIPE,
@@ -245,7 +248,7 @@ def test_a_killed_watcher_is_said_and_the_command_goes_on(tmp_path: Path) -> Non
 
 @hard
 def test_no_group_is_left_behind(tmp_path: Path) -> None:
-    """After a run, a kill and a command that never started, the cgroup of each is gone."""
+    """After a run, a kill and a command that never started, their cgroups are removed."""
     group = open_group(None)
     assert isinstance(group, Cgroup)
     home = group.folder.parent

@@ -1,4 +1,4 @@
-"""Nothing that is published states where it was made."""
+"""Published files do not contain paths, users or hosts of the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.publishing import DEST, Machine
 @pytest.mark.parametrize("format", ["parquet", "webdataset"])
 @pytest.mark.parametrize("kind", ["folder", "relative table", "absolute table"])
 def test_no_place_user_or_host(tmp_path: Path, format: str, kind: str) -> None:
-    """Every byte brim wrote that is not file content, the ledger too, is searched for paths and names."""
+    """All bytes that brim wrote, including the ledger, are searched for paths and names; file contents are excluded."""
     home = tmp_path / "home-of-somebody"
     source = write_files(home / "project", {f"scans/{i}.bin": random_bytes(300, i) for i in range(4)})
     out = tmp_path / "published"
@@ -55,7 +55,7 @@ def test_no_place_user_or_host(tmp_path: Path, format: str, kind: str) -> None:
 @pytest.mark.parametrize("token", ["hf_" + "VerySecret0123456789", "a-token-of-another-kind"])
 @pytest.mark.parametrize("route", ["info", "batch", "commit"])
 def test_debug_tracebacks_show_no_token_that_a_server_echoes(tmp_path: Path, token: str, route: str) -> None:
-    """Causes of causes are printed too, and each holds the server's words."""
+    """Tracebacks of --debug include all causes, and each one hides the token in the server's message."""
     source = write_files(tmp_path / "in", {"1.bin": b"1" * 3000})
     with TestHub(tmp_path / "hub", tokens={token: {"user": "ada", "can_write": True}}) as hub:
         machine = Machine(hub, tmp_path / "machine", token)
@@ -90,7 +90,7 @@ def test_debug_hides_the_values_of_secret_variables(tmp_path: Path) -> None:
 
 
 def test_a_table_that_names_files_of_two_homes_is_refused(tmp_path: Path) -> None:
-    """Relative to what they have in common, the paths would publish the names of users."""
+    """A table with files of two home folders is refused, because its relative paths would publish user names."""
     users = tmp_path / "users"
     write_files(users, {"alice/proj/f/1.bin": b"1", "bob/scans/2.bin": b"2"})
     table = users / "alice" / "proj" / "t.csv"

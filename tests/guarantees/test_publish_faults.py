@@ -1,4 +1,4 @@
-"""What goes wrong between brim and the Hub while a dataset is published."""
+"""Faults between brim and the Hub while a dataset is published."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.publishing import DEST, REPO, Listing, Machine, built, shards
 
 EACH = ("--rows-per-shard", "1")
 SIZE = 200_000
-LARGE = 3_000_000  # goes in parts
-FILE_COUNT = 120  # shards: more than one commit takes
+LARGE = 3_000_000  # uploaded in parts
+FILE_COUNT = 120  # more shards than one commit takes
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def hub(tmp_path: Path) -> Iterator[TestHub]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five files that go in one PUT each, and one that goes in three parts."""
+    """Create five files that are uploaded in one PUT each, and one that is uploaded in three parts."""
     contents = {f"f{i}.bin": random_bytes(SIZE, i) for i in range(5)} | {"large.bin": random_bytes(LARGE, 9)}
     return write_files(tmp_path_factory.mktemp("faults") / "source", contents)
 
@@ -59,7 +59,7 @@ def large_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_answers_that_pass(
     hub: TestHub, machine: Machine, source: Path, expected: Listing, status: int, routes: list[str]
 ) -> None:
-    """A server error on any request is tried again, and at most what that request carried is sent twice."""
+    """A server error on any request is retried, and at most the data of that request is sent twice."""
     faults = [hub.faults.add(route, status=status) for route in routes]
     machine.publish(source, *EACH)
     assert [fault.fired for fault in faults] == [1] * len(routes)
@@ -69,7 +69,7 @@ def test_answers_that_pass(
 
 
 def test_rate_limit(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
-    """429 is waited for as long as Retry-After says, wherever it comes, and the user is informed."""
+    """After 429 on any request, brim waits as long as Retry-After requires and informs the user."""
     faults = [hub.faults.add(route, status=429, retry_after=2) for route in ("info", "put", "commit")]
     start = time.monotonic()
     result = machine.publish(source, *EACH)
@@ -82,7 +82,7 @@ def test_rate_limit(hub: TestHub, machine: Machine, source: Path, expected: List
 
 @pytest.mark.parametrize("route", ["info", "batch", "commit"])
 def test_stop_while_the_rate_limit_is_waited_for(hub: TestHub, machine: Machine, source: Path, route: str) -> None:
-    """A request to stop ends a long wait that the Hub asked for, and the next run continues."""
+    """A stop ends a long wait that the Hub requested, and the next run resumes."""
     fault = hub.faults.add(route, times=None, status=429, retry_after=600)
     process = machine.start(source, *EACH)
     for _ in range(200):
@@ -117,7 +117,10 @@ UNEXPECTED = "The Hub answered with something else than it should"
 def test_answer_that_no_hub_gives_ends_with_exit_code_5(
     hub: TestHub, machine: Machine, source: Path, expected: Listing, route: str, status: int, body: str
 ) -> None:
-    """A proxy or a login page may answer instead of the Hub: that is said, and the next run publishes the rest."""
+    """A response of a proxy or a login page is reported with exit code 5.
+
+    The next run publishes the remaining files.
+    """
     if route == "create":
         hub.repos.delete("datasets", REPO)
     fault = hub.faults.add(route, times=None, action="answer", status=status, said=body)
@@ -156,7 +159,7 @@ def test_reading_an_answer_that_no_hub_gives_is_an_error(
 
 @pytest.mark.slow
 def test_server_that_stays_down(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
-    """When the tries are used up the exit code is 5, the error says to run again, and that sends the rest."""
+    """After the last retry the exit code is 5 and the error recommends a rerun, which uploads the remaining files."""
     hub.faults.add("put", nth=4, times=None, action="cut")
     result = machine.publish(source, *EACH, "--workers", "1", check=5)
     assert re.search(r"The connection to the Hub( \(127\.0\.0\.1:\d+\))? failed: Server disconnected", result.stderr)
@@ -170,7 +173,7 @@ def test_server_that_stays_down(hub: TestHub, machine: Machine, source: Path, ex
 
 
 def test_connection_cut(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
-    """A connection that is cut inside a PUT and inside a part costs what that PUT and that part had sent."""
+    """A connection that is cut inside a PUT or a part costs only the data of that PUT or part."""
     fault = hub.faults.add("put", nth=2, action="cut", after_bytes=150_000)
     part = hub.faults.add("part", nth=2, action="cut", after_bytes=700_000)
     machine.publish(source, *EACH)
@@ -181,7 +184,7 @@ def test_connection_cut(hub: TestHub, machine: Machine, source: Path, expected: 
 
 @pytest.mark.slow
 def test_stalled_connection(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
-    """A request whose bytes or whose answer do not move is given up after the stall time and made again."""
+    """A request without progress is aborted after the stall time and retried."""
     faults = [
         hub.faults.add("put", nth=2, action="stall", after_bytes=100_000, seconds=60),
         hub.faults.add("part", nth=2, action="stall", after_bytes=500_000, seconds=60),
@@ -201,7 +204,7 @@ def test_stalled_connection(hub: TestHub, machine: Machine, source: Path, expect
 
 
 def test_expired_url(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
-    """A pre-signed URL that is too old is replaced by a new one; other shards are not sent again."""
+    """An expired pre-signed URL is replaced; other shards are not uploaded again."""
     fault = hub.faults.add("put", nth=2, status=403)
     part = hub.faults.add("part", nth=2, status=403)
     machine.publish(source, *EACH)
@@ -211,7 +214,7 @@ def test_expired_url(hub: TestHub, machine: Machine, source: Path, expected: Lis
 
 
 def test_urls_that_expire_in_the_middle(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
-    """A part that takes longer than the URLs live ends that try; the next one has new URLs."""
+    """A part that takes longer than the URLs are valid ends that try; the next one has new URLs."""
     hub.url_lifetime_s = 2
     stall = hub.faults.add("part", nth=1, action="stall", after_bytes=100, seconds=3)
     machine.publish(source, *EACH)
@@ -222,7 +225,7 @@ def test_urls_that_expire_in_the_middle(hub: TestHub, machine: Machine, source: 
 
 
 def test_storage_that_refuses(hub: TestHub, machine: Machine, source: Path) -> None:
-    """Storage that refuses new addresses too is not taken for a token without rights, and is not tried for ever."""
+    """Storage that also refuses new URLs is not reported as a token without permission, and is not retried forever."""
     rule = hub.faults.add("put", times=None, status=403, code="AccessDenied")
     result = machine.publish(source, *EACH, "--workers", "1", check=2)
     assert "The Hub's storage refuses uploads to ada/data (403: AccessDenied), with new addresses too" in result.stderr
@@ -247,8 +250,10 @@ def test_storage_that_refuses(hub: TestHub, machine: Machine, source: Path) -> N
 def test_refusals_for_good(
     hub: TestHub, machine: Machine, tmp_path: Path, route: str, fault: Any, arguments: str
 ) -> None:
-    """A refusal that trying again does not change is exit 2 with what to change. Host and error code decide, not the
-    number alone (what may pass: tests/state/test_retry.py)."""
+    """A permanent refusal exits with code 2 and states the fix.
+
+    Host and error code decide, not only the status (tests/state/test_retry.py covers transient failures).
+    """
     source = write_files(tmp_path / "one", {"f.bin": random_bytes(3000, 1)})
     hub.faults.add(route, times=None, **fault)
     result = machine.publish(source, check=2)
@@ -257,7 +262,7 @@ def test_refusals_for_good(
 
 
 def test_codes_of_storage_that_pass(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
-    """RequestTimeout is a 400 and passes: the shard is sent again."""
+    """RequestTimeout has status 400 and is transient: the shard is uploaded again."""
     rule = hub.faults.add("put", nth=2, status=400, code="RequestTimeout")
     machine.publish(source, *EACH)
     assert rule.fired == 1
@@ -267,7 +272,7 @@ def test_codes_of_storage_that_pass(hub: TestHub, machine: Machine, source: Path
 def test_login_lost_in_the_middle(
     hub: TestHub, machine: Machine, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """401 ends the run with exit code 2 and what to do; the rerun continues and sends nothing twice."""
+    """401 ends the run with exit code 2 and states the fix; the rerun resumes and uploads nothing twice."""
     source = many_files(12, 50_000)
     expected = built(source, tmp_path / "out", *EACH)
     hub.faults.add("batch", nth=7, times=None, status=401)
@@ -283,7 +288,7 @@ def test_login_lost_in_the_middle(
 
 
 def test_read_only_token(hub: TestHub, source: Path, tmp_path: Path) -> None:
-    """A token without write access is said before the first byte."""
+    """A token without write access is reported before the first byte is uploaded."""
     result = Machine(hub, tmp_path / "machine", "hf_read").publish(source, check=2)
     assert "The token has no right to write to ada/data (403" in result.stderr
     assert hub.counters.puts == hub.counters.commits == hub.counters.requests["batch"] == 0
@@ -291,7 +296,7 @@ def test_read_only_token(hub: TestHub, source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_someone_else_commits(hub: TestHub, machine: Machine, source: Path, expected: Listing, times: int) -> None:
-    """412 because someone else committed: their file survives, ours come with the next try, nothing is sent again."""
+    """After 412 because of another user's commit, that file survives, and the next try commits without a new upload."""
     rule = hub.faults.add("commit", action="conflict", times=times)
     machine.publish(source, *EACH)
     assert rule.fired == times
@@ -304,7 +309,7 @@ def test_someone_else_commits(hub: TestHub, machine: Machine, source: Path, expe
 def test_someone_else_commits_to_the_pull_request_and_to_main(
     hub: TestHub, machine: Machine, large_source: Path
 ) -> None:
-    """While a pull request is filled, commits by others to it and to main survive its merge."""
+    """Commits of other users to the pull request and to main survive its merge."""
     hub.faults.add("commit", action="conflict", path="refs/pr/1")
     hub.faults.add("merge", action="conflict")
     machine.publish(large_source, *EACH)
@@ -314,7 +319,7 @@ def test_someone_else_commits_to_the_pull_request_and_to_main(
 
 
 def test_lost_answer_to_a_commit(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
-    """A commit whose answer is lost is looked for and not made a second time."""
+    """A commit with a lost response is looked up and not made a second time."""
     rule = hub.faults.add("commit", action="lose")
     machine.publish(source, *EACH)
     assert rule.fired == 1
@@ -325,7 +330,7 @@ def test_lost_answer_to_a_commit(hub: TestHub, machine: Machine, source: Path, e
 
 @pytest.mark.long
 def test_lost_answers_to_a_pull_request(hub: TestHub, machine: Machine, large_source: Path, tmp_path: Path) -> None:
-    """Answers to the opening, filling, marking and merging of a pull request are lost: each is done once."""
+    """If responses to opening, filling, marking and merging a pull request are lost, each step is still done once."""
     routes = ("discussion-create", "commit", "discussion", "status", "merge")
     rules = [hub.faults.add(route, action="lose") for route in routes]
     rules.append(hub.faults.add("commit", nth=3, action="lose"))
@@ -342,7 +347,7 @@ def test_lost_answers_to_a_pull_request(hub: TestHub, machine: Machine, large_so
 
 
 def test_server_restarts(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
-    """A server that restarts in the middle of a part ends no run and costs what was in flight."""
+    """A server restart in the middle of a part does not end the run and costs only the data in flight."""
     hub.faults.add("part", nth=2, action="stall", after_bytes=100_000, seconds=30)
     process = machine.start(source, *EACH)
     while hub.counters.requests["part"] < 2:
@@ -355,7 +360,7 @@ def test_server_restarts(hub: TestHub, machine: Machine, source: Path, expected:
 
 @pytest.mark.parametrize("status", [401, 403, 500])
 def test_xet_fails(tmp_path: Path, source: Path, status: int) -> None:
-    """What goes wrong in Xet's own storage is an error of the destination and not a bug in brim."""
+    """A failure in Xet's own storage is an error of the destination and not a bug in brim."""
     with TestHub(tmp_path / "hub", xet=True) as hub:
         machine = Machine(hub, tmp_path / "machine", more={"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1"})
         rule = hub.faults.add("xorb", times=None, status=status)

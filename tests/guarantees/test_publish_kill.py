@@ -1,4 +1,4 @@
-"""kill -9 while a dataset is published, again and again, with readers at the door."""
+"""Repeated SIGKILL while a dataset is published and read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.publishing import REPO, Listing, Machine, built, shards
 WORKERS = 2
 OPTIONS = ("--rows-per-shard", "1", "--workers", str(WORKERS), "--update")
 KILLS = kills(12)
-OLD = 20  # shards of the version that was published before
-# Every fifth file is larger than what the sockets' buffers hold, so that a kill cuts it in the middle.
+OLD = 20  # shards of the previously published version
+# Every fifth file is larger than the socket buffers, so that a kill interrupts its upload.
 SIZES = [4_000_000 + i if i % 5 == 4 else 20_000 + i for i in range(130)]
-# At its last steps too: while the Hub works on these requests.
+# Kills also happen at the last steps, while the Hub processes these requests.
 LAST = {"plain": ["commit"] * 2, "pull request": ["commit", "status", "merge"]}
 
 
@@ -32,7 +32,7 @@ def write_version(folder: Path, count: int) -> Path:
 
 
 class Readers:
-    """What readers of main see: its files all the time, and its rows by the real client occasionally."""
+    """The view of readers of main: its files continuously, and its rows by the real client occasionally."""
 
     def __init__(self, hub: TestHub, folder: Path) -> None:
         self.trees: list[Listing] = []
@@ -84,8 +84,10 @@ def wait_for(condition: Callable[[], bool], process: Process) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "count", "put_s"), [("plain", 90, 0.2), ("pull request", 130, 0.12)])
 def test_killed_again_and_again(tmp_path: Path, method: str, count: int, put_s: float) -> None:
-    """A publish that is killed twenty times ends whole, sends each byte once but for the shards that were in
-    flight, makes the new version visible once, and readers see the old one or the new one and nothing else."""
+    """A publication that is killed twenty times completes and makes the new version visible once.
+
+    Each byte is uploaded once except for the shards in flight, and readers see either the old or the new version.
+    """
     moments = random.Random(f"brim {method}")
     source = write_version(tmp_path / "source", OLD)
     with TestHub(tmp_path / "hub") as hub:

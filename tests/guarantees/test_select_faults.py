@@ -1,4 +1,4 @@
-"""brim select is killed, stopped, and short of disk: it continues as a build does, to the same bytes."""
+"""brim select after kills, stops and a full disk: it resumes to the same bytes as a build."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS = ["--where", "n > 4", "--shuffle", "3", "--rows-per-shard", "1", "--qui
 
 @pytest.fixture(params=["none", "snappy", "gzip", "nested"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Values that are ranges, pieces, decoded to a spool, or deep inside."""
+    """Create values that are stored as ranges, in pieces, compressed (decoded to a spool file), or nested."""
     rng = random.Random(1)
     files = [{"bytes": rng.randbytes(300_000), "path": f"{n}.bin"} for n in range(45)]
     table = pa.table({"n": range(45), "file": pa.array(files, FILE)})
@@ -36,7 +36,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_killed_and_stopped(source: Iterator[Path], tmp_path: Path) -> None:
-    """After kill -9 and after a stop file, the same command ends with the bytes of an undisturbed run."""
+    """After kill -9 and after a stop file, a rerun gives the bytes of an undisturbed run."""
     path = next(source)
     brim("select", path, tmp_path / "whole", *OPTIONS)
     out, stop = tmp_path / "out", tmp_path / "stop"
@@ -53,7 +53,7 @@ def test_killed_and_stopped(source: Iterator[Path], tmp_path: Path) -> None:
     while process.poll() is None and len(list(out.glob("data/*.parquet"))) <= len(result) + 1:
         time.sleep(0.005)
     stop.touch()
-    assert process.wait() in (0, 6)  # 0: it was done before it looked
+    assert process.wait() in (0, 6)  # 0 if it finished before it checked the stop file
     assert process.returncode == 0 or "un the same command to continue" in (tmp_path / "said").read_text()
     brim(*arguments)
     assert tree_digest(out) == tree_digest(tmp_path / "whole")
@@ -62,7 +62,7 @@ def test_killed_and_stopped(source: Iterator[Path], tmp_path: Path) -> None:
 
 
 def test_full_disk(source: Iterator[Path], tmp_path: Path, small_disk: Path) -> None:
-    """What cannot fit is said before the first byte; with room it continues."""
+    """A selection that cannot fit is refused before the first byte; with free space it succeeds."""
     path = next(source)
     assert "Free disk space" in brim("select", path, small_disk / "out", *OPTIONS, check=5).stderr
     grow(small_disk, 40)
@@ -71,7 +71,7 @@ def test_full_disk(source: Iterator[Path], tmp_path: Path, small_disk: Path) -> 
 
 
 def test_no_room_for_the_spool(tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that have to be decoded need disk: without it the run ends with exit 5 and states where."""
+    """Values that have to be decoded need disk space: without it the run exits with code 5 and names the folder."""
     rng = random.Random(2)
     files = [{"bytes": rng.randbytes(1_000_000), "path": f"{n}.bin"} for n in range(12)]
     pq.write_table(pa.table({"file": pa.array(files, FILE)}), tmp_path / "in.parquet", compression="gzip")

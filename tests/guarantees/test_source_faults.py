@@ -1,4 +1,4 @@
-"""Sources that change, move and break while they are packaged."""
+"""Sources that change, move or break while they are packaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.forked import brim
 
 
 class Meddler(Progress):
-    """Does something to the source when the first shard is done."""
+    """Runs an action on the source after the first finished shard."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act: Callable[[], None] | None = act
@@ -51,7 +51,10 @@ def _flip(path: Path) -> None:
 def test_a_file_that_changes_during_the_build(
     many_files: Callable[..., Path], tmp_path: Path, change: Callable[[Path], Any]
 ) -> None:
-    """The file is named, its shard is not there, shards before it are; with the source at rest it continues."""
+    """The error names the changed file, and its shard is not written.
+
+    Earlier shards exist, and the build resumes once the source has its original content.
+    """
     source, out = many_files(6), tmp_path / "out"
     victim = source / "f004.bin"
     original, times = victim.read_bytes(), victim.stat()
@@ -70,7 +73,10 @@ def test_a_file_that_changes_during_the_build(
 
 
 def test_content_that_changed_between_runs(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """Same size, new date: the shard is compared by content, kept if equal and written again if not."""
+    """A shard whose source has the same size and a new date is compared by content.
+
+    It is kept if the content is equal and written again if not.
+    """
     source, out = many_files(4), tmp_path / "out"
     brim("build", source, out, "--rows-per-shard", "1")
     os.utime(source / "f000.bin", ns=(7, 7))
@@ -82,7 +88,7 @@ def test_content_that_changed_between_runs(many_files: Callable[..., Path], tmp_
 
 
 def test_a_source_that_was_moved_or_copied(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """The build continues from another place, also when the copy lost its dates."""
+    """The build resumes from a moved source and from a copy without its modification times."""
     source, out = many_files(6), tmp_path / "out"
     whole = tmp_path / "whole"
     brim("build", source, whole, "--rows-per-shard", "1")
@@ -107,7 +113,7 @@ def test_a_source_that_was_moved_or_copied(many_files: Callable[..., Path], tmp_
 
 
 def test_update_keeps_what_is_unchanged(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """Files added at the end touch the last shard only; the others are renamed, not written."""
+    """Files added at the end change only the last shard; the others are renamed and not written again."""
     source, out = many_files(7), tmp_path / "out"
     options = ["--rows-per-shard", "2"]
     brim("build", source, out, *options)
@@ -122,7 +128,7 @@ def test_update_keeps_what_is_unchanged(many_files: Callable[..., Path], tmp_pat
 
 
 def test_update_when_a_value_comes_first(tmp_path: Path) -> None:
-    """With --shard-by, a value that appears in the middle moves the other shards and writes only its own."""
+    """With --shard-by, a new value in the middle moves the other shards and writes only its own."""
     source = write_files(tmp_path / "source", {f"{i}.bin": random_bytes(900 + i, i) for i in range(8)})
     table, out = source / "t.csv", tmp_path / "out"
 
@@ -141,7 +147,7 @@ def test_update_when_a_value_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_killed_update_goes_on(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """An update that is killed at each of its steps ends like one that was not."""
+    """An update that is killed at each of its steps gives the result of an undisturbed one."""
     source, out = many_files(4, size=2_000), tmp_path / "out"
     options = ["--rows-per-shard", "1"]
     brim("build", source, out, *options)
@@ -152,7 +158,7 @@ def test_a_killed_update_goes_on(many_files: Callable[..., Path], tmp_path: Path
     for calls in range(1, 150, 4):
         trial = tmp_path / "trial"
         shutil.copytree(out, trial)
-        # The process dies, as by kill -9, at its n-th fsync: each marks a step of the protocol.
+        # The process exits at its n-th fsync, as by kill -9: each fsync marks a step of the protocol.
         code = (
             "import os, sys\n"
             f"left = [{calls}]\n"
@@ -182,7 +188,7 @@ def _becomes_fifo(path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["build", "verify", "check", "unpack"])
 def test_a_source_file_that_became_a_fifo_is_named_and_not_waited_for(tmp_path: Path, verb: str) -> None:
-    """Opening a FIFO blocks until somebody writes to it, whatever signal comes."""
+    """The error names the FIFO, and the command does not block in opening it until a writer appears."""
     source = write_files(tmp_path / "in", {f"{n}.bin": random_bytes(2000, n) for n in range(3)})
     out = tmp_path / "out"
     if verb == "build":
@@ -201,7 +207,7 @@ def test_a_source_file_that_became_a_fifo_is_named_and_not_waited_for(tmp_path: 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet", "rows.arrow", "rows.txt"])
 def test_rows_of_a_file_that_became_a_fifo_are_not_waited_for(tmp_path: Path, name: str) -> None:
-    """Between the plan of a computed job and its part."""
+    """A source that becomes a FIFO between plan and part of a computed job is an error and does not block."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet as pq
@@ -225,7 +231,7 @@ def test_rows_of_a_file_that_became_a_fifo_are_not_waited_for(tmp_path: Path, na
 
 
 def ended(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command that must end by itself; one that hangs is killed, and the test fails."""
+    """Run a command that must exit within a minute; if it hangs, it is killed and the test fails."""
     return subprocess.run(
         [sys.executable, "-m", "brim", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
     )

@@ -22,7 +22,7 @@ MB = 1_000_000
 
 
 def run(*arguments: object) -> tuple[int, int, str]:
-    """The exit code of a command, the peak memory of its processes, and its output."""
+    """Run a command; return its exit code, the peak memory of its processes, and its output."""
     command = [sys.executable, "-m", "brim", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     peak = 0
@@ -34,7 +34,7 @@ def run(*arguments: object) -> tuple[int, int, str]:
 
 
 def table_of(rows: int) -> pa.Table:
-    """A column of files, ten of texts and ten of numbers: about 500 bytes per row."""
+    """Return a table with a column of files, ten of texts and ten of numbers: about 500 bytes per row."""
     random = np.random.default_rng(1)
     columns = {"file": pa.array([f"f/{row % 3}.bin" for row in range(rows)])}
     for number in range(10):
@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 def test_table_larger_than_the_limit_is_planned_built_checked_and_verified_within_it(
     folder: Path, name: str, rows: int, write: Callable[[pa.Table, Path], None]
 ) -> None:
-    """Held whole, these tables took 190 to 210 MB."""
+    """Peak memory stays below 110 MB, while these tables take 190 to 210 MB in memory."""
     source, dest = folder / name, folder / "out"
     write(table_of(rows), source)
     for arguments in (
@@ -90,14 +90,17 @@ def test_table_larger_than_the_limit_is_planned_built_checked_and_verified_withi
         if arguments[0] == "build":
             report = re.search(r"peak memory +([\d.]+) MB", output)
             assert report is not None
-            assert float(report[1]) * MB > 0.85 * peak  # it samples at other moments
+            assert float(report[1]) * MB > 0.85 * peak  # brim samples at other times than the test
     assert sum(pq.read_metadata(shard).num_rows for shard in dest.glob("data/*.parquet")) == rows
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [2, 3])
 def test_large_table_written_by_several_workers_stays_within_what_its_plan_names(folder: Path, workers: int) -> None:
-    """Shards written by a thread each took up to 30 MB more: Arrow's allocator kept what ended threads had used."""
+    """Peak memory stays within the plan's estimate with several writer threads.
+
+    Threads once took up to 30 MB more each, because Arrow's allocator kept the memory of ended threads.
+    """
     source, dest = folder / "t.jsonl", folder / "out"
     write_jsonl(table_of(60_000), source)
     options = ("--rows-per-shard", 2000, "--workers", workers)
@@ -143,7 +146,7 @@ def test_memory_that_a_refusal_of_many_columns_names_is_enough(folder: Path) -> 
 
 @pytest.mark.parametrize("as_folder", [False, True])
 def test_unpack_of_rows_without_files_is_refused_before_they_are_read(tmp_path: Path, as_folder: bool) -> None:
-    """20 million rows of one value are half a megabyte of Parquet, and 320 MB in memory."""
+    """20 million rows of one value are half a megabyte of Parquet and 320 MB in memory; unpack refuses them first."""
     rows = pa.table({"a": np.zeros(1_000_000, np.int64), "b": np.ones(1_000_000, np.int64)})
     (tmp_path / "d").mkdir()
     source = tmp_path / "d" / "t.parquet"
@@ -178,7 +181,7 @@ c1 = { name = "c1", type = "int64" }
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["bids", "recipe"])
 def test_joined_table_is_read_in_batches_within_the_limit(tmp_path: Path, kind: str) -> None:
-    """participants.tsv, or the table of a recipe: 25 MB, of which the cells took 450 MB."""
+    """participants.tsv or the table of a recipe has 25 MB, and its cells once took 450 MB."""
     if kind == "bids":
         (tmp_path / "d/sub-1/anat").mkdir(parents=True)
         (tmp_path / "d/sub-1/anat/sub-1_T1w.nii.gz").write_bytes(b"x" * 100)

@@ -1,4 +1,4 @@
-"""Tensor writers that are killed, that run out of disk, and whose files are damaged while they are written."""
+"""Tensor writers that are killed or run out of disk space, and partial files that are damaged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def job(folder: Path, kind: str, pause_s: float = 0.0, replace: bool = False) -> int:
-    """Write all rows, or those that are missing; return how many existed."""
+    """Write all rows, or the missing ones; return the number of existing rows."""
     name, options = KINDS[kind]
     text = np.random.default_rng(0).random((ROWS, 64), dtype=np.float32)
     number = np.arange(ROWS)
@@ -54,7 +54,7 @@ def job(folder: Path, kind: str, pause_s: float = 0.0, replace: bool = False) ->
     return completed
 
 
-# Forking from a process that has imported everything makes a writer that can be killed from its first moment on.
+# Forking from a process that has imported everything gives a writer that can be killed from its start.
 NURSERY = """
 import os, sys
 from pathlib import Path
@@ -95,7 +95,7 @@ class Nursery:
         self._process.stdin.flush()
 
     def run(self, folder: Path, kind: str, kill_after_s: float | None = None, first_receipt: bool = False) -> float:
-        """The seconds that the job lived. The kill comes so long after its start, or after its first receipt."""
+        """Return the lifetime of the job in seconds; it is killed this long after its start or its first receipt."""
         self._say(f"{folder} {kind}")
         pid, started_at = int(self._line()), time.monotonic()
         if kill_after_s is not None:
@@ -103,7 +103,7 @@ class Nursery:
                 time.sleep(0.002)
             time.sleep(kill_after_s)
             os.kill(pid, signal.SIGKILL)
-        self._say("wait")  # not before: until then the number is its own, even if it has ended
+        self._say("wait")  # until this message the pid stays reserved, even if the process has ended
         status = int(self._line())
         assert status in (0, signal.SIGKILL)
         return time.monotonic() - started_at
@@ -122,7 +122,7 @@ def _has_receipt(path: Path) -> bool:
 
 
 def visible_rows(path: Path) -> int:
-    """What a reader finds under the file's name: all or nothing."""
+    """Return the number of rows that a reader sees under the file's name: all or none."""
     try:
         if path.suffix == ".parquet":
             return pq.ParquetFile(path).metadata.num_rows if path.exists() else 0
@@ -141,7 +141,7 @@ def nursery() -> Iterator[Nursery]:
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "moments"), [(kind, 30 if kind == "known" else 12) for kind in KINDS])
 def test_killed_at_random_moments(tmp_path: Path, nursery: Nursery, kind: str, moments: int) -> None:
-    """After kill -9 the rows of the last receipt exist, and the file that is finished then is the same."""
+    """After kill -9 the rows of the last receipt exist, and finishing the file gives the same bytes."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     lived = nursery.run(whole, kind)
@@ -150,7 +150,7 @@ def test_killed_at_random_moments(tmp_path: Path, nursery: Nursery, kind: str, m
     landed = 0
     for number in range(moments):
         killed.mkdir()
-        if number % 3:  # most in the writing, whatever else the machine does
+        if number % 3:  # most kills happen during the writing, on a slow machine too
             nursery.run(killed, kind, when.uniform(0, lived / 2), first_receipt=True)
         else:
             nursery.run(killed, kind, when.uniform(0, lived * 1.1))
@@ -162,7 +162,7 @@ def test_killed_at_random_moments(tmp_path: Path, nursery: Nursery, kind: str, m
 
 
 def test_killed_again_and_again(tmp_path: Path, nursery: Nursery) -> None:
-    """One job that is killed until it is done still ends whole, and goes forward every time that it wrote a receipt."""
+    """A job that is killed repeatedly completes, and progresses every time that it wrote a receipt."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
@@ -174,14 +174,14 @@ def test_killed_again_and_again(tmp_path: Path, nursery: Nursery) -> None:
 
 
 class Crash(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the death of the process."""
 
 
 @pytest.mark.parametrize(("kind", "replacing"), [*((kind, False) for kind in KINDS), ("shards", True), ("npy", True)])
 def test_a_crash_at_every_step_of_finishing(
     tmp_path: Path, kind: str, replacing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the receipts, between the renames, while the folder is removed: the next run ends with the same files."""
+    """After a crash at any step of finishing the files, the next run gives the same files."""
     (tmp_path / "whole").mkdir()
     job(tmp_path / "whole", kind)
     undisturbed = tree_digest(tmp_path / "whole")
@@ -209,14 +209,14 @@ def test_a_crash_at_every_step_of_finishing(
 
 
 def _crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """The step-th durable act of finishing does not happen, and nothing after it either."""
+    """Make the step-th durable operation of finishing, and all later ones, raise Crash."""
     acts = 0
 
     def counted(act: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
             nonlocal acts
             if threading.current_thread() is not threading.main_thread():
-                return act(*arguments, **options)  # a sync while writing is no step of finishing
+                return act(*arguments, **options)  # a sync during the writing is not a step of finishing
             if acts >= step:
                 acts = step + 1
                 raise Crash
@@ -235,7 +235,7 @@ def _crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
 
 
 def test_damage_is_found_and_written_again(tmp_path: Path) -> None:
-    """A flipped bit in what a receipt covers: the rows from that block on are done again, with a warning."""
+    """After a flipped bit in data with a receipt, the rows from that block on are written again, with a warning."""
     text = np.random.default_rng(0).random((100, 8), dtype=np.float32)
     path = tmp_path / "a.npy"
     writer = brim.TensorWriter(path, 100, text=(8, "float32"), checkpoint_rows=10)
@@ -253,7 +253,7 @@ def test_damage_is_found_and_written_again(tmp_path: Path) -> None:
     resumed.append(text=text[40:60])
     with pytest.raises(InputError):
         resumed.close()
-    with brim.TensorWriter(path, 100, text=(8, "float32"), resume=True) as last:  # and no warning any more
+    with brim.TensorWriter(path, 100, text=(8, "float32"), resume=True) as last:  # without a warning
         assert last.rows_done == 60
         last.append(text=text[60:])
     np.testing.assert_array_equal(np.load(path), text)
@@ -261,7 +261,7 @@ def test_damage_is_found_and_written_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["torn", "flipped", "gone"])
 def test_damaged_receipts(tmp_path: Path, harm: str) -> None:
-    """A line that is torn or flipped counts as not written; without receipts everything is done again."""
+    """A torn or flipped receipt counts as missing; without receipts all rows are written again."""
     text = np.arange(400, dtype=np.float32).reshape(100, 4)
     path, receipts = tmp_path / "a.npy", tmp_path / "a.npy.partial" / "receipts.jsonl"
     writer = brim.TensorWriter(path, 100, text=(4, "float32"), checkpoint_rows=10)
@@ -279,7 +279,7 @@ def test_damaged_receipts(tmp_path: Path, harm: str) -> None:
 
 
 def test_a_disk_that_fails_while_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed sync the file is unknown: the writer reports it at its next call, and the receipts decide."""
+    """After a failed sync the writer reports the error at its next call, and the receipts decide on resuming."""
     text = np.arange(400, dtype=np.float32).reshape(100, 4)
     path = tmp_path / "a.npy"
     writer = brim.TensorWriter(path, 100, text=(4, "float32"), checkpoint_rows=20)
@@ -305,7 +305,7 @@ def test_a_disk_that_fails_while_syncing(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("position", [1, 2])
 def test_an_interrupt_between_two_tensors(tmp_path: Path, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C when one tensor of a batch counts already and the other does not: no row is torn."""
+    """Ctrl-C between two tensors of a batch leaves no row in only one of them."""
     from brim.tensors.partial_layout import Stream
 
     path, spec = tmp_path / "a.safetensors", {"x": (3, "float32"), "y": (2, "float32")}
@@ -333,7 +333,7 @@ def test_an_interrupt_between_two_tensors(tmp_path: Path, position: int, monkeyp
 
 
 def test_too_small_from_the_start(small_disk: Path) -> None:
-    """What cannot fit is said before the first byte, with both numbers."""
+    """If the output cannot fit, the run fails before the first byte and states both sizes."""
     path = small_disk / "a.safetensors"
     with pytest.raises(
         DestinationUnavailableError, match=r"10\.0 MB of disk, and 8\.\d+ MB are left.*Make room"
@@ -345,7 +345,7 @@ def test_too_small_from_the_start(small_disk: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["known", "unknown"])
 def test_full_in_the_middle(small_disk: Path, kind: str) -> None:
-    """When others fill the disk meanwhile: a clear error, the rows of the last receipt, and on when there is room."""
+    """If other data fills the disk during the run, the rows of the last receipt remain and the run can be resumed."""
     text = np.random.default_rng(0).random((5000, 250), dtype=np.float32)
     rows = 5000 if kind == "known" else None
     path = small_disk / "a.safetensors"
@@ -370,7 +370,7 @@ def test_full_in_the_middle(small_disk: Path, kind: str) -> None:
 
 
 def test_full_while_it_is_put_together(small_disk: Path) -> None:
-    """Without a known number of rows the end needs the room again: the rows stay, and a second try needs no data."""
+    """Without a known number of rows, finishing needs the space twice; after an error, a retry needs no new data."""
     text = np.random.default_rng(0).random((5000, 250), dtype=np.float32)
     path = small_disk / "a.safetensors"
     writer = brim.TensorWriter(path, text=(250, "float32"))
@@ -386,7 +386,7 @@ def test_full_while_it_is_put_together(small_disk: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["list", "iterator"])
 def test_save_file_goes_on_after_a_full_disk(small_disk: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that were let go are in the unfinished file: the same call with the same lists finishes it."""
+    """After a full disk, released batches are in the partial file, so the same call with the same lists finishes it."""
     monkeypatch.setattr(tensor_writer, "SYNC_BYTES", 300_000)
     text = np.random.default_rng(0).random((5000, 250), dtype=np.float32)
     batches = np.array_split(text, 50)

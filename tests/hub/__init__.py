@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on loopback for tests, real enough for the real clients."""
+"""A Hugging Face Hub on the loopback interface for tests, complete enough for the real clients."""
 
 from .faults import Fault, Faults
 from .objects import Counters

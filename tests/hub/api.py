@@ -1,4 +1,4 @@
-"""The Hub's API as its clients call it: accounts, repositories, trees, commits, branches, files."""
+"""The Hub's API as its clients call it: accounts, repositories, trees, commits, branches and files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def info(request: Request) -> Answer:
 
 
 def _described(request: Request, repo: Repo, path: str, entry: Entry | None, expand: bool) -> dict[str, Any]:
-    """What the tree and paths-info say of a file, or of a folder (entry is None)."""
+    """Return the description of a file, or of a folder (entry is None), for the tree and paths-info endpoints."""
     if entry is None:
         return {"type": "directory", "oid": "0" * 40, "size": 0, "path": path}
     actual: dict[str, Any] = {"type": "file", "oid": entry.blob_id, "size": entry.size, "path": path}
@@ -219,7 +219,7 @@ def commit(request: Request) -> Answer:
 
 
 def _prepared(request: Request, repo: Repo, revision: str, key: str, value: Any) -> tuple[str, Entry | None]:
-    """One operation of a commit, checked as far as that is possible without the tree."""
+    """Parse one operation of a commit and check it as far as possible without the tree."""
     path = value["path"]
     if key == "file":
         return path, Entry.regular(base64.b64decode(value["content"], validate=True))

@@ -1,4 +1,4 @@
-"""Storage buckets of the Hub, as huggingface_hub's client asks for them: names for Xet objects, without commits."""
+"""Storage buckets of the Hub as the client of huggingface_hub uses them: names for Xet objects, without commits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _described(request: Request, path: str, entry: tuple[str, str]) -> dict[str,
 
 
 def tree(request: Request) -> Answer:
-    """The prefix is compared letter by letter: `logs` also finds `logs.json`."""
+    """List files by prefix; the prefix is compared as plain text, so `logs` also matches `logs.json`."""
     bucket, prefix = _bucket(request), request.groups["path"].strip("/")
     actual: dict[str, dict[str, Any]] = {}
     for path, entry in bucket.files.items():
@@ -94,7 +94,7 @@ def paths_info(request: Request) -> Answer:
 
 
 def batch(request: Request) -> Answer:
-    """Each operation for itself: those that fail are reported, the others are done."""
+    """Run each operation independently; failed operations are reported and do not stop the others."""
     lines = [json.loads(line) for line in request.body.lines() if line.strip()]
     bucket = _bucket(request, write=True)
     if len(lines) > 1000:

@@ -1,4 +1,4 @@
-"""Discussions and pull requests: list, create (pull requests as drafts), comment, change status, merge."""
+"""Discussions and pull requests: list, create (pull requests as drafts), comment, change the status and merge."""
 
 from __future__ import annotations
 

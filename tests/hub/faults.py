@@ -1,4 +1,4 @@
-"""What can go wrong on the way to the test Hub: rules, matched against requests in the order in which they come."""
+"""Faults of the test Hub: rules that are matched against requests in the order in which they arrive."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Action = Literal["status", "cut", "stall", "lose", "conflict", "answer", "garble
 
 @dataclass(slots=True)
 class Fault:
-    """One rule: from the `nth` request of a route on (counted from when the rule was added), `times` times, `action`.
+    """One rule: apply `action` to `times` requests of a route, from the `nth` one after the rule was added.
 
-    status    answer `status` (with Retry-After if given) after reading the body, without doing the work
-    cut       close the connection after `after_bytes` of the request's body (of the answer's, for a GET)
+    status    read the body, answer `status` (with Retry-After if set) and do no work
+    cut       close the connection after `after_bytes` of the request's body (of the response's for a GET)
     stall     after `after_bytes` of the body, neither read nor answer for `seconds`, then continue
     lose      do the work, then close the connection instead of answering
-    answer    answer `status` with `said` as the body, without doing the work
-    garble    do the work, then answer like that
-    conflict  another process commits to that revision first; the answer is 412
+    answer    answer `status` with `said` as the body and do no work
+    garble    do the work, then answer as for `answer`
+    conflict  commit to that revision from another process first; the answer is 412
     """
 
     route: str
@@ -47,7 +47,7 @@ class Fault:
 
 
 class Faults:
-    """The rules of one hub. Of several that are due, the one added first fires."""
+    """The rules of one hub. If several rules match a request, the one added first applies."""
 
     def __init__(self) -> None:
         self._rules: list[Fault] = []
@@ -78,7 +78,7 @@ class Faults:
             self._rules.clear()
 
     def take(self, route: str, path: str) -> Fault | None:
-        """The rule that this request falls under; each call counts as one request."""
+        """Return the rule that matches this request; each call counts as one request."""
         subset = None
         with self._lock:
             for rule in self._rules:

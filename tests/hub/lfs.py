@@ -1,4 +1,4 @@
-"""Large objects: the batch call and its pre-signed URLs, PUTs of objects and parts, completion, verify, downloads."""
+"""Large objects: the batch call, pre-signed URLs, PUTs of objects and parts, completion, verification, downloads."""
 
 from __future__ import annotations
 

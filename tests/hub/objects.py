@@ -1,8 +1,8 @@
-"""The storage host's side: large objects streamed to files, or only hashed, with every SHA-256 and size checked.
+"""The storage host: large objects are written to files or only hashed, and every SHA-256 and size is checked.
 
-Memory does not grow with the size of an object. With keep=False an object is its SHA-256, its size and, if
-`tail_bytes` is set, its last bytes (enough for a Parquet footer); parts must then come in order, because
-nothing else would let them be hashed without being kept.
+Memory use does not grow with the size of an object. With keep=False only the SHA-256, the size and, if
+`tail_bytes` is set, the last bytes of an object are stored (enough for a Parquet footer). Parts must then arrive
+in order, because parts that are not stored can only be hashed in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .store import HubError
 
 @dataclass(slots=True)
 class Counters:
-    """What the server has seen since it was made; survives a restart."""
+    """Counters of the server since it was created; they survive a restart."""
 
     requests: Counter[str] = field(default_factory=Counter)
     puts: int = 0
@@ -37,7 +37,7 @@ class Counters:
 
 
 class Intake:
-    """Counts the bytes of one PUT as they come."""
+    """Counts the bytes of one PUT as they arrive."""
 
     def __init__(self, objects: Objects, oid: str, part: int) -> None:
         self._objects, self._key, self._at = objects, (oid, part), 0
@@ -65,7 +65,7 @@ class Intake:
 
 
 class Writer:
-    """Where the bytes of one PUT go: into a separate file, a part of a shared file, or only through the hash."""
+    """Writes the bytes of one PUT to a separate file or to a part of a shared file, or only hashes them."""
 
     def __init__(self, file: Path | None, tail_bytes: int, *, offset: int | None = None, state: Writer | None = None):
         self.etag = uuid.uuid4().hex
@@ -115,7 +115,7 @@ class Multipart:
 
 
 class Objects:
-    """All large objects by SHA-256, whichever repository they belong to."""
+    """All large objects by SHA-256, independent of the repository they belong to."""
 
     def __init__(self, folder: Path, counters: Counters, *, keep: bool, tail_bytes: int) -> None:
         self.folder, self.counters, self.keep, self.tail_bytes = folder, counters, keep, tail_bytes
@@ -136,7 +136,7 @@ class Objects:
         return Writer(self._incoming(), self.tail_bytes)
 
     def begin_spool(self) -> Writer:
-        """A file whatever `keep` says, for what must be looked into once."""
+        """Return a writer to a file even with keep=False, for content that has to be read once."""
         return Writer(self.folder / "incoming" / uuid.uuid4().hex, 0)
 
     def adopt(self, oid: str, file: Path) -> None:
@@ -198,7 +198,7 @@ class Objects:
         del self.uploads[upload_id]
 
     def readable(self, oid: str, start: int) -> tuple[Path, int]:
-        """The file that holds an object's bytes from `start` on, and which byte of the object is the file's first."""
+        """Return the file with an object's bytes from `start` on, and the offset of its first byte in the object."""
         path, size = self.path(oid), self.sizes[oid]
         first = size - path.stat().st_size if path.exists() else size + 1
         if start < first:
@@ -206,7 +206,7 @@ class Objects:
         return path, first
 
     def forget(self, oid: str) -> None:
-        """Garbage collection of an object that no commit refers to."""
+        """Delete an object that no commit refers to, as garbage collection does."""
         with self.lock:
             self.sizes.pop(oid, None)
         self.path(oid).unlink(missing_ok=True)

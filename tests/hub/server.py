@@ -1,11 +1,11 @@
-"""The test Hub: two listeners (the Hub on 127.0.0.1, its storage host on 127.0.0.2), what they share, and its rules.
+"""The test Hub: two listeners (the Hub on 127.0.0.1, its storage host on 127.0.0.2) and their shared state.
 
     with TestHub(folder, tokens={"hf_write": {"user": "ada", "can_write": True}}) as hub:
         subprocess.run(..., env={"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_write"})
         hub.files("ada/data")
 
-It answers the real clients of `huggingface_hub`, `datasets` and hf_xet. It does not imitate rate limits, the
-dataset viewer or quotas; what goes wrong goes wrong by `hub.faults`.
+The real clients of `huggingface_hub`, `datasets` and hf_xet work with it. Rate limits, the dataset viewer and
+quotas are not implemented; `hub.faults` adds failures.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .objects import Counters, Intake, Objects
 from .store import Entry, HubError, Repo, Repos
 from .wire import Answer, Listener, Request
 
-# Another host, so that redirects and the stripping of credentials are real; only Linux has all of 127/8 on loopback.
+# A different host makes redirects and the removal of credentials real; only Linux has all of 127/8 on loopback.
 STORAGE_HOST = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 TOKENS = {"hf_write": {"user": "ada", "can_write": True}, "hf_read": {"user": "bob", "can_write": False}}
 
 
 class TestHub:
-    """A Hub in threads of this process. `stop` and `start` again: same addresses, same content."""
+    """A Hub in threads of this process. After `stop` and `start`, addresses and content are the same."""
 
     __test__ = False
 
@@ -107,7 +107,7 @@ class TestHub:
             raise AssertionError("the test Hub failed") from self.errors[0]
 
     def files(self, repo: str, revision: str = "main", *, kind: str = "datasets") -> dict[str, tuple[int, str]]:
-        """Size and SHA-256 of every file of a revision."""
+        """Return the size and SHA-256 of every file of a revision."""
         tree = self.repos.get(kind, repo).resolve(revision).tree
         return {path: (entry.size, entry.sha256) for path, entry in tree.items()}
 
@@ -123,7 +123,7 @@ class TestHub:
         return self.repos.get(kind, repo).resolve(revision).id
 
     def history(self, repo: str, revision: str = "main", *, kind: str = "datasets") -> list[str]:
-        """Titles of the commits, newest first."""
+        """Return the titles of the commits, newest first."""
         return [commit.title for commit in self.repos.get(kind, repo).history(revision)]
 
     def create(self, repo: str, *, private: bool = False, kind: str = "datasets") -> Repo:
@@ -134,14 +134,14 @@ class TestHub:
         self.moved[old] = new
 
     def commit_as_someone_else(self, groups: Mapping[str, str]) -> None:
-        """What a colleague does at the same time: one more file on that revision."""
+        """Add one file to that revision, as a concurrent commit of another user does."""
         repo = self.repos.get(groups.get("kind") or "datasets", groups["name"])
         entry = Entry.regular(f"{len(repo.commits)}\n".encode())
         revision = groups.get("revision") or "main"
         repo.commit(revision, lambda tree: tree.update({"someone-else.txt": entry}), title="someone else's commit")
 
     def collect_garbage(self, repo: str, *, kind: str = "datasets") -> set[str]:
-        """Forget objects that are uploaded and not committed, as the Hub does after about 20 hours."""
+        """Delete uploaded objects that no commit refers to, as the Hub does after about 20 hours."""
         actual = self.repos.get(kind, repo)
         with actual.lock:
             lost = actual.objects - actual.committed()
@@ -151,7 +151,7 @@ class TestHub:
         return lost
 
     def user(self, request: Request, *, required: bool = False) -> Mapping[str, Any]:
-        """Whose token the request carries; None without one."""
+        """Return the user of the request's token, or None without a token."""
         header = request.headers.get("Authorization")
         if header is None:
             if required:
@@ -167,7 +167,7 @@ class TestHub:
             raise HubError(403, f"You don't have the rights to write to {name}")
 
     def repo(self, request: Request, *, write: bool = False, content: bool = False) -> Repo:
-        """The repository of a request, if this user may do this with it."""
+        """Return the repository of a request if its user has the permission that the request needs."""
         user = self.user(request, required=write)
         repo = self.repos.get(request.groups["kind"] or "models", request.groups["name"])
         if repo.private and user["user"] is None:
@@ -182,7 +182,7 @@ class TestHub:
         return f"{self.endpoint}/{'' if repo.kind == 'models' else repo.kind + '/'}{repo.name}"
 
     def sign(self, path: str) -> str:
-        """A URL on the storage host that needs no token and expires."""
+        """Return a URL on the storage host that needs no token and expires."""
         expires = f"{time.time() + self.url_lifetime_s:.3f}"
         return f"{self.storage}{path}?expires={expires}&signature={_signature(path, expires)}"
 
@@ -197,24 +197,24 @@ class TestHub:
         return self.xet.by_sha256.get(sha256) if self.xet is not None else None
 
     def read_bucket(self, name: str, path: str) -> bytes:
-        """An object of a bucket."""
+        """Return the object of a bucket."""
         hash, _ = self.buckets[name].files[path]
         self._materialize(hash)
         return self.objects.readable(hash, 0)[0].read_bytes()
 
     def object_size(self, repo: Repo, oid: str) -> int | None:
-        """The size of an object that was uploaded to this repository."""
+        """Return the size of an object that was uploaded to this repository."""
         if oid in repo.objects:
             return self.objects.sizes.get(oid)
         stored = self.xet_file(oid)
         return None if stored is None else stored.size
 
     def _materialize(self, oid: str) -> None:
-        """Make an object that came in chunks readable as one file."""
+        """Make an object that was uploaded in chunks readable as one file."""
         stored = self.xet_file(oid) or (self.xet.files.get(oid) if self.xet is not None else None)
         if stored is None or oid in self.objects.sizes:
             return
-        # Here, because the server without Xet needs nothing but the standard library.
+        # Imported in this function, because the server without Xet needs only the standard library.
         import hf_xet  # type: ignore[import-untyped]
 
         target = self.objects.folder / "incoming" / f"{oid}-{threading.get_ident()}"
@@ -229,7 +229,7 @@ class TestHub:
         self.objects.adopt(oid, target)
 
     def slice(self, request: Request, label: bytes | str, headers: dict[str, str]) -> Answer:
-        """The bytes that a request asks for, of a text or of the object with that SHA-256."""
+        """Return the requested bytes of a text or of the object with that SHA-256."""
         if isinstance(label, str):
             self._materialize(label)
             if label not in self.objects.sizes:
@@ -251,7 +251,7 @@ class TestHub:
         return answer
 
     def intake(self, route: str, request: Request) -> contextlib.AbstractContextManager[object]:
-        """Counts the bytes of requests that bring objects."""
+        """Count the bytes of requests that upload objects."""
         if route not in ("put", "part", "xorb"):
             return contextlib.nullcontext()
         intake = Intake(self.objects, request.groups["oid"], int(request.groups.get("part", 0)))

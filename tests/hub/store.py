@@ -1,4 +1,4 @@
-"""Repositories as the test Hub keeps them: trees, commits, branches, pull requests. No HTTP, no large objects."""
+"""The repositories of the test Hub: trees, commits, branches and pull requests, without HTTP and large objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LFS_SUFFIXES = tuple(line.split()[0][1:].decode() for line in GITATTRIBUTES.spli
 
 
 class HubError(Exception):
-    """An answer that is not a success; `code` is what the clients read in X-Error-Code."""
+    """An answer that reports a failure; clients read `code` from the header X-Error-Code."""
 
     def __init__(self, status: int, message: str, code: str | None = None, **fields: Any) -> None:
         super().__init__(status, message, code)
@@ -39,7 +39,7 @@ def lfs_pointer(sha256: str, size: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file of a tree: its text itself, or (content is None) a pointer to a large object."""
+    """A file of a tree: its text, or (content is None) a pointer to a large object."""
 
     size: int
     sha256: str
@@ -100,7 +100,7 @@ class Discussion:
 
 
 class Repo:
-    """One repository. Everything that changes it holds `lock`."""
+    """One repository. Every method that changes it holds `lock`."""
 
     def __init__(self, kind: str, name: str, author: str, private: bool) -> None:
         self.kind, self.name, self.author = kind, name, author
@@ -126,7 +126,7 @@ class Repo:
         return commit
 
     def resolve(self, revision: str) -> Commit:
-        """The commit that a branch, a pull request's reference or a commit OID names."""
+        """Return the commit of a branch, of a pull request's reference or of a commit OID."""
         actual = self.refs.get(revision.removeprefix("refs/heads/"), revision)
         if actual not in self.commits:
             raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
@@ -142,7 +142,7 @@ class Repo:
         author: str = "someone",
         parent: str | None = None,
     ) -> Commit:
-        """Apply `change` to the head's tree and move the reference."""
+        """Apply `change` to the tree of the head and move the reference."""
         with self.lock:
             if revision not in self.refs:
                 raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
@@ -213,7 +213,7 @@ class Repo:
             return discussion.add_event("status-change", author, {"status": status})
 
     def _pull_request_changes(self, discussion: Discussion) -> tuple[dict[str, Entry | None], list[str]]:
-        """What merging would change on the base branch, and the paths that both sides changed."""
+        """Return the changes that a merge would make on the base branch, and the paths that both sides changed."""
         before = self.commits[discussion.base_commit].tree
         expected = self.resolve(f"refs/pr/{discussion.num}").tree
         head = self.resolve(discussion.base).tree
@@ -262,7 +262,7 @@ def _same(a: Entry | None, b: Entry | None) -> bool:
 
 
 class Repos:
-    """All repositories by type ("models", "datasets", "spaces") and name."""
+    """All repositories, by type ("models", "datasets", "spaces") and name."""
 
     def __init__(self) -> None:
         self._repos: dict[tuple[str, str], Repo] = {}

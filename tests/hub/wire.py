@@ -1,4 +1,4 @@
-"""HTTP for the test Hub: requests read as streams, answers, and the faults that happen on the wire."""
+"""HTTP for the test Hub: requests read as streams, answers, and faults of the connection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REVISION = r"/(?P<revision>[^/]+)"
 
 
 class Cut(ConnectionError):
-    """The connection ends here, without an answer."""
+    """Raised to close the connection without an answer."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Answer:
 
 
 class Body:
-    """The body of a request as a stream; a cut or a stall happens while it is read."""
+    """The body of a request as a stream; faults of type cut and stall are applied while it is read."""
 
     def __init__(self, source: BufferedIOBase, length: int, fault: Fault | None, stopping: threading.Event) -> None:
         self.length, self.received = length, 0
@@ -73,7 +73,7 @@ class Body:
         self._at = min(fault.after_bytes, length) if fault is not None else 0
 
     def readinto(self, view: memoryview) -> int:
-        """The next bytes, 0 at the end; a client that went away raises."""
+        """Read the next bytes; return 0 at the end and raise if the client disconnected."""
         self._happen()
         expected = min(len(view), self.length - self.received)
         if self._fault is not None:
@@ -136,7 +136,7 @@ class Request:
         return self.query.get(name, [default])[0]
 
     def range(self, size: int) -> tuple[int, int] | None:
-        """First byte and length that the Range header asks for."""
+        """Return the first byte and the length that the Range header requests."""
         actual = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if actual is None or actual.groups() == ("", ""):
             return None
@@ -169,7 +169,7 @@ def error_answer(error: HubError) -> Answer:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Handles one connection."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -261,7 +261,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Listener(ThreadingHTTPServer):
-    """One address. Closing it also ends the connections that are open, as a server's restart does."""
+    """One address. Closing it also closes the open connections, as a restart of a server does."""
 
     daemon_threads = True
     block_on_close = False

@@ -1,8 +1,8 @@
 """Xet storage over HTTP: tokens, xorbs, shards and reconstructions, as far as hf_xet uses them.
 
-Not covered: deduplication against what the server holds (every chunk query is answered 404), upload grants,
-and the hash of a xorb (BLAKE3), which the standard library cannot check. That the shard's files are made of
-chunks the server has, and their sizes, is checked.
+Not implemented: deduplication against stored chunks (every chunk query is answered with 404), upload grants, and
+the hash of a xorb (BLAKE3), which the standard library cannot compute. The server does check that the files of a
+shard consist of stored chunks, and their sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .store import HubError
 from .wire import REPO, REVISION, Answer, Request, route
 
 END = b"\xff" * 32
-SMALL_BYTES = 1 << 20  # cards and manifests, which are read back also where nothing else is kept
+SMALL_BYTES = 1 << 20  # cards and manifests, which are read back even if other content is not stored
 WITH_VERIFICATION, WITH_SHA256 = 1 << 31, 1 << 30
 
 
@@ -45,7 +45,7 @@ def _hex(raw: bytes) -> str:
 
 
 def files_of_shard(data: bytes) -> list[XetFile]:
-    """The file section of a shard: for each file its hash, its segments and its SHA-256, if it has one."""
+    """Parse the file section of a shard: for each file its hash, its segments and its SHA-256, if it has one."""
     files, position = [], 48
     while (raw := data[position : position + 32]) != END:
         flags, count = struct.unpack_from("<II", data, position + 32)
@@ -56,14 +56,14 @@ def files_of_shard(data: bytes) -> list[XetFile]:
             segments.append(Segment(_hex(data[position : position + 32]), size, first, end))
             position += 48
         position += 48 * count if flags & WITH_VERIFICATION else 0
-        is_known = bool(flags & WITH_SHA256)  # what goes to a bucket has none
+        is_known = bool(flags & WITH_SHA256)  # files that are uploaded to a bucket have no SHA-256
         files.append(XetFile(_hex(raw), _hex(data[position : position + 32]) if is_known else "", tuple(segments)))
         position += 48 if is_known else 0
     return files
 
 
 def chunks_of_xorb(path: Path) -> list[tuple[int, int]]:
-    """For each chunk, where it ends in the file and how many bytes it holds."""
+    """Return, for each chunk, its end in the file and its number of bytes."""
     chunks, position, size = [], 0, path.stat().st_size
     with open(path, "rb") as file:
         while position < size and len(head := file.read(8)) == 8 and head[0] == 0:
@@ -104,7 +104,7 @@ class XetStore:
                 self.by_sha256[file.sha256] = file
 
     def reconstruction(self, file: XetFile, start: int, end: int, url: str) -> dict[str, Any]:
-        """The terms and byte ranges of xorbs that hold bytes `start` to `end` of a file."""
+        """Return the terms and the byte ranges of xorbs that hold bytes `start` to `end` of a file."""
         terms: list[dict[str, Any]] = []
         fetch: dict[str, list[dict[str, Any]]] = {}
         position = skipped = 0

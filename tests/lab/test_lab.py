@@ -1,4 +1,4 @@
-"""The experiments as a person runs them, small: real children, measured from outside."""
+"""Small versions of the experiments as a user runs them: real child processes, measured from outside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MB = 10**6
 
 
 def lab(*arguments: str) -> dict[str, Any]:
-    """Run an experiment with --json; its steps must have been told one at a time before the whole."""
+    """Run an experiment with --json and check that each step was reported before the complete result."""
     events = [json.loads(line) for line in brim("lab", *arguments, "--json").stdout.splitlines()]
     *steps, whole = events
     assert whole["event"] == "lab"
@@ -37,7 +37,7 @@ def rise(part: dict[str, Any], kind: str, step: int = -1) -> int:
 
 
 def test_a_leak_and_what_only_looks_like_one() -> None:
-    """RSS rises alike; anonymous memory only with the list; the mapped file gives its pages back."""
+    """Both parts raise RSS; only the list raises anonymous memory, and the mapped file returns its pages."""
     observed = lab("leak", "--size", "60MB", "--pieces", "2")
     grown, mapped = observed["parts"]
     assert rise(grown, "rss_bytes", -2) == pytest.approx(60 * MB, rel=0.1)
@@ -50,7 +50,7 @@ def test_a_leak_and_what_only_looks_like_one() -> None:
 
 
 def test_joining_holds_everything_twice() -> None:
-    """As forecast; writing batch by batch holds a batch, and the files are the same."""
+    """Concatenation holds all vectors twice, as forecast; writing in batches holds one batch and gives equal files."""
     observed = lab("embed-list", "--rows", "10000", "--dims", "1024", "--batch-size", "500")
     combined, streamed = observed["parts"]
     data = 10000 * 1024 * 4
@@ -62,7 +62,7 @@ def test_joining_holds_everything_twice() -> None:
 
 
 def test_peak_between_two_samples_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's high-water mark shows that both copies existed, though no sample was taken at that time."""
+    """The high-water mark of the kernel shows that both copies existed, although no sample was taken at that time."""
     monkeypatch.setattr("brim.lab.measure._EVERY_S", 60.0)
     options = {"path": str(tmp_path / "joined.npy"), "rows": 10_000, "dims": 1024, "batch_size": 500}
     part = measure("x", "append_and_join", options, tmp_path, lambda name, step: None)
@@ -73,7 +73,7 @@ def test_peak_between_two_samples_is_measured(tmp_path: Path, monkeypatch: pytes
 
 
 def test_embedding_against_splices() -> None:
-    """Embedding lies in its forecast and holds the files several times; brim does not hold them."""
+    """Embedding stays within its forecast and holds the files several times in memory; brim does not hold them."""
     observed = lab("push", "--files", "20", "--file-size", "4MB")
     embedded, spliced = observed["parts"]
     assert observed["file_bytes"] == 80 * MB
@@ -87,7 +87,7 @@ SMALL = ("--num-files", "4", "--rows", "20", "--text-size", "50KB", "--batch-siz
 
 
 def test_a_map_that_is_interrupted_shows_cached_and_fresh_shards() -> None:
-    """Killed after two shards and run again: two come from the cache, two are computed."""
+    """After a map is killed with two shards finished, the rerun reads two from the cache and computes two."""
     observed = lab("map", *SMALL, "--interrupt-after", "2")
     first, repeated = observed["parts"]
     assert first["interrupted"]
@@ -101,7 +101,7 @@ def test_a_map_that_is_interrupted_shows_cached_and_fresh_shards() -> None:
 
 
 def test_a_map_in_one_call_keeps_nothing_when_it_is_interrupted() -> None:
-    """Without workers there is one cache file, and it is written at the end."""
+    """An interrupted map without workers keeps nothing, because it writes its only cache file at the end."""
     observed = lab("map", *SMALL, "--mode", "basic", "--interrupt-after", "1")
     assert observed["parts"][1]["steps"][-1]["step"] == "all files, fresh"
     assert observed["rows_computed"]["run again"] == 80
@@ -109,7 +109,7 @@ def test_a_map_in_one_call_keeps_nothing_when_it_is_interrupted() -> None:
 
 
 def test_what_is_printed() -> None:
-    """A table of steps, a chart for each part, two sentences and the versions."""
+    """The output has a table of steps, a chart for each part, two sentences and the versions."""
     text = brim("lab", "leak", "--size", "20MB", "--pieces", "1").stdout
     lines = text.splitlines()
     assert lines[0].split() == [
@@ -131,14 +131,14 @@ def test_what_is_printed() -> None:
 
 
 def test_help_has_examples() -> None:
-    """The command and each experiment show how they are called."""
+    """The help of the command and of each experiment shows examples."""
     assert "brim lab leak" in brim("lab", "--help").stdout
     for name in ("leak", "embed-list", "push", "map"):
         assert f"brim lab {name} " in brim("lab", name, "--help").stdout
 
 
 def test_data_is_removed_or_kept(tmp_path: Path) -> None:
-    """Nothing stays in the temporary folder; with --keep all of it does, in a folder that was empty."""
+    """Nothing stays in the temporary folder; with --keep all data stays in a folder that was empty before."""
     (tmp_path / "temporary").mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
     brim("lab", "leak", "--size", "1MB", env=environment)
@@ -158,12 +158,12 @@ def test_data_is_removed_or_kept(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_input_exits_2(arguments: tuple[str, ...], args: str) -> None:
-    """An experiment that cannot be run says why."""
+    """An experiment that cannot run exits with code 2 and states the reason."""
     assert args in brim("lab", *arguments, check=2).stderr
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    """An interrupted experiment takes its child and its data with it."""
+    """Interrupting an experiment terminates its child process and deletes its data."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "brim", "lab", "embed-list", "--rows", "60000"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -181,12 +181,12 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_child_that_fails_is_told(tmp_path: Path) -> None:
-    """Its last words are the error; one that is killed did most likely not fit."""
+    """The error shows the last output of the child. If the child was killed, the error is a memory error."""
 
     def ignore(part: str, step: ExperimentStep) -> None:
         pass
 
-    other_items = set(psutil.Process().children())  # of this process: servers of other tests
+    other_items = set(psutil.Process().children())  # children of this process: servers of other tests
 
     def kill(part: str, step: ExperimentStep) -> None:
         for child in set(psutil.Process().children()) - other_items:
@@ -199,14 +199,14 @@ def test_a_child_that_fails_is_told(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_is_named() -> None:
-    """With the command that installs it."""
+    """The error names the missing library and the command that installs it."""
     require("json")
     with pytest.raises(MissingDependencyError, match="pip install no_such_library"):
         require("no_such_library")
 
 
 def test_the_chart_stacks_file_pages_on_what_is_held() -> None:
-    """Half held and half file pages fill a column half and half."""
+    """A measurement with equal amounts of anonymous memory and file pages fills a column half and half."""
     lines = chart(ExperimentPart("x", (), (LabSample(0.0, 50, 50), LabSample(1.0, 0, 0))), 100)
     assert [line.split("┤")[1][0] for line in lines[1:7]] == ["░", "░", "░", "█", "█", "█"]
     assert lines[1].split("┤")[1][-1] == " "
@@ -222,5 +222,5 @@ def test_the_chart_stacks_file_pages_on_what_is_held() -> None:
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_first(options: tuple[str, ...]) -> None:
-    """Neither the disk nor the machine is filled to find out."""
+    """Sizes that exceed the disk or the machine's memory are refused before anything is allocated."""
     assert "This takes" in brim("lab", *options, check=4).stderr

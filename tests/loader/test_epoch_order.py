@@ -1,4 +1,4 @@
-"""The order of an epoch, and its division among ranks and workers: every row exactly once, whatever changes."""
+"""The order of an epoch and its division among ranks and workers: every row exactly once under all changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def order_of(rows: list[int], *, seed: int = 0, epoch: int = 0, window: int = 7,
 
 
 def rows_in_order(order: EpochOrder, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(row group, row) of the rows of ranges, as a reader that takes the order's word for it finds them."""
+    """Return (row group, row) for the rows of ranges, read exactly as the epoch order specifies."""
     read = [
         (stretch.block, row) for stretch in stretches_of(order, ranges) for row in range(stretch.start, stretch.stop)
     ]
@@ -68,7 +68,7 @@ def test_epoch_order_changes_with_seed_and_epoch() -> None:
 
 
 def test_epoch_order_never_changes_between_versions() -> None:
-    """A state that was saved by an earlier version continues with the same rows."""
+    """A state that an earlier version saved continues with the same rows."""
     assert rows_in_order(order_of([3, 2, 4], seed=5, epoch=1, window=4, lanes=2), [(0, 9)]) == EXPECTED
 
 
@@ -121,7 +121,7 @@ def test_shares_are_disjoint_and_complete(layout: Layout, ranges: list[int], rou
 def test_epoch_is_exact_over_checkpoints_and_changes_of_ranks(
     rows: list[int], layouts: list[Layout], window: int, lanes: int, seed: int
 ) -> None:
-    """Each run is stopped after some batches and resumed under another layout; the last one keeps all rows."""
+    """Each run stops after some batches and resumes with another layout; the last run keeps all rows."""
     order, rng = order_of(rows, window=window, lanes=lanes, seed=seed), random.Random(seed)
     legs: tuple[Leg, ...] = ()
     consumed: list[tuple[int, int]] = []
@@ -133,7 +133,8 @@ def test_epoch_is_exact_over_checkpoints_and_changes_of_ranks(
         maximum = max(shares.batches(rank) for rank in range(layout.ranks))
         stop = maximum if is_last else rng.randint(result, max(maximum, result))
         if layout.last != "keep" and stop == maximum:
-            stop = max(maximum - 1, result)  # padding would repeat rows; the rest of a dropped epoch is not read
+            # padding would repeat rows, and with "drop" the rest of the epoch is not read
+            stop = max(maximum - 1, result)
         for rank in range(layout.ranks):
             for worker in range(layout.workers):
                 before, after = shares.ranges(rank, worker, result), shares.ranges(rank, worker, stop)

@@ -25,7 +25,7 @@ from tests.generators.tokenizers import made_tokenizers
 
 
 def write_rows(folder: Path, counts: list[int], group: int = 10, **extra: Any) -> Path:
-    """Files of rows with these numbers; `id` counts over all of them."""
+    """Write files of rows with these numbers; `id` counts over all files."""
     folder.mkdir(parents=True, exist_ok=True)
     start = 0
     for number, count in enumerate(counts):
@@ -103,7 +103,7 @@ def test_pad_with_fewer_rows_than_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_state_continues_exactly_on_other_ranks(tmp_path: Path, seed: int) -> None:
-    """2 ranks, then 4, then 3: each run is stopped after some batches, and the last reads the rest."""
+    """2 ranks, then 4, then 3: each run stops after some batches, and the last one reads the remaining rows."""
     rng = random.Random(seed)
     source = write_rows(tmp_path / "data", [rng.randint(0, 90) for _ in range(6)], group=rng.randint(1, 40))
     options: dict[str, Any] = {"shuffle": True, "seed": seed, "shuffle_window": rng.randint(1, 60), "last": "keep"}

@@ -1,4 +1,4 @@
-"""brim.Loader from a bucket: the bytes that all ranks and workers read, failures, and memory measured from outside."""
+"""brim.Loader from a bucket: the bytes read by all ranks and workers, failures, and memory measured from outside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES, GROUPS, ROWS = 8, 80, 50
 
 @pytest.fixture(scope="module")
 def bucket(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Random rows under loader/ in the bucket; returns their bytes."""
+    """Store random rows under loader/ in the bucket and return their size in bytes."""
     folder, total = tmp_path_factory.mktemp("loader"), 0
     rng = np.random.default_rng(0)
     for number in range(FILES):
@@ -50,9 +50,9 @@ def proxy(s3: S3Server, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -
 def test_all_ranks_and_workers_read_each_byte_about_once(
     bucket: int, proxy: FaultProxy, ranks: int, workers: int
 ) -> None:
-    """By the log of the server, footers included: at most 1.2 times the dataset.
+    """All ranks and workers read at most 1.2 times the dataset, footers included, by the server's log.
 
-    The memory limit is stated: one that follows from free memory is too small for 32 readers on a busy machine.
+    The memory limit is explicit, because the default from free memory is too small for 32 readers on a busy machine.
     """
     ids = []
     for rank in range(ranks):
@@ -112,7 +112,7 @@ print(sum(len(batch["id"]) for batch in loader))
 
 
 def peak_of(command: list[str]) -> tuple[int, str]:
-    """The most memory of a process and its children, as another process sees it."""
+    """Return the peak memory of a process and its children, measured by another process."""
     peak, over = 0, threading.Event()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
     own = psutil.Process(process.pid)
@@ -138,7 +138,7 @@ def peak_of(command: list[str]) -> tuple[int, str]:
 
 @pytest.mark.parametrize("group", [50, 3000])
 def test_memory_stays_below_the_limit(tmp_path: Path, group: int) -> None:
-    """300 MB of rows of 100 kB, in small row groups and in one."""
+    """Memory stays below the limit for 300 MB of rows of 100 kB, in small row groups and in one."""
     content = np.random.default_rng(0).bytes(100_000)
     table = pa.table({"id": np.arange(3000), "content": [content[n:] + content[:n] for n in range(3000)]})
     pq.write_table(

@@ -1,4 +1,4 @@
-"""brim.Loader with torch: DataLoader by every way to start workers, StatefulDataLoader, ranks that are killed."""
+"""brim.Loader with torch: DataLoader with every start method of workers, StatefulDataLoader, and killed ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make(rows: Path, **more: Any) -> brim.Loader:
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_see_epochs_and_states(rows: Path, method: str) -> None:
-    """Persistent workers were started before `set_epoch` and `load_state_dict` were called."""
+    """`set_epoch` and `load_state_dict` take effect in persistent workers that have already started."""
     loader = make(rows)
     batches = DataLoader(
         loader.torch(), batch_size=None, num_workers=2, persistent_workers=True, multiprocessing_context=method
@@ -152,7 +152,7 @@ print("done", flush=True)
 
 
 def test_two_ranks_killed_five_times_train_on_every_row_once(tmp_path: Path) -> None:
-    """SIGKILL to both processes of a gloo group at any moment; the next run continues from the last checkpoint."""
+    """SIGKILL ends both processes of a gloo group at random times; the next run resumes from the last checkpoint."""
     source, folder = write_rows(tmp_path / "rows", [60, 180, 120]), tmp_path / "run"
     folder.mkdir()
     rng = random.Random(0)

@@ -1,4 +1,8 @@
-"""cgroup v2 is a tree of plain files here: the kernel's answers to it are not exercised. v1 is, in tests/guarantees."""
+"""Limits through cgroups.
+
+cgroup v2 is simulated by a tree of plain files, so the kernel's behavior is not tested. v1 is tested for real in
+tests/guarantees.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from brim.memory.cgroup import Cgroup, open_group
 
 
 def v2(root: Path, *, controllers: str = "cpu memory", enabled: str = "", pids: str = "") -> Path:
-    """A machine with cgroup v2 and this process in /user/scope."""
+    """Create a machine with cgroup v2 and this process in /user/scope."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text("0::/user/scope\n")
     mount = root / "sys/fs/cgroup"
@@ -25,7 +29,7 @@ def v2(root: Path, *, controllers: str = "cpu memory", enabled: str = "", pids: 
 
 
 def test_a_delegated_group_gets_a_child_with_a_hard_limit(tmp_path: Path) -> None:
-    """v2: brim moves itself into a leaf, hands the controller down, and limits the child; swap is closed."""
+    """With v2, brim moves itself into a leaf, delegates the controller, limits the child group and disables swap."""
     home = v2(tmp_path)
     group = open_group(300_000_000, tmp_path)
     assert isinstance(group, Cgroup)
@@ -40,7 +44,7 @@ def test_a_delegated_group_gets_a_child_with_a_hard_limit(tmp_path: Path) -> Non
 
 
 def test_where_the_controller_is_handed_down_already_nobody_moves(tmp_path: Path) -> None:
-    """v2: a group that already has limited children just gets another."""
+    """With v2, a group that already has limited children gets one more and no process is moved."""
     v2(tmp_path, enabled="cpu memory", pids="\n")
     group = open_group(None, tmp_path)
     assert isinstance(group, Cgroup)
@@ -50,7 +54,7 @@ def test_where_the_controller_is_handed_down_already_nobody_moves(tmp_path: Path
 
 
 def test_a_shared_group_is_left_alone(tmp_path: Path) -> None:
-    """v2: with others in the group nothing is changed, and the reason states what to do."""
+    """With v2, a group with other processes is not changed, and the reason states how to get a limit."""
     home = v2(tmp_path, pids=f"{os.getpid()}\n1\n2\n")
     refused = open_group(300_000_000, tmp_path)
     assert isinstance(refused, str)
@@ -61,13 +65,13 @@ def test_a_shared_group_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_without_the_controller_there_is_no_limit(tmp_path: Path) -> None:
-    """v2: memory must be among what was given to the group."""
+    """With v2, no limit is set unless the memory controller was delegated to the group."""
     v2(tmp_path, controllers="cpu pids")
     assert "memory controller" in str(open_group(1, tmp_path))
 
 
 def test_numbers_of_v2(tmp_path: Path) -> None:
-    """v2: anonymous, shared and swap from memory.stat and memory.swap.current; kills from memory.events."""
+    """With v2, anonymous and shared memory, swap and kills are read from the files of the group."""
     (tmp_path / "memory.stat").write_text("anon 100\nshmem 20\nfile 500\ninactive_file 300\nactive_file 7\n")
     (tmp_path / "memory.swap.current").write_text("3\n")
     (tmp_path / "memory.events").write_text("low 0\noom 5\noom_kill 2\n")
@@ -80,7 +84,7 @@ def test_numbers_of_v2(tmp_path: Path) -> None:
 
 
 def test_a_container_sees_its_part_of_the_tree(tmp_path: Path) -> None:
-    """v1: where only a subtree is mounted, the group is looked for below its top."""
+    """With v1, the group is found below the mount point if only a subtree is mounted, as in a container."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("4:memory:/docker/abc\n1:cpu:/x\n")
     (tmp_path / "proc/self/mountinfo").write_text(
@@ -95,12 +99,12 @@ def test_a_container_sees_its_part_of_the_tree(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_tree_is_a_reason(tmp_path: Path) -> None:
-    """Without the right to make a group the reason is given, not an error."""
+    """Without permission to create a group, brim reports the reason and raises no error."""
     home = v2(tmp_path, enabled="memory")
     home.chmod(0o500)
     assert "may not make a cgroup" in str(open_group(1, tmp_path))
 
 
 def test_no_cgroups_at_all(tmp_path: Path) -> None:
-    """A system without cgroups is one more reason."""
+    """A system without cgroups is reported as the reason."""
     assert open_group(1, tmp_path) == "this system has no cgroups"

@@ -1,4 +1,7 @@
-"""The cgroup trees here are files that look like the kernel's; cgroup v2 itself is not exercised."""
+"""The memory limit and its origin.
+
+The cgroup trees are plain files with the kernel's formats; cgroup v2 itself is not tested.
+"""
 
 from pathlib import Path
 
@@ -26,7 +29,7 @@ def group(root: Path, path: str, **values: object) -> None:
 
 
 def test_the_user_decides(tmp_path: Path) -> None:
-    """--memory wins over everything, then BRIM_MEMORY."""
+    """--memory has the highest priority, then BRIM_MEMORY."""
     root = machine(tmp_path)
     assert effective_limit("2GB", {"BRIM_MEMORY": "1GB"}, root).bytes == 2 * GB
     limit = effective_limit(None, {"BRIM_MEMORY": "1GB"}, root)
@@ -34,14 +37,14 @@ def test_the_user_decides(tmp_path: Path) -> None:
 
 
 def test_half_of_what_the_machine_has(tmp_path: Path) -> None:
-    """Without a word from the user, half of MemAvailable."""
+    """The default limit is half of MemAvailable."""
     limit = effective_limit(None, {}, machine(tmp_path))
     assert limit.bytes == pytest.approx(4 * GB, rel=1e-5)
     assert "8.00 GB available on this machine" in limit.reason
 
 
 def test_every_cgroup_above_counts(tmp_path: Path) -> None:
-    """The tightest ancestor decides, less what its members use, plus what the kernel can take back."""
+    """The tightest ancestor group decides: its limit less its usage, plus the memory that the kernel can reclaim."""
     root = machine(tmp_path, cgroup="0::/pod/job\n")
     group(root, "pod/job", memory__max="max", memory__current=GB)
     stat = f"inactive_file {GB // 2}\nactive_file {GB // 2}\nanon 5"
@@ -52,7 +55,7 @@ def test_every_cgroup_above_counts(tmp_path: Path) -> None:
 
 
 def test_cgroup_v1(tmp_path: Path) -> None:
-    """The old hierarchy is read as well, and its huge number means no limit."""
+    """cgroup v1 is read too, and its huge default number means no limit."""
     root = machine(tmp_path, cgroup="5:memory:/slurm/job\n1:cpu:/x\n")
     group(root, "memory/slurm/job", memory__limit_in_bytes=GB, memory__usage_in_bytes=0)
     group(root, "memory", memory__limit_in_bytes=9223372036854771712, memory__usage_in_bytes=0)
@@ -60,7 +63,7 @@ def test_cgroup_v1(tmp_path: Path) -> None:
 
 
 def test_slurm(tmp_path: Path) -> None:
-    """Slurm's allocation is in MiB, for the node or for each of its processors."""
+    """Slurm states allocations in MiB, per node or per processor."""
     root = machine(tmp_path)
     assert effective_limit(None, {"SLURM_MEM_PER_NODE": "1024"}, root).bytes == 512 << 20
     per_cpu = {"SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "4"}
@@ -74,11 +77,12 @@ def test_a_wrong_size_is_said(tmp_path: Path) -> None:
 
 
 def test_anonymous_memory_is_seen_and_files_are_not(tmp_path: Path) -> None:
-    """50 MB of anonymous memory count, 50 MB of a mapped file do not."""
+    """50 MB of anonymous memory count and 50 MB of a mapped file do not."""
     import mmap
 
     before = tree_bytes()
-    block = mmap.mmap(-1, 50_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # not from a heap with room in it
+    # not from a heap that may have free space
+    block = mmap.mmap(-1, 50_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for start in range(0, 50_000_000, 1_000_000):
         block[start : start + 1_000_000] = b"x" * 1_000_000
     retained = tree_bytes() - before
@@ -92,12 +96,12 @@ def test_anonymous_memory_is_seen_and_files_are_not(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_gone_holds_nothing() -> None:
-    """Reading a dead process is 0, not an error."""
+    """Reading a process that has ended returns 0 and raises no error."""
     assert process_bytes(2**22 - 1) == 0
 
 
 def test_what_runs_already_has_a_part_of_it(tmp_path: Path) -> None:
-    """Its memory is added to the available memory, but not to Slurm's allocation, which has it in it."""
+    """The command's own memory is added to the available memory, but not to Slurm's allocation, which includes it."""
     root = machine(tmp_path, cgroup="0::/job\n")
     group(root, "job", memory__max=3 * GB, memory__current=2 * GB)
     assert watch_limit(None, {}, root, held_bytes=GB).bytes == 2 * GB
@@ -114,7 +118,7 @@ def test_watch_limit_is_the_smaller_of_memory_and_what_a_cgroup_leaves(tmp_path:
 
 
 def test_a_limit_above_what_a_scheduler_gives_is_said(tmp_path: Path) -> None:
-    """--memory 2GB in a Slurm job of 400 MB: every command that prints its limit says who will strike first."""
+    """With --memory 2GB in a Slurm job of 400 MB, the printed limit includes the smaller limit of the scheduler."""
     folder = tmp_path / "sys/fs/cgroup/memory/slurm/uid_0/job_191"
     folder.mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)
@@ -128,7 +132,7 @@ def test_a_limit_above_what_a_scheduler_gives_is_said(tmp_path: Path) -> None:
 
 
 def test_a_scheduler_that_gives_less_is_named(tmp_path: Path) -> None:
-    """What was asked for stays, and who strikes first is said; nothing is said where all fits."""
+    """The requested limit is kept and the scheduler that would kill first is named; nothing is reported if both fit."""
     root = machine(tmp_path, cgroup="5:memory:/slurm/uid_7/job_3\n")
     group(root, "memory/slurm/uid_7/job_3", memory__limit_in_bytes=400_000_000, memory__usage_in_bytes=0)
     limit = effective_limit("2GB", {}, root)
@@ -140,7 +144,7 @@ def test_a_scheduler_that_gives_less_is_named(tmp_path: Path) -> None:
 
 
 def test_the_error_names_the_limit_that_struck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that the kernel ended did not reach brim's limit: the error says whose it was, and what to do."""
+    """If the kernel killed a worker below brim's limit, the error names the limit that applied."""
     from brim.execution.failures import does_not_start
 
     monkeypatch.setattr("brim.execution.failures.gives_less", lambda requested: "Slurm gives this job 400 MB")

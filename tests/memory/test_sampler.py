@@ -18,14 +18,14 @@ GB = 10**9
 
 
 def test_far_from_the_line_a_second() -> None:
-    """30 GB of room need no hurry, once it has run for a while and nothing moves."""
+    """With 30 GB left and steady memory, the interval is one second after some time."""
     pace = Pace()
     pace.pause_s(0.0, 10 * GB, 40 * GB, 0.0005)
     assert pace.pause_s(20.0, 10 * GB, 40 * GB, 0.0005) == LONGEST_S
 
 
 def test_the_start_and_what_moves_are_seen() -> None:
-    """A new command is looked at often, and so is one whose memory moves, however far the line is."""
+    """Sampling is frequent for a new command and for one whose memory changes, however far the threshold is."""
     pace = Pace()
     assert pace.pause_s(0.0, 0, 400 * GB, 0.0005) == SHORTEST_S
     assert pace.pause_s(1.0, 1_000_000, 400 * GB, 0.0005) == 0.1
@@ -34,12 +34,12 @@ def test_the_start_and_what_moves_are_seen() -> None:
 
 
 def test_near_the_line_twenty_milliseconds() -> None:
-    """With 10 MB left there is no shorter pause than the shortest."""
+    """With 10 MB left the interval is the minimum."""
     assert Pace().pause_s(0.0, 290_000_000, 300_000_000, 0.0005) == SHORTEST_S
 
 
 def test_at_rest_sampling_costs_half_a_percent() -> None:
-    """When nothing has moved for five seconds, a sample that takes 1 ms is taken five times a second."""
+    """After five seconds of steady memory, a sample that takes 1 ms is taken five times per second."""
     pace = Pace()
     pauses = [pace.pause_s(index, 290_000_000, 300_000_000, 0.001) for index in range(10)]
     assert pauses[-1] == pytest.approx(0.2)
@@ -47,14 +47,14 @@ def test_at_rest_sampling_costs_half_a_percent() -> None:
 
 @given(st.integers(0, 10**12), st.integers(1, 10**12), st.floats(0, 10), st.floats(0, 100))
 def test_pauses_keep_their_bounds(used: int, limit: int, cost_s: float, at: float) -> None:
-    """Between 20 ms and a second, whatever the numbers."""
+    """The interval is between 20 ms and one second for all inputs."""
     pace = Pace()
     for step in range(3):
         assert SHORTEST_S <= pace.pause_s(at + step, used * step, limit, cost_s) <= LONGEST_S
 
 
 def test_watch_config_survives_json() -> None:
-    """A watcher gets the configuration that was sent."""
+    """A watcher receives the configuration that was sent."""
     target = WatchTarget("match", pattern="train.py", command=("a", "b"))
     group = Cgroup(Path("/sys/fs/cgroup/x"), 2, True)
     config = WatchConfig(target, "log", Limit(5, "why"), levels=StopLevels(stop="off"), group=group)
@@ -62,7 +62,7 @@ def test_watch_config_survives_json() -> None:
 
 
 def test_the_machine_on_an_old_kernel(tmp_path: Path) -> None:
-    """Without pressure, swap or shared memory in /proc the rest is still read."""
+    """If /proc has no pressure, swap or shared memory, the other values are still read."""
     (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 400 kB\nHugePages_Total: 0\n")
     machine = machine_now(tmp_path)
     assert (machine.used_bytes, machine.psi_some_avg10, machine.swap_bytes) == (600 * 1024, None, None)
@@ -70,7 +70,7 @@ def test_the_machine_on_an_old_kernel(tmp_path: Path) -> None:
 
 
 def test_pressure(tmp_path: Path) -> None:
-    """The share of the last ten seconds in which some task waited."""
+    """Pressure is the fraction of the last ten seconds in which a task waited."""
     (tmp_path / "memory").write_text("some avg10=12.50 avg60=1.00 avg300=0.00 total=5\nfull avg10=0.00 …\n")
     assert pressure(tmp_path / "memory") == 12.5
 
@@ -85,7 +85,7 @@ int nvmlDeviceGetMemoryInfo(void *d, unsigned long long *m) { m[0] = 80; m[1] = 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler to stand in for NVIDIA's library")
 def test_gpu_memory_through_a_library_of_the_same_shape(tmp_path: Path) -> None:
-    """Used and total of each device; the real library was not tested on a GPU."""
+    """Used and total memory of each device are read through a fake library; the real one was not tested on a GPU."""
     (tmp_path / "nvml.c").write_text(NVML)
     library = tmp_path / "libnvidia-ml.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)

@@ -1,4 +1,4 @@
-"""Real processes: what a tree holds, counted once."""
+"""The memory of a process tree, measured on real processes; shared memory is counted once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MB = 1_000_000
 
 @contextmanager
 def child(code: str, *arguments: str) -> Iterator[int]:
-    """A Python process that says "ready" when it has done its code, and then waits."""
+    """Start a Python process that prints "ready" after it has run its code, and then waits."""
     code += "\nimport sys; print('ready', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
@@ -52,7 +52,7 @@ for _ in range(6):
 
 
 def test_forked_readers_count_once() -> None:
-    """A 60 MB parent and six forks sum to 420 MB and hold 60."""
+    """A 60 MB parent and six forks have an RSS sum of 420 MB and hold 60 MB."""
     with child(FORKS) as pid:
         meter = TreeMeter(lambda: [pid])
         reading = meter.read(threshold_bytes=100 * MB)
@@ -62,7 +62,7 @@ def test_forked_readers_count_once() -> None:
 
 
 def test_copies_are_noticed_although_no_sum_grows() -> None:
-    """A fork that writes to what it shared changes no RSS, only page faults; it is counted again for them."""
+    """A fork that writes to shared pages changes page faults and not RSS; the tree is then measured again."""
     code = """
 import os, signal, time
 block = bytearray(b"x") * 60_000_000
@@ -85,7 +85,7 @@ signal.signal(signal.SIGUSR1, lambda *_: os.write(write, b"1"))
 
 
 def test_orphans_stay_in_the_tree() -> None:
-    """A process whose parent has ended is still counted, and forgotten when it ends."""
+    """A process whose parent has ended is still counted, and removed when it ends."""
     code = """
 import os, time
 if os.fork() == 0:
@@ -113,7 +113,7 @@ os.wait
 
 
 def test_shared_memory_counts_once() -> None:
-    """A 50 MB shared map that three processes touch is 50 MB."""
+    """A 50 MB shared map that three processes touch counts as 50 MB."""
     code = """
 import mmap, os, time
 shared = mmap.mmap(-1, 50_000_000)
@@ -131,7 +131,7 @@ time.sleep(0.5)
 
 
 def test_mapped_files_do_not_count(tmp_path: Path) -> None:
-    """50 MB of a mapped file are listed separately, not included."""
+    """50 MB of a mapped file are listed separately and not included."""
     (tmp_path / "file").write_bytes(b"x" * 50_000_000)
     code = (
         "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\n"
@@ -144,7 +144,7 @@ def test_mapped_files_do_not_count(tmp_path: Path) -> None:
 
 
 def test_files_in_tmpfs_count(folder_in_memory: Path) -> None:
-    """30 MB written to a tmpfs file belong to the tree although no process holds them, until they are gone."""
+    """30 MB in a tmpfs file belong to the tree until the file is deleted, although no process holds them."""
     file = folder_in_memory / "file"
     growth = TmpfsFiles()
     code = "import sys; open(sys.argv[1], 'wb').write(b'x' * 30_000_000)"
@@ -159,7 +159,7 @@ def test_files_in_tmpfs_count(folder_in_memory: Path) -> None:
 
 
 def test_a_strangers_tmpfs_file_does_not_count(folder_in_memory: Path) -> None:
-    """What a process outside the tree has open is that one's, though it is the same user's."""
+    """A file that a process outside the tree has open belongs to that process, even if both have the same user."""
     growth = TmpfsFiles()
     code = "import sys; f = open(sys.argv[1], 'wb'); f.write(b'x' * 30_000_000); f.flush()"
     with child(code, str(folder_in_memory / "other")), child("") as pid:
@@ -167,7 +167,7 @@ def test_a_strangers_tmpfs_file_does_not_count(folder_in_memory: Path) -> None:
 
 
 def test_files_count_while_another_is_written(folder_in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that never rests: each look knows the files that were closed by then, whatever is under way.
+    """Each sample counts the files that a busy process had closed by then, even while another one is written.
 
     Other processes of this machine are hidden: a file is not attributed while one of them writes as much.
     """
@@ -186,11 +186,12 @@ threading.Thread(target=write).start()
             existing = sorted(map(str, folder_in_memory.iterdir()))
             growth._next_listing = 0.0
             growth.bytes_of([pid])
-            assert {path for path, _ in growth.left_behind()} >= {*existing[:-1]}  # the last one may be under way
+            # the last file may still be incomplete
+            assert {path for path, _ in growth.left_behind()} >= {*existing[:-1]}
 
 
 def test_what_a_bystander_wrote_and_closed_does_not_count(folder_in_memory: Path) -> None:
-    """A file of the same user that is open nowhere is not the tree's, which has written nothing."""
+    """A file of the same user that no process has open does not belong to a tree that has written nothing."""
     growth = TmpfsFiles()
     with child("") as pid:
         (folder_in_memory / "closed").write_bytes(b"x" * 30_000_000)
@@ -200,7 +201,7 @@ def test_what_a_bystander_wrote_and_closed_does_not_count(folder_in_memory: Path
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 def test_a_memfd_that_is_not_mapped_counts(folder_in_memory: Path) -> None:
-    """30 MB in a file without a name are the tree's; mapped as well, they still are 30."""
+    """30 MB in an anonymous memfd belong to the tree; if it is mapped as well, they still count as 30 MB."""
     growth = TmpfsFiles()
     code = """
 import mmap, os
@@ -215,13 +216,13 @@ os.write(file, b"x" * 30_000_000)
 
 
 def test_the_ended_hold_nothing() -> None:
-    """A zombie and a process that never was are None, not errors."""
+    """Reading a zombie or a process that never existed returns None and raises no error."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     deadline = time.monotonic() + 5
     while started(process.pid) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert read_process(process.pid) is None  # not reaped yet: a zombie
+    assert read_process(process.pid) is None  # a zombie, because it is not reaped yet
     process.wait()
     assert read_process(2**22 - 1) is None
     usage = proportional_usage(2**22 - 1)
@@ -230,7 +231,7 @@ def test_the_ended_hold_nothing() -> None:
 
 
 def test_a_name_may_hold_anything() -> None:
-    """Names with blanks and parentheses are read whole, and so is what stands after them."""
+    """Process names with blanks and parentheses are parsed completely, and so are the fields after them."""
     code = "import ctypes; ctypes.CDLL(None).prctl(15, b'a) (b c', 0, 0, 0)"
     with child(code) as pid:
         process = read_process(pid)
@@ -240,7 +241,7 @@ def test_a_name_may_hold_anything() -> None:
 
 
 def test_the_quick_look_is_the_careful_one_for_a_lone_process() -> None:
-    """Where nothing is shared, status and smaps_rollup agree."""
+    """Without shared memory, status and smaps_rollup agree."""
     with mmap.mmap(-1, 4096), child("block = bytearray(b'x') * 40_000_000") as pid:
         quick, careful = read_process(pid), proportional_usage(pid)
         assert quick is not None
@@ -249,7 +250,7 @@ def test_the_quick_look_is_the_careful_one_for_a_lone_process() -> None:
 
 
 def test_a_number_that_was_given_away_is_nobody_we_know() -> None:
-    """A root whose start time is another's is not looked at: with --act, a stranger could be killed."""
+    """A root with another start time is not measured: with --enforce, an unrelated process could be killed."""
     from brim.memory.limit import Limit
     from brim.monitor.watching.launch import WatchConfig, WatchTarget
     from brim.monitor.watching.watcher import Watcher
@@ -264,7 +265,7 @@ def test_a_number_that_was_given_away_is_nobody_we_know() -> None:
 
 
 def test_tree_finds_more_children_than_one_page_of_proc_lists() -> None:
-    """The kernel lists children a page at a time, which is about 600 numbers."""
+    """All children are found, although the kernel lists them in pages of about 600 numbers."""
     script = (
         "import os, sys, time\n"
         "for _ in range(900):\n"

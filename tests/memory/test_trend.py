@@ -21,14 +21,14 @@ FLAT = curve(600, lambda t: 50 * MB)
 
 
 def test_the_slope_ignores_spikes() -> None:
-    """A third of the points may lie anywhere; the slope is that of the others."""
+    """The slope is that of the other points, even if a third of the points are outliers."""
     noise = random.Random(1)
     points = [(t, 3 * MB * t if t % 3 else noise.uniform(0, 1e9)) for t in range(60)]
     assert abs(theil_sen_slope(points) - 3 * MB) < 0.5 * MB
 
 
 def test_floors_are_the_lowest_of_equal_spans() -> None:
-    """Twelve spans, twelve lows, in order."""
+    """The lowest value of each of twelve equal spans is returned in order."""
     points = curve(120, lambda t: 10 + t % 10)
     low = find_floors(points, 12)
     assert [size for _, size in low] == [10] * 12
@@ -36,14 +36,14 @@ def test_floors_are_the_lowest_of_equal_spans() -> None:
 
 
 def test_a_leak_is_called_one() -> None:
-    """A floor that rises under a sawtooth and does not level off is a leak's shape."""
+    """A rising floor under a sawtooth that does not level off is classified as a leak."""
     trend = classify_trend(curve(600, lambda t: 100 * MB + 0.5 * MB * t + (t % 20) * 3 * MB), FLAT)
     assert trend.verdict == "leak"
     assert 25 * MB < trend.floor_bytes_per_min < 35 * MB
 
 
 def test_the_exit_does_not_hide_a_leak() -> None:
-    """A program that is seen while it gives everything back at its end has leaked all the same."""
+    """A program that frees all memory at its exit is still classified as a leak."""
     leak = curve(600, lambda t: 100 * MB + 0.5 * MB * t)
     assert classify_trend([*leak, (600.0, 0.0)], FLAT).verdict == "leak"
     assert classify_trend([*leak, (600.0, 60 * MB), (600.1, 0.0)], FLAT).verdict == "leak"
@@ -52,7 +52,7 @@ def test_the_exit_does_not_hide_a_leak() -> None:
 
 
 def test_a_memory_map_is_called_one() -> None:
-    """File pages that grow while memory does not are harmless, and said to be."""
+    """Growing file pages with constant memory are classified as a harmless memory map."""
     trend = classify_trend(FLAT, curve(600, lambda t: t * 10 * MB))
     assert trend.verdict == "mapping"
     assert "no leak" in trend.text
@@ -61,34 +61,34 @@ def test_a_memory_map_is_called_one() -> None:
 @pytest.mark.parametrize("every_s", [5, 10, 20])
 @pytest.mark.parametrize("seconds", [72, 120, 300])
 def test_constant_staircase_is_a_leak(every_s: int, seconds: int) -> None:
-    """110 MB more at regular intervals does not level off."""
+    """110 MB more at regular intervals do not level off and are classified as a leak."""
     assert classify_trend(curve(seconds, lambda t: 110 * MB * (1 + t // every_s), 0.2), []).verdict == "leak"
 
 
 def test_loading_is_no_leak() -> None:
-    """What rises at the beginning and then stays is steady."""
+    """Memory that rises at the beginning and then stays constant is steady."""
     assert classify_trend(curve(600, lambda t: min(t * 20, 900) * MB), FLAT).verdict == "steady"
 
 
 def test_levelling_off_is_no_leak() -> None:
-    """A cache that fills up grows ever more slowly."""
+    """A cache whose growth slows down is not a leak."""
     assert classify_trend(curve(600, lambda t: 100 * MB + 900 * MB * (1 - 2 ** (-t / 100))), FLAT).verdict == "growing"
 
 
 def test_a_sawtooth_is_steady() -> None:
-    """Teeth on a level floor are the garbage collector's."""
+    """Sawteeth on a constant floor come from the garbage collector and are steady."""
     assert classify_trend(curve(600, lambda t: 100 * MB + (t % 30) * 10 * MB), FLAT).verdict == "steady"
 
 
 def test_less_than_a_minute_says_nothing() -> None:
-    """Everything grows while it loads."""
+    """Less than a minute of samples gives no verdict, because memory always grows during loading."""
     assert classify_trend(curve(30, lambda t: t * 10 * MB), FLAT).verdict == "short"
     assert classify_trend([], []).verdict == "short"
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e12)), max_size=50), st.integers(1, 80))
 def test_a_sparkline_has_its_width(points: list[Point], width: int) -> None:
-    """Whatever the points, the line is as wide as asked and has its highest bar."""
+    """For all points, the sparkline has the requested width and contains the highest bar."""
     points.sort()
     line = sparkline(points, width)
     assert len(line) == (width if points else 0)

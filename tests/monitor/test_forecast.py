@@ -1,4 +1,4 @@
-"""brim forecast as a person meets it."""
+"""The forecast command from the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BIG = ("concat", "--rows", "2857545", "--dims", "768", "--dims", "1024")
 
 
 def test_the_whole_table() -> None:
-    """Components, limit, verdict and reasons, in both units; HIGH is not a failure."""
+    """The table shows components, limit, verdict and reasons in both units; a verdict of HIGH is not a failure."""
     text = brim("forecast", *BIG, "--memory", "40GB").stdout
     assert re.search(r"pieces in lists +20\.5 GB \(19\.1 GiB\)", text)
     assert re.search(r"at the concatenation +41\.0 GB \(38\.2 GiB\)", text)
@@ -29,7 +29,7 @@ def test_the_whole_table() -> None:
 
 
 def test_json() -> None:
-    """One object with the numbers; without --memory the limit is what this machine has left."""
+    """--json prints one object with the numbers; without --memory the limit is the memory available on this machine."""
     lines = brim("forecast", *BIG, "--json").stdout.splitlines()
     assert len(lines) == 1
     facts = json.loads(lines[0])
@@ -41,14 +41,17 @@ def test_json() -> None:
 
 
 def test_help_has_examples() -> None:
-    """The command and each of its shapes show how they are called."""
+    """The help of the command and of each of its shapes shows examples."""
     assert "brim forecast concat" in brim("forecast", "--help").stdout
     for shape in ("embed-files", "map", "concat", "pid", "sampled"):
         assert f"brim forecast {shape} " in brim("forecast", shape, "--help").stdout
 
 
 def test_a_source_is_forecast_by_its_true_bytes(many_files: Callable[..., Path]) -> None:
-    """NIfTI files become one shard of everything; --num-shards cuts them; pictures are cut anyway."""
+    """NIfTI files become one shard unless --num-shards is set, and images are always split.
+
+    The forecast uses the sizes of the files.
+    """
     source = many_files(12, 20_000, ".nii.gz")
     total = sum(path.stat().st_size for path in source.iterdir())
     facts = json.loads(brim("forecast", "embed-files", source, "--json").stdout)
@@ -61,7 +64,7 @@ def test_a_source_is_forecast_by_its_true_bytes(many_files: Callable[..., Path])
 
 
 def test_a_process_that_runs() -> None:
-    """What it holds is found from outside, and what its next step adds is added."""
+    """The memory of a running process is measured from outside, and the memory of its next step is added."""
     code = "block = b'x' * 60_000_000; print('ready', flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -81,7 +84,7 @@ def test_a_process_that_runs() -> None:
 
 
 def test_forked_processes_are_counted_once() -> None:
-    """A parent of 80 MB with three forked children that share it holds 80 MB, not 320."""
+    """A parent of 80 MB with three forked children that share it holds 80 MB, not 320 MB."""
     code = (
         "import os, sys, time\n"
         "block = b'x' * 80_000_000\n"
@@ -105,7 +108,7 @@ def test_forked_processes_are_counted_once() -> None:
 
 
 def test_samples_from_logs_and_points(tmp_path: Path) -> None:
-    """Logs of brim run and points on the command line make one line."""
+    """Logs of brim run and points on the command line are combined in one linear fit."""
     for name, fraction, peak in (("a", 1 / 32, 600_000_000), ("b", 1 / 8, 900_000_000)):
         records = [{"type": "head", "fraction": fraction}, {"type": "end", "peak_bytes": peak, "exit_code": 0}]
         (tmp_path / name).write_text("\n".join(map(json.dumps, records)))
@@ -130,5 +133,5 @@ def test_samples_from_logs_and_points(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_input_exits_2(arguments: tuple[str, ...], args: str) -> None:
-    """A forecast that cannot be made says why, and exits 2."""
+    """A forecast with invalid input states the reason and exits with code 2."""
     assert args in brim("forecast", *arguments, check=2).stderr

@@ -1,4 +1,4 @@
-"""The arithmetic of forecasts: exact where it can be, a range where it cannot."""
+"""The arithmetic of forecasts: exact results where possible, otherwise a range."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def line(estimate: Forecast, label: str) -> str:
 
 
 def test_the_case_of_two_point_eight_million_rows() -> None:
-    """2,857,545 × (768 + 1024) × 4 bytes are 20.5 GB (19.1 GiB), and 41.0 GB (38.2 GiB) at the concatenation."""
+    """2,857,545 × (768 + 1024) × 4 bytes are 20.5 GB (19.1 GiB), and concatenation needs 41.0 GB (38.2 GiB)."""
     estimate = forecast("concat", rows=2_857_545, dims=[768, 1024], memory="64GB")
     assert estimate.details["data_bytes"] == 2_857_545 * 1792 * 4 == 20_482_882_560
     assert estimate.low_bytes == estimate.high_bytes == 40_965_765_120
@@ -56,7 +56,7 @@ def test_the_case_of_two_point_eight_million_rows() -> None:
 
 
 def test_concat_counts_what_it_is_told() -> None:
-    """The type of the numbers, a third copy and what the process holds besides are all in the sum."""
+    """The sum includes the data type, a third copy and the base memory of the process."""
     plain = forecast("concat", rows=1000, dims=100, dtype="float16", memory="1GB")
     assert plain.high_bytes == 2 * 1000 * 100 * 2
     extra = forecast("concat", rows=1000, dims=100, dtype="float16", copies=3, base="1MB", memory="1GB")
@@ -68,12 +68,12 @@ def test_concat_counts_what_it_is_told() -> None:
     [(0.0, "LOW"), (0.6999, "LOW"), (0.70, "MODERATE"), (0.90, "MODERATE"), (0.9001, "HIGH"), (5.0, "HIGH")],
 )
 def test_verdicts_change_at_70_and_90_percent(fraction: float, verdict: str) -> None:
-    """LOW is below 70 %, MODERATE up to and with 90 %, HIGH above."""
+    """LOW is below 70 %, MODERATE is up to and including 90 %, and HIGH is above."""
     assert verdict_of(fraction * 1000, 1000) == verdict
 
 
 def test_a_range_across_a_border_is_said() -> None:
-    """The high end decides, and both verdicts are named when they differ."""
+    """The high end of a range decides, and both verdicts are named if they differ."""
     estimate = Forecast("x", (Component("a", 50, 95, "why"),), Limit(100, "r"))
     assert (estimate.verdict_low, estimate.verdict) == (Verdict.LOW, Verdict.HIGH)
     assert (
@@ -87,14 +87,14 @@ def test_a_range_across_a_border_is_said() -> None:
 
 
 def test_sizes_in_both_units() -> None:
-    """A range repeats its unit only where it changes."""
+    """A range repeats its unit only if the two ends have different units."""
     assert format_both(20_482_882_560) == "20.5 GB (19.1 GiB)"
     assert format_both(2 * GB, 3 * GB) == "2.00 to 3.00 GB (1.86 to 2.79 GiB)"
     assert format_both(900 * MB, 1.8 * GB) == "900 MB to 1.80 GB (858 MiB to 1.68 GiB)"
 
 
 def test_embed_files_adds_its_parts() -> None:
-    """2 to 3 times the shard, 1 to 2 times the row group and 3 to 6 times the largest file, for each worker."""
+    """Each worker needs 2 to 3 times the shard, 1 to 2 times the row group and 3 to 6 times the largest file."""
     estimate = forecast(
         "embed-files", shard_bytes="1GB", row_group="100MB", largest_file="10MB", base="1MB", memory="32GB"
     )
@@ -108,7 +108,7 @@ def test_embed_files_adds_its_parts() -> None:
 
 @pytest.mark.parametrize(
     ("files", "file_mb", "row_group", "measured_mb"),
-    # What `datasets` 5.2 with pyarrow 26 held at its peak, all in all: by pq.write_table, and by to_parquet.
+    # Peak memory of `datasets` 5.2 with pyarrow 26 in total: with pq.write_table, and with to_parquet.
     [
         (200, 1, None, 1014),
         (20, 10, None, 939),
@@ -125,7 +125,7 @@ def test_embed_files_adds_its_parts() -> None:
 def test_embed_files_agrees_with_what_was_measured(
     files: int, file_mb: int, row_group: str | None, measured_mb: int
 ) -> None:
-    """Every measurement lies in its range."""
+    """Every measurement lies within its predicted range."""
     estimate = forecast(
         "embed-files", shard_bytes=files * file_mb * MB, largest_file=file_mb * MB, row_group=row_group, memory="64GB"
     )
@@ -133,7 +133,7 @@ def test_embed_files_agrees_with_what_was_measured(
 
 
 def test_the_advice_is_right() -> None:
-    """A shard or batch size that is said to be LOW is LOW."""
+    """A suggested shard or batch size with the verdict LOW gets LOW when it is forecast itself."""
     big = forecast("embed-files", shard_bytes="20GB", largest_file="10MB", memory="10GB")
     size = next(text for text in big.reasons.better if "shards of at most" in text).split("at most ")[1]
     size = size.removesuffix(" would be LOW").replace(" ", "")
@@ -148,7 +148,7 @@ def test_the_advice_is_right() -> None:
 
 
 def test_map_multiplies() -> None:
-    """Workers × (batch × input + written rows × output), with the factor that was measured."""
+    """Memory of a map is workers × (batch × input + written rows × output), with the measured factor."""
     estimate = forecast(
         "map", row_bytes=1000, output_bytes=500, batch_size=10, writer_batch_size=40, factor=2, base=1, memory="1GB"
     )
@@ -163,7 +163,7 @@ numbers = st.integers(1, 10**6)
 
 @given(numbers, numbers, numbers, st.integers(1, 8))
 def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: int) -> None:
-    """Whatever grows in the input, no end of the forecast shrinks."""
+    """Increasing an input never lowers either end of the forecast."""
 
     def ends(estimate: Forecast) -> tuple[int, int]:
         return estimate.low_bytes, estimate.high_bytes
@@ -206,14 +206,14 @@ def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: in
     ],
 )
 def test_wrong_numbers_are_refused(shape: Any, given_numbers: dict[str, Any], arguments: str) -> None:
-    """What cannot be computed is an input error that states what to give."""
+    """Input without a possible forecast is an input error that names the missing or wrong value."""
     with pytest.raises(InputError) as caught:
         forecast(shape, **given_numbers)
     assert arguments in str(caught.value)
 
 
 def test_datasets_cuts_by_rows() -> None:
-    """The largest of equally many rows is found by the bytes in it."""
+    """The largest shard is the one with the most bytes among shards of equal row counts."""
     rows = np.array([1, 1, 1, 9, 9, 1])
     assert largest_shard(rows, 1) == 22
     assert largest_shard(rows, 3) == 10
@@ -224,7 +224,7 @@ HELD = TreeUsage(4242, "python3", 1, Usage(150 * GB, 2 * GB, 0, 7 * GB), 152 * G
 
 
 def test_a_running_process_among_others() -> None:
-    """162 in use and 19 more are 181 of 188: what others hold counts, file pages do not."""
+    """Memory of other processes counts and file pages do not: 162 GB in use and 19 GB more are 181 GB of 188 GB."""
     around = Surroundings(162 * GB, Limit(188 * GB, "all of this machine's memory"))
     estimate = forecast_step(HELD, Component.exactly("next step", 19 * GB, "--adds"), around, Machine())
     assert line(estimate, "sum").startswith("162 + 19 = 181 of 188 GB")
@@ -234,7 +234,7 @@ def test_a_running_process_among_others() -> None:
 
 
 def test_a_running_process_against_its_own_limit() -> None:
-    """With a separate limit, what others hold does not matter."""
+    """With a separate limit for the process, memory of other processes does not count."""
     step, around = Component.exactly("next step", 8 * GB, "--adds"), Surroundings(0, Limit(200 * GB, "--memory"))
     estimate = forecast_step(HELD, step, around, Machine(), is_own_limit=True)
     assert estimate.high_bytes == 160 * GB
@@ -243,7 +243,7 @@ def test_a_running_process_against_its_own_limit() -> None:
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(10**6, 10**12))
 def test_the_addition_adds_up(now: int, added: int, limit: int) -> None:
-    """As it is printed, the sum is the sum of its parts."""
+    """The printed sum equals the sum of the printed parts."""
     tokens = addition(now, added, limit).split()
     assert float(tokens[0]) + float(tokens[2]) == pytest.approx(float(tokens[4]))
     unit = {"GB:": GB, "MB:": MB}[tokens[7]]
@@ -251,7 +251,7 @@ def test_the_addition_adds_up(now: int, added: int, limit: int) -> None:
 
 
 def test_the_cgroup_of_a_process_counts(tmp_path: Path) -> None:
-    """The limit is the machine's or a cgroup's, with what is used of each (v1 tree made of plain files)."""
+    """The limit is that of the machine or of a cgroup, with the usage of each (a v1 tree of plain files)."""
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/cgroup").write_text("3:memory:/job\n")
     folder = tmp_path / "sys/fs/cgroup/memory/job"
@@ -266,16 +266,17 @@ def test_the_cgroup_of_a_process_counts(tmp_path: Path) -> None:
 
 
 def test_what_this_process_holds_is_seen() -> None:
-    """50 MB of anonymous memory show up in what the tree holds."""
+    """50 MB of anonymous memory appear in the memory of the process tree."""
     before = tree_usage(os.getpid()).high_bytes
-    with mmap.mmap(-1, 50 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:  # not from a heap with room
+    # not from a heap that may have free space
+    with mmap.mmap(-1, 50 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
         for start in range(0, 50 * MB, MB):
             block[start : start + MB] = b"x" * MB
         assert 40 * MB < tree_usage(os.getpid()).high_bytes - before < 70 * MB
 
 
 def test_a_line_is_found_through_noise() -> None:
-    """One odd run does not move the line."""
+    """One outlier does not change the fitted line."""
     runs = [MeasuredPoint(f, round(500 * MB + f * 16 * GB)) for f in (1 / 64, 1 / 32, 1 / 16, 1 / 8)]
     fit = theil_sen([*runs, MeasuredPoint(1 / 16, 9 * GB)])
     assert fit.fixed_bytes == pytest.approx(500 * MB, rel=0.2)
@@ -286,23 +287,23 @@ def test_a_line_is_found_through_noise() -> None:
 
 
 def test_two_points_are_not_trusted_too_far() -> None:
-    """Two runs lie on a line whatever they are: a quarter of the slope is added and taken."""
+    """Two runs always lie on a line, so the range is a quarter of the slope wider in both directions."""
     estimate = forecast("sampled", points=["1/4=1GB", "1/2=2GB"], memory="10GB")
     assert (estimate.low_bytes, estimate.high_bytes) == (3_500_000_000, 4_500_000_000)
     assert any("± 25%" in text for text in estimate.reasons.for_crash)
 
 
 def test_a_bend_upwards_is_noticed() -> None:
-    """Memory that grows with the square of the data is forecast by its bend, not by a line."""
+    """Memory that grows with the square of the data is forecast with a quadratic term, not with a line."""
     runs = [(f, round(GB + f * f * 64 * GB)) for f in (1 / 16, 1 / 8, 1 / 4)]
     estimate = forecast("sampled", points=runs, memory="64GB")
     assert estimate.details["curves_upwards"]
-    assert 65 * GB < estimate.high_bytes < 75 * GB  # 2 % of error in a peak weigh that much, so far beyond it
+    assert 65 * GB < estimate.high_bytes < 75 * GB  # an error of 2 % in a peak has this much effect at such a distance
     assert any("bend upwards" in text for text in estimate.reasons.for_crash)
 
 
 def test_levelling_off_is_no_bend() -> None:
-    """A curve that flattens, or noise of a percent, is not called a bend upwards."""
+    """A curve that flattens, or noise of one percent, is not treated as quadratic growth."""
     assert upper_bend([MeasuredPoint(f, round(f**0.5 * GB)) for f in (0.1, 0.2, 0.4)], 1) is None
     assert (
         upper_bend([MeasuredPoint(0.1, 1000 * MB), MeasuredPoint(0.2, 1010 * MB), MeasuredPoint(0.4, 1040 * MB)], 1)
@@ -312,7 +313,7 @@ def test_levelling_off_is_no_bend() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([1 / 32, 1 / 16, 1 / 8, 1 / 4]), st.integers(1, 10**12)), min_size=2))
 def test_any_points_give_a_range(points: list[tuple[float, int]]) -> None:
-    """Whatever was measured: refused for want of fractions, or a range that starts at what was measured."""
+    """Any measurements are either refused for invalid fractions or give a range that starts at the measured memory."""
     if len({fraction for fraction, _ in points}) < 2:
         with pytest.raises(InputError):
             forecast("sampled", points=points, memory="1GB")
@@ -323,13 +324,13 @@ def test_any_points_give_a_range(points: list[tuple[float, int]]) -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("1/32", 1 / 32), ("3%", 0.03), (" 0.5 ", 0.5), (2, 2.0), ("1e-1", 0.1)])
 def test_fractions_are_read_as_people_write_them(text: str | float, value: float) -> None:
-    """As a quotient, a number or a percentage."""
+    """A fraction is a quotient, a number or a percentage."""
     assert parse_fraction(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1/0", "-1/2", "0", "nan", float("inf"), "1/2/3", "1/", "%", "1e9999999999"])
 def test_nonsense_is_no_fraction(text: str | float) -> None:
-    """What is not a number above zero is refused."""
+    """A fraction that is not a number above zero is refused."""
     with pytest.raises(InputError, match="1/32"):
         parse_fraction(text)
 
@@ -340,7 +341,7 @@ def log(path: Path, *entries: dict[str, Any]) -> Path:
 
 
 def test_a_log_gives_a_point(tmp_path: Path) -> None:
-    """The last run in a log counts; a torn line does not matter; a run that died is doubted."""
+    """The last run in a log counts, a torn line is ignored, and the peak of a killed run is marked as uncertain."""
     head, end = {"type": "head", "fraction": 0.25}, {"type": "end", "peak_bytes": 5 * MB, "exit_code": 0}
     old = {"type": "head", "fraction": 0.5}
     assert read_point(log(tmp_path / "a", old, {"type": "end", "peak_bytes": 1}, head, end)) == MeasuredPoint(
@@ -359,14 +360,17 @@ def test_a_log_gives_a_point(tmp_path: Path) -> None:
     ],
 )
 def test_a_log_that_does_not_say_is_refused(tmp_path: Path, entries: list[dict[str, Any]], arguments: str) -> None:
-    """No run, no fraction or no end: an error that names the file and what to do."""
+    """A log without a run, a fraction or an end is an error that names the file and the fix."""
     with pytest.raises(InputError, match=r"log\.jsonl") as caught:
         read_point(log(tmp_path / "log.jsonl", *entries))
     assert arguments in str(caught.value)
 
 
 def test_the_next_step_from_rows_and_dims() -> None:
-    """What joining adds is computed: one copy more; with --adds as well it is refused. The machine is broken down."""
+    """The forecast adds one copy for the concatenation of the next step; adding --adds as well is refused.
+
+    The output also breaks down the memory of the machine.
+    """
     estimate = forecast("pid", pid=os.getpid(), rows=1_000_000, dims=[768, 1024])
     step = estimate.components[-1]
     assert step.high_bytes == 1_000_000 * (768 + 1024) * 4
@@ -378,7 +382,7 @@ def test_the_next_step_from_rows_and_dims() -> None:
 
 
 def test_low_is_never_said_without_its_base() -> None:
-    """A verdict of LOW names what it assumes the process to hold besides."""
+    """A verdict of LOW states the base memory that it assumes for the process."""
     assert "LOW" in str(forecast("concat", rows=10, dims=[8], memory="1GB"))
     assert "for a base of nothing" in str(forecast("concat", rows=10, dims=[8], memory="1GB"))
     assert "for a base of 100 MB" in str(forecast("concat", rows=10, dims=[8], memory="1GB", base="100MB"))
@@ -386,7 +390,7 @@ def test_low_is_never_said_without_its_base() -> None:
 
 
 def test_falling_points_do_not_hide_the_highest_peak() -> None:
-    """A run on an eighth needed 3.4 GB: a run on all the data is not promised to need less."""
+    """A forecast for all data is never below the peak of a measured subset, here 3.4 GB for an eighth."""
     estimate = forecast("sampled", points=["1/8=3.4GB", "1/4=1.2GB"], memory="2GB")
     assert estimate.high_bytes >= 3_400_000_000
     assert estimate.verdict is Verdict.HIGH

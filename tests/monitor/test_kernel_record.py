@@ -1,4 +1,4 @@
-"""The kill that is made of a kernel's record: which limit, which group, what it held, and whose name it has."""
+"""Kills assembled from a kernel record: the limit, the group, its memory, and the name of the victim."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def record() -> Record:
     [
         ({}, Bound()),
         ({"memory": (1024, 1)}, Bound(1024, 1024, "memory")),
-        ({"memory": (1023, 1)}, Bound(1024, 1023, "memory")),  # none was reached
+        ({"memory": (1023, 1)}, Bound(1024, 1023, "memory")),  # no limit was reached
         ({"memory": (1, 1), "swap": (2048, 2)}, Bound(2048, 2048, "swap")),
         ({"memory": (1024, 1), "memory+swap": (4096, 2)}, Bound(1024, 1024, "memory")),
         ({"memory+swap": (4096, 2), "kmem": (4096, 2)}, Bound(2048, 4096, "memory+swap")),
         ({"kmem": (4096, 2), "swap": (4096, 2)}, Bound(2048, 4096, "kmem")),
-        ({"swap": (0, 0)}, Bound()),  # a limit of nothing is no limit that is hit
+        ({"swap": (0, 0)}, Bound()),  # a limit of zero is never reached
         ({"memory": (10**15, UNLIMITED_KB)}, Bound()),
         ({"memory": (1024 * (UNLIMITED_KB - 1), UNLIMITED_KB - 1)}, Bound(*[1024 * (UNLIMITED_KB - 1)] * 2, "memory")),
     ],
 )
 def test_which_limit_was_hit(usages: dict[str, tuple[int, int]], bound: Bound) -> None:
-    """The first that was reached, in the order of what they mean; else the memory limit, if there is one."""
+    """The first limit that was reached, in order of priority, is reported; otherwise the memory limit, if it exists."""
     assert module._bound(usages) == bound
 
 
@@ -52,7 +52,7 @@ def test_which_limit_was_hit(usages: dict[str, tuple[int, int]], bound: Bound) -
     ],
 )
 def test_what_a_group_held(stats: dict[str, int], retained: GroupMemory) -> None:
-    """In the words of either version of cgroups; shared memory is not counted as files too."""
+    """Field names of both cgroup versions are read; shared memory is not counted as file pages too."""
     for name in ("/limit", "/other"):
         with_stats = record()
         with_stats.stats[name] = stats
@@ -63,7 +63,7 @@ def test_what_a_group_held(stats: dict[str, int], retained: GroupMemory) -> None
 
 
 def test_the_largest_processes_are_listed() -> None:
-    """By what they hold in memory and in swap; the victim's own row fills in what its line does not say."""
+    """The processes are sorted by memory plus swap; the table adds fields that the victim's line does not have."""
     table = Table("uid tgid total_vm rss swapents oom_score_adj name")
     for pid, rss, swap in ((7, 10, 5), (8, 20, 0), (9, 1, 30), (10, 2, 0), (11, 3, 0), (12, 4, 0)):
         assert table.add(f"[ {pid}] 1000 {pid} 100 {rss} {swap} 0 name{pid}")
@@ -82,7 +82,7 @@ def test_the_largest_processes_are_listed() -> None:
 
 
 def test_names_and_groups_of_what_was_announced() -> None:
-    """By the line that named the victim before, if it is the same process; its words go with it."""
+    """An earlier line about the same process adds its name, groups and note to the kill."""
     kill = assemble(VICTIM, replace(SPOKEN, note="a note"), None, None)
     assert (kill.name, kill.notes, kill.signal, kill.pid) == ("python", ("a note",), 9, 7)
     assert kill.bound == Bound(group="/limit", task_group="/task")
@@ -117,7 +117,7 @@ def test_a_tangled_record_tells_nothing_but_the_kill() -> None:
 
 
 def test_the_group_of_a_record_without_its_line() -> None:
-    """That of the only one that was counted; of several none can be told."""
+    """A record without a group line uses the only group with counters; with several groups it uses none."""
     first, two = record(), record()
     first.stats["/a"] = {"anon": 1}
     two.stats |= {"/a": {"anon": 1}, "/b": {"anon": 2}}
@@ -143,7 +143,7 @@ def test_a_kill_of_the_whole_machine_has_no_limit() -> None:
 
 
 def test_what_lines_add_to_a_record() -> None:
-    """And whether they are worth quoting."""
+    """Each line adds its fields to the record and returns whether it is worth quoting."""
     created = record()
     assert take(created, "memory: usage 2048kB, limit 2048kB, failcnt 9") == "quote"
     assert created.usages == {"memory": (2048 * 1024, 2048)}
@@ -163,7 +163,7 @@ def test_what_lines_add_to_a_record() -> None:
 
 
 def test_lines_of_groups_and_processes() -> None:
-    """Which group reached its limit, in which one the victim was, what they held, and which processes ran."""
+    """The lines give the group that reached its limit, the victim's group, its memory, and the running processes."""
     created = record()
     assert take(created, "Task in /a/b killed as a result of limit of /a") == "quote"
     assert (created.limit_group, created.task_group, created.tangled) == ("/a", "/a/b", False)

@@ -1,6 +1,7 @@
-"""The live page: who may read it, and what a real browser shows while a run continues, is stopped and ends.
+"""The live page: its access rules, and its content in a real browser while a run continues, stops and ends.
 
-Tests that need Chromium and selenium are skipped by name where they are missing (`make test-browser` installs them).
+Tests that need Chromium and selenium are skipped with a reason if they are missing (`make test-browser` installs
+them).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @contextmanager
 def running(tmp_path: Path, *options: str, script: Path | None = None, size: int = 60) -> Iterator[Any]:
-    """A run with a live page: (process, port, key, stop file, log)."""
+    """Start a run with a live page; yield (process, port, key, stop file, log)."""
     script = script or tmp_path / "train.py"
     script.write_text(LEAK)
     stop, log, errors = tmp_path / "stop", tmp_path / "l.jsonl", tmp_path / "stderr"
@@ -88,7 +89,7 @@ def ask(port: int, path: str = "/stream", method: str = "GET", **headers: str) -
 
 
 def test_who_may_read(tmp_path: Path) -> None:
-    """The stream needs the key, a loopback Host and no strange Origin; nothing can be changed; the log is private."""
+    """Reading needs the key, a loopback Host and a matching Origin; the page changes nothing and the log is private."""
     with running(tmp_path) as (_, port, key, _, log):
         eventually(lambda: log.exists() and any(e["type"] == "sample" for e in read_log(log)))
         good = ask(port, X_Brim_Key=key)
@@ -96,7 +97,7 @@ def test_who_may_read(tmp_path: Path) -> None:
         first = json.loads(good.readline())
         assert "running" in first["header"]
         assert key not in json.dumps(first)
-        assert ask(port, Host=f"localhost:{port + 1}", X_Brim_Key=key).status == 200  # behind ssh -L
+        assert ask(port, Host=f"localhost:{port + 1}", X_Brim_Key=key).status == 200  # through ssh -L
         assert ask(port, X_Brim_Key=key, Origin=f"http://127.0.0.1:{port}").status == 200
         assert ask(port).status == 403
         assert ask(port, X_Brim_Key=key[:-1] + ("0" if key[-1] != "0" else "1")).status == 403
@@ -116,12 +117,12 @@ def test_who_may_read(tmp_path: Path) -> None:
 
 
 def _next(stream: Any) -> bytes:
-    """The next line; empty ones keep the stream alive."""
+    """Return the next line; empty lines only keep the stream alive."""
     return bytes(stream.readline()).strip() or b"{}"
 
 
 def test_names_are_text(tmp_path: Path) -> None:
-    """A script named like markup is shown as text, and secrets of a command line are not shown."""
+    """A script name that looks like markup is shown as text, and secrets of a command line are hidden."""
     evil = tmp_path / "<script>alert(1)<script>.py"
     with running(tmp_path, script=evil) as (_, port, key, _, log):
         eventually(lambda: log.exists() and any(e.get("processes") for e in read_log(log)))
@@ -133,7 +134,7 @@ def test_names_are_text(tmp_path: Path) -> None:
 
 
 def test_the_server_is_no_part_of_what_is_watched(tmp_path: Path) -> None:
-    """Neither its memory nor its stacks are the command's; it ends with the run."""
+    """The memory and the stacks of the server are not those of the command, and the server ends with the run."""
     with running(tmp_path) as (process, port, key, stop, log):
         eventually(lambda: log.exists() and any(e.get("processes") for e in read_log(log)))
         names = {p["name"] for e in read_log(log) for p in e.get("processes", [])}
@@ -155,7 +156,7 @@ def _refused(port: int) -> bool:
 
 
 def test_follow_and_side_by_side(tmp_path: Path) -> None:
-    """A log that is written elsewhere can be followed, and two logs stand on one page."""
+    """A log that another process writes can be followed, and two logs are shown on one page."""
     logs = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for log in logs:
         brim("run", "--log", log, "--", PYTHON, "-c", "import time; b = bytearray(b'x') * 50_000_000; time.sleep(0.5)")
@@ -180,7 +181,7 @@ def test_follow_and_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_program() is None, reason="what Python was doing is not proved here: py-spy is not installed")
 def test_stacks_at_the_alarm(tmp_path: Path) -> None:
-    """At the first alarm the stacks of the largest process stand in the log, without values, and on the page."""
+    """At the first alarm, the stacks of the largest process are in the log and on the page, without values."""
     with running(tmp_path, "--alert", "15%", "--alert-after", "0.5") as (_, _, _, _, log):
         actual = eventually(lambda: log.exists() and [e for e in read_log(log) if e.get("kind") == "stacks"])
     assert any("train (" in line for line in actual[0]["lines"])
@@ -189,7 +190,10 @@ def test_stacks_at_the_alarm(tmp_path: Path) -> None:
 
 
 def test_every_long_verb_is_shown_live(tmp_path: Path) -> None:
-    """build, select, verify, unpack, check and map print an address, and work as without; their shards are reported."""
+    """build, select, verify, unpack, check and map print the page's address and report shards.
+
+    Their results are the same as without the page.
+    """
     source, out = tmp_path / "files", tmp_path / "out"
     source.mkdir()
     for number in range(3):
@@ -230,7 +234,7 @@ def browser(width: int, dark: bool = False) -> Iterator[Any]:
     options.binary_location = CHROMIUM
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},1400"):
         options.add_argument(flag)
-    options.add_argument("--disable-dev-shm-usage")  # of which a container has little
+    options.add_argument("--disable-dev-shm-usage")  # containers have little shared memory
     if dark:
         options.add_argument("--force-dark-mode")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
@@ -247,7 +251,7 @@ def browser(width: int, dark: bool = False) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("width", "theme"), [(1200, "light"), (380, "dark")])
 def test_a_browser_watches_a_run(tmp_path: Path, width: int, theme: str) -> None:
-    """Live while it runs; reloaded, still live; stopped by the file that it names; at its end states how it ended.
+    """The page is live before and after a reload, reports a stop through the named file, and shows the final state.
 
     Nothing is wider than the screen, and the console stays empty.
     """
@@ -276,7 +280,7 @@ def test_a_browser_watches_a_run(tmp_path: Path, width: int, theme: str) -> None
 
 
 def test_a_browser_watches_a_job(tmp_path: Path) -> None:
-    """The units of a job with their state; stopped by the command that the page shows; then it reports it."""
+    """The page shows the units of a job with their state; after the displayed stop command it reports the stop."""
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(9000)))
     (tmp_path / "slow.py").write_text("import time\ndef f(row):\n    time.sleep(0.02)\n    return row\n")
     command = [PYTHON, "-m", "brim", "map", "rows.jsonl", "out", "--fn", "slow.py:f", "--unit-size", "500", "--live"]
@@ -305,7 +309,7 @@ def test_a_browser_watches_a_job(tmp_path: Path) -> None:
 
 
 def test_a_browser_without_the_key(tmp_path: Path) -> None:
-    """Says what is missing, and shows nothing."""
+    """A page without the key names the missing key and shows no data."""
     with browser(900) as driver, running(tmp_path) as (_, port, _, _, _):
         driver.get(f"http://127.0.0.1:{port}/#key={'0' * 32}")
         report = "return document.getElementById('connection').textContent"
@@ -314,7 +318,7 @@ def test_a_browser_without_the_key(tmp_path: Path) -> None:
 
 
 def keep(driver: Any, name: str) -> None:
-    """For people who want to look: BRIM_SCREENSHOTS names a folder."""
+    """Save a screenshot for manual review if BRIM_SCREENSHOTS names a folder."""
     folder = os.environ.get("BRIM_SCREENSHOTS")
     if folder:
         driver.save_screenshot(str(Path(folder) / f"{name}.png"))

@@ -1,4 +1,4 @@
-"""The nightly story: a training run that leaks is stopped in time, and the same command continues the next night."""
+"""Nightly training: a leaking run is stopped in time, and the same command continues on the next night."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print("done", flush=True)
 
 @pytest.mark.slow
 def test_night_after_night(tmp_path: Path) -> None:
-    """Train with the callback, leak, be stopped in time with a checkpoint; the same command goes on the next night."""
+    """A training run with the callback leaks, stops with a checkpoint, and resumes when the same command runs again."""
     script, checkpoint, stop = tmp_path / "train.py", tmp_path / "checkpoint.json", tmp_path / "stop"
     script.write_text(TRAIN)
     log, inner = tmp_path / "night.jsonl", tmp_path / "inner.jsonl"

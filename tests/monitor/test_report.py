@@ -1,7 +1,7 @@
-"""The report in a real browser, and from real jobs: one that is done, one that was killed.
+"""The report in a real browser and from real jobs: one that finished, one that was killed.
 
-Every test that needs Chromium is skipped by name where there is none; that the page is well-formed and stands
-alone is tested without one in tests/monitor/test_report_page.py.
+Tests that need Chromium are skipped with a reason if it is missing. tests/monitor/test_report_page.py checks without
+a browser that the page is well-formed and self-contained.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Browse = Callable[..., str]
 
 @pytest.fixture
 def browse(tmp_path: Path) -> Browse:
-    """Open a file in a headless browser; returns the page as it then is. A script that fails, fails the test."""
+    """Open a file in a headless browser and return the resulting page; a script error fails the test."""
 
     def open_page(path: Path, query: str = "", *options: str) -> str:
         assert CHROMIUM is not None
         flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr")
-        flags += ("--disable-dev-shm-usage",)  # of which a container has little
+        flags += ("--disable-dev-shm-usage",)  # containers have little shared memory
         profile = f"--user-data-dir={tmp_path / 'profile'}"
         command = [CHROMIUM, *flags, profile, "--virtual-time-budget=2000", *options, f"{path.as_uri()}{query}"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -61,12 +61,12 @@ def page(tmp_path: Path, entries: list[memory_log.Entry], cut_bytes: int = 0) ->
 
 
 def near(image: np.ndarray, colour: tuple[int, int, int]) -> int:
-    """How many pixels have a colour."""
+    """Count the pixels that have a color."""
     return int((np.abs(image - np.array(colour)).max(axis=2) < 8).sum())
 
 
 def in_frame(tmp_path: Path, script: str, width: int = 900) -> Path:
-    """A page that holds the report in a frame, does something to it and shows what came of it."""
+    """Show the report in a frame, run a script on it and return the script's result."""
     holder = tmp_path / "holder.html"
     holder.write_text(
         f"""<body style="margin:0"><iframe src="run.html" width="{width}" height="900" style="border:0"></iframe>
@@ -90,7 +90,7 @@ def outcome(dom: str) -> dict[str, str | int | bool]:
 
 @needs_chromium
 def test_light_and_dark(tmp_path: Path, screenshot: Callable[..., np.ndarray]) -> None:
-    """The curve is drawn in both, each in its own colours."""
+    """The curve is drawn in the light and in the dark theme, each with its own colors."""
     path = page(tmp_path, memory_log.leaking())
     light, dark = screenshot(path, "?theme=light"), screenshot(path, "?theme=dark")
     assert tuple(light[2, 2]) == (255, 255, 255)
@@ -107,7 +107,7 @@ def test_light_and_dark(tmp_path: Path, screenshot: Callable[..., np.ndarray]) -
 @needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_system_decides_the_colours(tmp_path: Path, browse: Browse, scheme: str) -> None:
-    """Without a word from the reader, the page follows prefers-color-scheme."""
+    """Without a choice by the reader, the page follows prefers-color-scheme."""
     path = page(tmp_path, memory_log.fine())
     image = tmp_path / "shot.png"
     setting = f"--blink-settings=preferredColorScheme={int(scheme == 'light')}"
@@ -130,7 +130,7 @@ def test_the_system_decides_the_colours(tmp_path: Path, browse: Browse, scheme: 
     ],
 )
 def test_every_page_is_drawn(tmp_path: Path, browse: Browse, entries: list[memory_log.Entry]) -> None:
-    """No script fails; where there are samples there is a curve, its axes have numbers, and none is NaN."""
+    """No script fails; every page with samples has a curve, and its axes have numbers without NaN."""
     dom = browse(page(tmp_path, entries), "", "--dump-dom")
     body = dom.partition("<script")[0]
     assert ('class="layer anon"' in body) == any(entry["type"] == "sample" for entry in entries)
@@ -140,7 +140,7 @@ def test_every_page_is_drawn(tmp_path: Path, browse: Browse, entries: list[memor
 
 @needs_chromium
 def test_values_at_the_pointer_and_by_keys(tmp_path: Path, browse: Browse) -> None:
-    """Hovering shows the values there; arrow keys do too, and say them to screen readers."""
+    """Values are shown at the pointer and with the arrow keys, which also announce them to screen readers."""
     page(tmp_path, memory_log.leaking())
     script = """
   const plot = page.querySelector(".plot"), readout = page.querySelector(".readout");
@@ -169,7 +169,7 @@ def test_values_at_the_pointer_and_by_keys(tmp_path: Path, browse: Browse) -> No
 
 @needs_chromium
 def test_the_scale_can_be_chosen(tmp_path: Path, browse: Browse) -> None:
-    """A mapped file much larger than the limit does not flatten the curve unless it is asked to."""
+    """A mapped file much larger than the limit does not flatten the curve unless the reader selects that scale."""
     page(tmp_path, memory_log.mapping())
     script = """
   const texts = () => [...page.querySelectorAll(".axes text")].map((text) => text.textContent);
@@ -187,7 +187,7 @@ def test_the_scale_can_be_chosen(tmp_path: Path, browse: Browse) -> None:
 def test_small_and_large_screens(
     tmp_path: Path, browse: Browse, shape: Callable[[], list[memory_log.Entry]], width: int
 ) -> None:
-    """Even at the width of a telephone nothing has to be scrolled sideways, and no texts of the plot overlap."""
+    """At the width of a phone the page needs no horizontal scrolling, and no labels of the plot overlap."""
     page(tmp_path, shape())
     script = """
   out.width = page.documentElement.scrollWidth;
@@ -204,7 +204,7 @@ def test_small_and_large_screens(
 
 @needs_chromium
 def test_a_hostile_log_runs_nothing(tmp_path: Path, browse: Browse) -> None:
-    """A name that tries to be a script is a name."""
+    """A name that contains a script is shown as text and never executed."""
     bad = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
     entries = [
         memory_log.head(command=["python", bad]),
@@ -218,7 +218,7 @@ def test_a_hostile_log_runs_nothing(tmp_path: Path, browse: Browse) -> None:
 
 
 def test_the_verb(tmp_path: Path) -> None:
-    """The page lies next to the log or where it is requested; a wrong file is exit 2 and one sentence."""
+    """The page is written next to the log or to the requested path; a wrong file exits with code 2 and one sentence."""
     log = memory_log.write(tmp_path / "run.jsonl", memory_log.fine())
     assert str(tmp_path / "run.html") in brim("report", log).stdout
     assert json.loads(brim("report", log, tmp_path / "other.html", "--json").stdout)["page"] == str(
@@ -246,7 +246,7 @@ with recorded(Progress(), Path(sys.argv[1]), ["brim", "build"], Limit(10**9, "--
 
 
 def test_a_killed_job_still_has_a_page(tmp_path: Path) -> None:
-    """After kill -9 the log has what was seen, and `brim report` makes a page of it that states the kill."""
+    """After kill -9 the log has all samples up to then, and `brim report` creates a page that states the kill."""
     job = subprocess.Popen([sys.executable, "-c", JOB, str(tmp_path / "build.html")], stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
@@ -264,7 +264,7 @@ def test_a_killed_job_still_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_build_is_recorded(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """A real build has its shards and its memory on the page."""
+    """The page of a real build shows its shards and its memory."""
     import brim as library
     from brim.monitor.report.recording import recorded
     from brim.monitor.run_log import read_run
@@ -282,7 +282,7 @@ def test_a_build_is_recorded(many_files: Callable[..., Path], tmp_path: Path) ->
 
 
 def test_the_parts_of_the_page_are_packaged() -> None:
-    """What a page is made of is found as package data, not next to some source tree."""
+    """The parts of the page are loaded as package data, not from the source tree."""
     from importlib.resources import files
 
     names = {part.name for part in files("brim.monitor.report").iterdir()}
@@ -290,7 +290,10 @@ def test_the_parts_of_the_page_are_packaged() -> None:
 
 
 def test_report_of_a_build_and_of_an_experiment(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """--report writes a page at the end, also of a build that fails; one that cannot be written is refused first."""
+    """--report writes a page at the end, also for a failed build.
+
+    A path that is not writable is refused before the start.
+    """
     source = many_files(6)
     brim("build", source, tmp_path / "out", "--report", tmp_path / "build.html")
     assert "data/train-00000-of-00001.parquet" in (tmp_path / "build.html").read_text()

@@ -1,4 +1,4 @@
-"""The report: what is read from a log, what is kept of it, what the page says, and that nothing in it can do harm."""
+"""The report: reading and thinning logs, the content of the page, and protection against harmful input."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\"'
 
 
 class Page(HTMLParser):
-    """The elements of a page; fails on tags that are not closed or nested as they should be."""
+    """Collects the elements of a page; fails on tags that are not closed or not nested correctly."""
 
     EMPTY = ("meta", "rect", "line", "path")
 
@@ -69,7 +69,7 @@ def page_of(tmp_path: Path, entries: list[dict[str, Any]], cut_bytes: int = 0) -
 
 
 def test_a_log_is_read(tmp_path: Path) -> None:
-    """Head, samples, events, processes and end come out as they went in."""
+    """Head, samples, events, processes and end are read as they were written."""
     run = read_run(memory_log.write(tmp_path / "run.jsonl", memory_log.leaking()))
     assert run.head.command == ("python", "train.py", "--epochs", "8")
     assert run.head.thresholds == (("alert", 3_200_000_000), ("stop", 3_600_000_000), ("kill", 3_880_000_000))
@@ -104,7 +104,7 @@ def test_a_log_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_verdicts(tmp_path: Path, entries: list[dict[str, Any]], grade: str, message: str) -> None:
-    """The first sentence states how it went."""
+    """The first sentence states the outcome of the run."""
     run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
     verdict = run_summary.verdict_of(run, NOW)
     assert verdict.grade == grade
@@ -113,19 +113,20 @@ def test_verdicts(tmp_path: Path, entries: list[dict[str, Any]], grade: str, mes
 
 
 def test_a_run_that_may_still_go_on(tmp_path: Path) -> None:
-    """A log without an end, but with fresh samples, is not called dead."""
+    """A log without an end but with recent samples is not reported as dead."""
     run = read_run(memory_log.write(tmp_path / "run.jsonl", memory_log.fine()[:-1]))
     assert "still runs" in run_summary.verdict_of(run, memory_log.BEGAN + 610).sentence
     assert "still runs" not in run_summary.verdict_of(run, memory_log.BEGAN + 6100).sentence
 
 
 def test_the_postmortem_is_shown(tmp_path: Path) -> None:
-    """Lines that were added after the end are on the page, and do not make the run longer."""
+    """Lines that were added after the end are on the page and do not lengthen the run."""
     run = read_run(memory_log.write(tmp_path / "run.jsonl", memory_log.killed_by_kernel()))
     assert run.seconds == pytest.approx(240.4)
     text = render(run, NOW)
     assert "anon-rss:2512345kB" in text
-    assert '<tr class="warn">' in text  # a kill somewhere on the machine is a hint, not a fact about this run
+    # a kill of an unknown process on the machine is a hint about this run, not a fact
+    assert '<tr class="warn">' in text
     assert '<tr class="grave">' not in text
 
 
@@ -134,14 +135,14 @@ def test_the_postmortem_is_shown(tmp_path: Path) -> None:
     [(1.0, 2.0, "25 % more"), (2.0, 3.0, "within that"), (5.0, 6.0, "50 % less"), (2.5, 2.5, "100 % of that")],
 )
 def test_forecast_against_fact(tmp_path: Path, low: float, high: float, message: str) -> None:
-    """The page states how far off the forecast was."""
+    """The page states the error of the forecast."""
     forecast = {"low_bytes": int(low * GB), "high_bytes": int(high * GB), "verdict": "LOW"}
     entries = [memory_log.head(forecast=forecast), memory_log.sample(1, 2.5 * GB), memory_log.end(2)]
     assert message in page_of(tmp_path, entries)
 
 
 def test_a_long_command_is_shown_in_part_and_whole(tmp_path: Path) -> None:
-    """A script given on the command line does not fill the page, and is not lost."""
+    """A long script on the command line is shortened in the heading and complete further down."""
     script = "\n".join(f"step_{n}()" for n in range(200))
     text = page_of(tmp_path, [memory_log.head(command=["python", "-c", script]), memory_log.sample(0, GB)])
     heading, _, remainder = text.partition("</h1>")
@@ -151,7 +152,7 @@ def test_a_long_command_is_shown_in_part_and_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut_bytes", [1, 20, 150, 20_000])
 def test_a_cut_log_gives_a_page(tmp_path: Path, cut_bytes: int) -> None:
-    """A run that was killed while it wrote still has its curve and its peak; the torn line is counted."""
+    """A run that was killed while writing still has its curve and its peak; the torn line is counted."""
     log = memory_log.write(tmp_path / "run.jsonl", memory_log.leaking()[:-1], cut_bytes)
     run = read_run(log)
     assert run.bad_lines == (0 if log.read_bytes().endswith((b"\n", b"}")) else 1)
@@ -160,7 +161,7 @@ def test_a_cut_log_gives_a_page(tmp_path: Path, cut_bytes: int) -> None:
 
 
 def test_what_is_not_a_log_line_is_counted(tmp_path: Path) -> None:
-    """Garbage between the lines is passed over and told of."""
+    """Invalid lines are skipped, and the page states their number."""
     log = memory_log.write(tmp_path / "run.jsonl", memory_log.fine())
     good = len(log.read_bytes().splitlines())
     lines = log.read_bytes().splitlines(keepends=True)
@@ -178,7 +179,7 @@ def test_what_is_not_a_log_line_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line beyond any bound is one bad line, and what follows it is read."""
+    """A line beyond the maximum length counts as one bad line, and the lines after it are read."""
     monkeypatch.setattr("brim.monitor.log_records._LONGEST_LINE", 1000)
     (tmp_path / "run.jsonl").write_bytes(b"x" * 54_321 + b"\n" + json.dumps(memory_log.sample(0, GB)).encode() + b"\n")
     run = read_run(tmp_path / "run.jsonl")
@@ -186,13 +187,13 @@ def test_a_line_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_last_of_several_runs_is_shown(tmp_path: Path) -> None:
-    """A log that was appended to is about its last run."""
+    """A log with several runs is reported by its last run."""
     run = read_run(memory_log.write(tmp_path / "run.jsonl", [*memory_log.leaking(), *memory_log.fine()]))
     assert (run.sample_count, run.earlier_runs, run_summary.verdict_of(run, NOW).grade) == (600, 1, "fine")
 
 
 def test_clocks_that_jump(tmp_path: Path) -> None:
-    """A clock set back or leaping years ahead does not bend the curve; a night asleep is a gap."""
+    """A clock that moves back or leaps years ahead does not distort the curve; a suspended night is a gap."""
     seconds = [*range(100), *range(-7200, -7100), *range(10**9, 10**9 + 100), *range(10**9 + 30_000, 10**9 + 30_050)]
     run = read_run(memory_log.write(tmp_path / "run.jsonl", [memory_log.sample(when, GB) for when in seconds]))
     assert [round(step) for _, step in run.clock_jumps] == [-7299, 10**9 + 7101]
@@ -226,11 +227,11 @@ def timeline(steps: list[tuple[float, tuple[int, ...]]]) -> list[SeriesPoint]:
 
 @given(samples, st.integers(20, 200))
 def test_thinning_keeps_the_peaks(steps: list[tuple[float, tuple[int, ...]]], most: int) -> None:
-    """Few samples are left, in order, with the first, the last, and the highest of every series."""
+    """Thinning keeps the order, the first and last sample and the highest value of every series."""
     before = timeline(steps)
     after = thin(before, most)
     assert len(after) <= most
-    remaining = {id(sample) for sample in after}  # samples may be equal
+    remaining = {id(sample) for sample in after}  # samples may be equal, so they are compared by identity
     assert [sample for sample in before if id(sample) in remaining] == after
     assert (after[0], after[-1]) == (before[0], before[-1])
     for name in SERIES:
@@ -239,7 +240,7 @@ def test_thinning_keeps_the_peaks(steps: list[tuple[float, tuple[int, ...]]], mo
 
 
 def test_a_long_log_keeps_every_peak_that_can_be_seen(tmp_path: Path) -> None:
-    """Thinned while it is read: whatever towers over a five-hundredth of the run is still there."""
+    """Thinning while reading keeps every peak that stands out over a five-hundredth of the run."""
     spikes = set(range(777, 40_000, 997))
     entries = [memory_log.sample(n, 2 * GB + n if n in spikes else GB + n % 13) for n in range(40_000)]
     run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
@@ -251,7 +252,7 @@ def test_a_long_log_keeps_every_peak_that_can_be_seen(tmp_path: Path) -> None:
 
 
 def test_many_events_stay_few_and_even(tmp_path: Path) -> None:
-    """Ten thousand shards do not crowd out a kill, and those that are shown are spread over the run."""
+    """Of ten thousand shard events a few are shown, spread over the run, and a kill is always shown."""
     shards = [memory_log.event(n, "shard", f"shard {n}") for n in range(10_000)]
     kill = memory_log.event(5000, "kill", "killed it")
     run = read_run(memory_log.write(tmp_path / "run.jsonl", [*shards[:5000], kill, *shards[5000:]]))
@@ -264,7 +265,7 @@ def test_many_events_stay_few_and_even(tmp_path: Path) -> None:
 
 
 def test_nothing_from_a_log_becomes_markup(tmp_path: Path) -> None:
-    """Names, commands and texts are shown as they are; there is one script on the page, and it is brim's."""
+    """Names, commands and texts are shown as text; the only script on the page is brim's."""
     entries = [
         memory_log.head(command=["python", HOSTILE], versions={HOSTILE: HOSTILE}, boot_id=HOSTILE, not_seen=[HOSTILE]),
         memory_log.sample(0, GB, processes=[memory_log.process(1, HOSTILE, GB)]),
@@ -286,7 +287,7 @@ def test_nothing_from_a_log_becomes_markup(tmp_path: Path) -> None:
     "entries", [memory_log.fine(), memory_log.mapping(), [memory_log.head()], memory_log.building()]
 )
 def test_the_page_stands_alone(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
-    """Well-formed, with no address in it but the name of SVG, and data that parse."""
+    """The page is well-formed, contains no URL except the SVG namespace, and its data parse."""
     text = page_of(tmp_path, entries)
     page = Page(text)
     assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
@@ -316,7 +317,7 @@ lines = st.sampled_from(sorted(FIELDS)).flatmap(
 
 @given(st.lists(lines | st.binary(max_size=40), max_size=12))
 def test_no_log_is_too_strange(content: list[bytes]) -> None:
-    """Whatever stands in a log, it is read and the page is well-formed."""
+    """Any content of a log is read without an error, and the page is well-formed."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "run.jsonl")
         log.write_bytes(b"\n".join(content))
@@ -338,7 +339,7 @@ def test_what_is_no_log_is_refused(tmp_path: Path, content: bytes | None) -> Non
 
 
 def test_where_a_page_cannot_be(tmp_path: Path) -> None:
-    """A folder, a folder that is missing, and the log itself are refused; the log stays."""
+    """A folder, a missing parent folder and the log itself are refused as the page; the log stays unchanged."""
     log = memory_log.write(tmp_path / "run.jsonl", memory_log.fine())
     before = log.read_bytes()
     for html in (tmp_path, tmp_path / "none" / "run.html", log):
@@ -347,11 +348,11 @@ def test_where_a_page_cannot_be(tmp_path: Path) -> None:
     assert log.read_bytes() == before
     write_page(log, tmp_path / "run.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
-    assert (tmp_path / "run.html").stat().st_mode & 0o777 == 0o600  # it has paths and command lines
+    assert (tmp_path / "run.html").stat().st_mode & 0o777 == 0o600  # the page contains paths and command lines
 
 
 class Heard:
-    """A listener that remembers what was reported to it."""
+    """A listener that records the calls it receives."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -376,7 +377,7 @@ class Heard:
 
 
 def test_nodes_of_a_cluster_count(tmp_path: Path) -> None:
-    """The verdict and the figures are about the fullest machine, not about the driver alone."""
+    """The verdict and the figures use the machine with the highest memory use, not only the driver."""
     nodes = [{"name": "10.0.0.7", "peak_bytes": GB}, {"name": "10.0.0.8", "peak_bytes": int(3.4 * GB)}]
     entries = [memory_log.head(4 * GB), memory_log.sample(1, 90e6, nodes=nodes)]
     entries.append(memory_log.end(2, entries))
@@ -392,7 +393,7 @@ def test_nodes_of_a_cluster_count(tmp_path: Path) -> None:
 
 
 def test_a_peak_between_two_lines_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log has a line every ten seconds; memory is looked at more often than that."""
+    """A peak between two lines of the log counts, because memory is sampled more often than lines are written."""
     retained = iter([60, 130, 60, 60, 60])
     now = [0.0]
     monkeypatch.setattr("brim.progress.tree_bytes", lambda: next(retained))
@@ -417,7 +418,7 @@ def test_a_peak_between_two_lines_counts(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_bar_shows_what_fits(
     columns: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """There is always a bar, no number is cut off, and the fullest node of a cluster is told of."""
+    """The bar is always shown, no number is cut off, and the node with the highest memory use is included."""
     for name, value in (("COLUMNS", str(columns)), ("FORCE_COLOR", "1"), ("TERM", "xterm")):
         monkeypatch.setenv(name, value)
     bar = Progress(TerminalBar())
@@ -459,7 +460,7 @@ def test_bar_keeps_rate_and_memory_limit_and_adds_rows_where_they_fit(
 
 
 def test_a_recording_tells_and_writes(tmp_path: Path) -> None:
-    """Whoever listened before still hears everything, and the log holds samples of this process and all events."""
+    """The previous listener still receives every call, and the log has samples of this process and all events."""
     receiver = Heard()
     progress = Progress(forward_to=receiver)
     recording = RunRecorder(
@@ -488,7 +489,7 @@ def test_a_recording_tells_and_writes(tmp_path: Path) -> None:
 
 
 def test_a_recording_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job of a million shards does not fill the disk with their names."""
+    """The number of recorded events is bounded, so a job of a million shards does not fill the disk."""
     monkeypatch.setattr("brim.monitor.report.recording._MAX_EVENTS", 10)
     progress = Progress()
     recording = RunRecorder(progress, tmp_path / "build.jsonl", ["brim"], Limit(GB, "--memory"))
@@ -501,7 +502,7 @@ def test_a_recording_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_failed_job_has_a_page(tmp_path: Path) -> None:
-    """The error passes through; the page tells of it and of the exit code."""
+    """The error is raised to the caller; the page shows it with the exit code."""
 
     def job() -> None:
         with recorded(Heard(), tmp_path / "build.html", ["brim", "build"], Limit(GB, "--memory")) as listener:
@@ -516,7 +517,7 @@ def test_a_failed_job_has_a_page(tmp_path: Path) -> None:
 
 
 def test_without_a_report_nothing_is_recorded(tmp_path: Path) -> None:
-    """No page asked for: the listener is the one that was given."""
+    """Without a report, the original listener is used unchanged."""
     receiver = Heard()
     with recorded(receiver, None, ["brim"], Limit(GB, "--memory")) as listener:
         assert listener is receiver
@@ -526,7 +527,7 @@ def test_without_a_report_nothing_is_recorded(tmp_path: Path) -> None:
 
 
 def test_no_time_is_foretold_before_bytes_move(capsys: pytest.CaptureFixture[str]) -> None:
-    """A plain line states how long it still takes only when something was done."""
+    """A progress line shows the remaining time only after bytes have been processed."""
     now = [0.0]
     lines = Progress(PlainLines(), clock=lambda: now[0])
     lines.start("build", 1_000_000, 2, 10**9)
@@ -539,7 +540,7 @@ def test_no_time_is_foretold_before_bytes_move(capsys: pytest.CaptureFixture[str
 
 
 def test_the_shards_of_a_job_have_a_state(tmp_path: Path) -> None:
-    """Those under way and those to be tried again come first, then what is done; names are text, counts are whole."""
+    """Active and retried shards come first, then finished ones; names are shown as text and counts are complete."""
     progress = Progress()
     recording = RunRecorder(
         progress, tmp_path / "build.jsonl", ["brim"], Limit(GB, "--memory"), stop_file=tmp_path / "my stop"
@@ -583,7 +584,7 @@ def test_the_shards_of_a_job_have_a_state(tmp_path: Path) -> None:
 
 
 def test_a_job_that_was_asked_to_stop_has_not_failed(tmp_path: Path) -> None:
-    """Exit code 6 of brim's own job is a stop; of another's command it means whatever that means."""
+    """Exit code 6 means a requested stop for brim's own job; for any other command it is a failure."""
     for watched, grade in (("job", "stopped"), ("command", "failed")):
         entries = [memory_log.head(GB) | {"watched": watched}, memory_log.sample(1, 9e6)]
         entries.append(memory_log.end(2, entries) | {"exit_code": 6})
@@ -592,7 +593,7 @@ def test_a_job_that_was_asked_to_stop_has_not_failed(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_is_a_stop(tmp_path: Path) -> None:
-    """The log of a job that was interrupted reports it, and not that it failed."""
+    """The log of an interrupted job reports a stop, not a failure."""
     with pytest.raises(KeyboardInterrupt), recorded(Progress(), tmp_path / "a.html", ["brim"], Limit(GB, "--memory")):
         raise KeyboardInterrupt
     run = read_run(tmp_path / "a.jsonl")

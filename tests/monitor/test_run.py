@@ -1,4 +1,4 @@
-"""`brim run` and `brim watch` as a person meets them: real commands, real signals, exit codes."""
+"""`brim run` and `brim watch` from the command line: real commands, real signals, exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOLD = "import sys, time; block = bytearray(b'x') * (int(sys.argv[1]) * 1_000_00
 
 @pytest.fixture(autouse=True)
 def _state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Logs without a name go to a folder of the test's."""
+    """Redirect logs without an explicit path to a folder of the test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
@@ -42,8 +42,11 @@ def entries(log: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def kinds(log: Path) -> list[str]:
-    """What happened to this run; kills elsewhere on the machine are recorded too, and are another test's, and so are
-    stacks, which depend on what is installed."""
+    """Return the kinds of events of this run.
+
+    Kills elsewhere on the machine may come from another test, and stacks depend on the installed tools: both are left
+    out.
+    """
     return [event["kind"] for event in entries(log, "event") if not event.get("machine") and event["kind"] != "stacks"]
 
 
@@ -56,7 +59,7 @@ def eventually(true: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 def test_stdin_stdout_and_the_exit_code_are_the_commands(tmp_path: Path) -> None:
-    """What goes in comes out, byte for byte; brim's own words are on stderr."""
+    """Standard input and output pass through unchanged; brim writes its own messages to stderr."""
     data = os.urandom(300_000).hex()
     script = "import sys; sys.stdout.write(sys.stdin.read()); sys.stderr.write('err'); sys.exit(7)"
     result = started("run", "--quiet", "--", PYTHON, "-c", script, input=data, check=7)
@@ -65,7 +68,10 @@ def test_stdin_stdout_and_the_exit_code_are_the_commands(tmp_path: Path) -> None
 
 
 def test_the_end_is_one_screen(tmp_path: Path) -> None:
-    """Peak and when, the limit and who set it, the curve, the trend, the log; nothing on stdout."""
+    """The summary fits one screen and stdout stays empty.
+
+    It shows the peak and its time, the limit and its origin, the curve, the trend and the log.
+    """
     grow = "import time; held = []\nfor _ in range(10): held.append(bytearray(b'x') * 6_000_000); time.sleep(0.1)"
     result = brim("run", "--memory", "500MB", "--log", tmp_path / "l.jsonl", "--", PYTHON, "-c", grow)
     assert result.stdout == ""
@@ -75,7 +81,7 @@ def test_the_end_is_one_screen(tmp_path: Path) -> None:
 
 
 def test_json_is_one_line_on_stderr(tmp_path: Path) -> None:
-    """--json: stdout stays the command's, stderr is one object."""
+    """With --json, stdout stays the command's and stderr is one object."""
     result = brim("run", "--json", "--memory", "500MB", "--", PYTHON, "-c", "print('out')")
     facts = json.loads(result.stderr)
     assert result.stdout == "out\n"
@@ -85,17 +91,17 @@ def test_json_is_one_line_on_stderr(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "script"), [(0, "exit 0"), (3, "exit 3"), (130, "exit 130"), (143, "kill -TERM $$")])
 def test_exit_codes_pass_through(code: int, script: str) -> None:
-    """The command's exit code is brim's, and a signal is 128 and its number, as in shells."""
+    """brim exits with the command's exit code, or with 128 plus the signal number, as shells do."""
     brim("run", "--quiet", "--", "sh", "-c", script, check=code)
 
 
 def test_death_by_ctrl_c_is_passed_on_as_such() -> None:
-    """A shell ends its loop only if the command died of SIGINT."""
+    """If the command dies of SIGINT, brim does too, because a shell ends its loop only then."""
     assert brim("run", "--quiet", "--", "sh", "-c", "kill -INT $$", check=None).returncode == -signal.SIGINT
 
 
 def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
-    """127 if there is none, 126 if it cannot be executed, and what to do; no log of nothing."""
+    """A missing command exits with 127 and one that is not executable with 126 and a hint; neither writes a log."""
     script = tmp_path / "script.sh"
     script.write_text("echo hi\n")
     assert "not found" in brim("run", "--", "no-such-command-here", check=127).stderr
@@ -104,13 +110,13 @@ def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
 
 
 def test_options_behind_the_dashes_are_the_commands() -> None:
-    """--debug, --json and -h after -- are not brim's."""
+    """--debug, --json and -h after -- belong to the command."""
     result = brim("run", "--quiet", "--", "echo", "--debug", "--json", "-h", "--memory", "x")
     assert result.stdout == "--debug --json -h --memory x\n"
 
 
 def test_wrong_levels_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    """A stop above the kill, a level that is none, a stop file that exists already: exit 2, nothing started."""
+    """Invalid thresholds and an existing stop file exit with code 2 before the command starts."""
     (tmp_path / "stop").touch()
     for options in (["--stop-at", "99%"], ["--alert", "lots"], ["--stop-file", str(tmp_path / "stop")]):
         brim("run", *options, "--", "touch", tmp_path / "ran", check=2)
@@ -118,13 +124,13 @@ def test_wrong_levels_are_refused_before_anything_runs(tmp_path: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
-    """--report into a folder that is not there: exit 2 before the command runs, not instead of its exit code."""
+    """--report into a missing folder exits with code 2 before the command starts."""
     brim("run", "--report", tmp_path / "none" / "r.html", "--", "touch", tmp_path / "ran", check=2)
     assert not (tmp_path / "ran").exists()
 
 
 def test_extra_descriptors_pass_through(tmp_path: Path) -> None:
-    """What a shell opened for the command, like <(…), stays open."""
+    """File descriptors that a shell opened for the command, as with <(…), stay open."""
     read, write = os.pipe()
     os.write(write, b"through")
     os.close(write)
@@ -143,7 +149,7 @@ while True:
 
 
 def test_signals_to_brim_reach_the_command() -> None:
-    """Each once, and brim itself dies of none of them."""
+    """Each signal reaches the command once, and none of them ends brim itself."""
     process = begin("run", "--quiet", "--", PYTHON, "-c", SAYS_SIGNALS)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -168,10 +174,10 @@ def _command(pid: int) -> str:
 
 
 def test_a_stopped_command_stops_brim_and_goes_on_with_it() -> None:
-    """SIGTSTP sent to brim stops both, SIGCONT lets both continue."""
-    # In a separate group: the kernel stops no process in a group that no shell looks after.
+    """SIGTSTP to brim stops both processes, and SIGCONT continues both."""
+    # In a separate group: SIGTSTP does not stop processes of an orphaned process group.
     process = begin("run", "--quiet", "--", "sleep", "1", process_group=0)
-    # A child that was forked and is not yet itself has brim's own command line, in which "sleep" stands too.
+    # Between fork and exec the child has brim's own command line, which also contains "sleep".
     child = eventually(lambda: [pid for pid in _children(process.pid) if _command(pid).startswith("sleep\0")])[0]
     process.send_signal(signal.SIGTSTP)
     for pid in (process.pid, child):
@@ -187,7 +193,7 @@ def _state_of(pid: int) -> str:
 
 
 def test_the_log_says_what_was_seen(tmp_path: Path) -> None:
-    """Head, start, samples by kind and process, end; and no secret of the command line."""
+    """The log contains head, start, samples by kind and process, and end, but no secret of the command line."""
     log = tmp_path / "l.jsonl"
     secret = "--token=hf_abcdefghijklmnop"
     brim("run", "-q", "--memory", "400MB", "--log", log, "--", PYTHON, "-c", HOLD, "80", "0.4", secret)
@@ -201,18 +207,18 @@ def test_the_log_says_what_was_seen(tmp_path: Path) -> None:
     assert head["command"][0] == PYTHON
     top = max(samples, key=lambda sample: sample["total_bytes"])
     assert end["peak_bytes"] > 80e6
-    assert end["peak_bytes"] - top["total_bytes"] <= 0.01 * 400e6  # a line for every hundredth of the limit
+    assert end["peak_bytes"] - top["total_bytes"] <= 0.01 * 400e6  # one line per hundredth of the limit
     assert 0 < top["anon_bytes"] <= top["total_bytes"] < 110e6
     assert top["available_bytes"] > 0
     assert any(p["pid"] == head["pid"] for sample in samples for p in sample.get("processes", []))
     assert (end["exit_code"], end["stopped"], end["overshoot_bytes"]) == (0, None, 0)
     assert end["peak_bytes"] >= top["total_bytes"]
-    assert samples[-1]["total_bytes"] > 0  # the end of the process is no sample
+    assert samples[-1]["total_bytes"] > 0  # the end of the process does not add a sample
     assert kinds(log) == ["start"]
 
 
 def test_the_ladder(tmp_path: Path) -> None:
-    """Warn, ask with the stop file, SIGTERM; in the terminal, the alerts file, the hook and the log; exit 4."""
+    """The run warns, requests a stop through the stop file and sends SIGTERM; every channel reports it; exit code 4."""
     log, stop = tmp_path / "l.jsonl", tmp_path / "stop"
     script = """
 import os, signal, sys, time
@@ -225,7 +231,8 @@ while True:
 """
     result = brim(
         *("run", "--memory", "210MB", "--no-cgroup", "--alert-after", "0.2", "--stop-after", "2", "--grace", "3"),
-        *("--stop-lead", "0"),  # the lines alone: on a busy machine filling is a climb, by which a stop is predicted
+        # thresholds only: on a busy machine filling memory is a climb, for which a stop would be predicted
+        *("--stop-lead", "0"),
         *("--stop-file", stop, "--log", log, "--on-alert", f"env > {tmp_path}/hook-$BRIM_ALERT"),
         *("--", PYTHON, "-c", script, stop),
         env={**os.environ, "MY_API_TOKEN": "sesame"},
@@ -248,7 +255,7 @@ while True:
 
 
 def test_what_ignores_sigterm_is_killed_with_all_it_started(tmp_path: Path) -> None:
-    """After the grace period the whole tree goes, daemons too."""
+    """After the grace period the complete tree is killed, including daemons."""
     script = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -269,7 +276,7 @@ time.sleep(60)
 
 
 def test_a_forked_daemon_is_left_and_named(tmp_path: Path) -> None:
-    """What a command leaves behind on purpose continues; brim does not wait for it and says so."""
+    """A daemon that the command started on purpose continues; brim does not wait for it and names it."""
     script = "sleep 60 >/dev/null 2>&1 & echo $! > $0"
     started_at = time.monotonic()
     process = begin("run", "--", "sh", "-c", script, str(tmp_path / "pid"))
@@ -330,7 +337,7 @@ def test_a_killed_run_is_not_said_to_be_above_the_stop_threshold_afterwards(tmp_
 
 
 def test_a_short_command_is_short() -> None:
-    """`true` under watch takes a few times as long as starting Python twice with the parser, not a second."""
+    """Running `true` with `brim run` takes less than six times as long as printing the help of a command."""
 
     def best(*arguments: str) -> float:
         times = []
@@ -344,7 +351,7 @@ def test_a_short_command_is_short() -> None:
 
 
 def test_the_screen_comes_from_the_log_alone(tmp_path: Path) -> None:
-    """A log that was cut off still tells the trend, and that it was cut off."""
+    """A truncated log still gives the trend, and the summary states that the log was truncated."""
     from brim.monitor.report.run_summary import screen
     from brim.monitor.run_log import read_run
 
@@ -368,7 +375,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_watch_a_process(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """By its number: seen, never touched, and the watch ends with it."""
+    """A process that is watched by pid is measured and never signaled, and the watch ends with it."""
     process = begin("watch", str(sleeper.pid), "--memory", "105MB", "--stop-after", "0", "--log", str(tmp_path / "l"))
     eventually(lambda: (tmp_path / "l").exists() and "alert" in kinds(tmp_path / "l"))
     assert "stop" not in kinds(tmp_path / "l")
@@ -383,14 +390,14 @@ def test_watch_a_process(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> No
 
 
 def test_watch_acts_when_told(sleeper: subprocess.Popen[bytes]) -> None:
-    """--act: over the kill line it is killed, exit 4."""
+    """With --enforce, a process above the kill threshold is killed and the exit code is 4."""
     result = brim("watch", str(sleeper.pid), "--memory", "100MB", "--enforce", check=4)
     assert sleeper.wait(5) == -signal.SIGKILL
     assert "killed by brim" in result.stderr
 
 
 def test_watch_finds_it_again(tmp_path: Path) -> None:
-    """--match: found by its script, lost, found again after a restart."""
+    """--match finds a process by its script, reports its end, and finds it again after a restart."""
     log, script = tmp_path / "l.jsonl", tmp_path / "brim-restarts.py"
     script.write_text(HOLD)
     process = begin("watch", "--match", "brim-restarts", "--log", str(log), "--json")
@@ -408,7 +415,7 @@ def test_watch_finds_it_again(tmp_path: Path) -> None:
 
 
 def test_watch_in_the_background(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """--background comes back at once; the watch continues and ends with what it watches."""
+    """--background returns immediately; the watch continues and ends with the watched process."""
     log = tmp_path / "l.jsonl"
     alerts = tmp_path / "mine.txt"
     result = brim("watch", str(sleeper.pid), "--background", "--json", "--log", log, "--alerts", alerts)
@@ -423,7 +430,7 @@ def test_watch_in_the_background(sleeper: subprocess.Popen[bytes], tmp_path: Pat
 
 
 def test_watch_the_machine() -> None:
-    """--system: everything, for as long as asked."""
+    """--system watches the whole machine for the requested time."""
     result = brim("watch", "--system", "--for", "1.2", "--json")
     last = json.loads(result.stdout.splitlines()[-1])
     assert last["event"] == "watched"
@@ -432,14 +439,14 @@ def test_watch_the_machine() -> None:
 
 
 def test_watch_says_what_is_wrong() -> None:
-    """Nothing to watch, two things, a process that is not there."""
+    """No target, two targets and a missing process are errors."""
     brim("watch", check=2)
     brim("watch", "1", "--system", check=2)
     assert "no process 4194000" in brim("watch", "4194000", check=2).stderr
 
 
 def test_a_file_that_is_no_log_is_never_overwritten(tmp_path: Path) -> None:
-    """--log with somebody's text in its place is refused, and so is one that cannot be written, in words."""
+    """--log refuses a file that is not a log and a path that is not writable, with a clear message."""
     text = tmp_path / "thesis.txt"
     text.write_text("precious")
     assert "not a run log of brim" in brim("run", "--log", text, "--", "true", check=2).stderr
@@ -449,7 +456,7 @@ def test_a_file_that_is_no_log_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_an_older_log_is_kept_until_the_options_are_right(tmp_path: Path) -> None:
-    """A wrong option costs no log; the next run takes its place."""
+    """An invalid option keeps the old log; the next valid run replaces it."""
     log = tmp_path / "l.jsonl"
     brim("run", "--quiet", "--log", log, "--", "true")
     first = log.read_bytes()
@@ -462,12 +469,12 @@ def test_an_older_log_is_kept_until_the_options_are_right(tmp_path: Path) -> Non
 @pytest.mark.parametrize("option", ["--grace", "--alert-after", "--stop-after"])
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
 def test_times_are_times(option: str, seconds: str) -> None:
-    """What is not a number of seconds is refused."""
+    """A value that is not a finite, nonnegative number of seconds is refused."""
     assert "takes seconds" in brim("run", option, seconds, "--", "true", check=2).stderr
 
 
 def test_a_stderr_that_nobody_reads_does_not_hold_the_watch_up(tmp_path: Path) -> None:
-    """The command has filled the pipe: it is stopped all the same, and the log has what was not read."""
+    """A command that fills the pipe of stderr is still stopped, and the log has all messages."""
     script = """
 import os, threading, time
 def fill():
@@ -487,7 +494,7 @@ time.sleep(30)
 
 
 def test_a_closed_stderr_does_not_end_the_watch(tmp_path: Path) -> None:
-    """Warnings have nowhere to go, and the log is complete."""
+    """With a closed stderr, warnings are not printed and the log is complete."""
     log = tmp_path / "l.jsonl"
     options = ["--memory", "100MB", "--alert", "50%", "--alert-after", "0", "--on-alert", "echo said"]
     command = [PYTHON, "-m", "brim", "run", "--log", str(log), *options, "--", PYTHON, "-c", HOLD, "60", "1"]
@@ -498,7 +505,7 @@ def test_a_closed_stderr_does_not_end_the_watch(tmp_path: Path) -> None:
 
 
 def test_the_watcher_runs_the_same_brim() -> None:
-    """Not whatever is installed elsewhere: its path begins with the folder that this package lies in."""
+    """The watcher imports this package and not another installed version."""
     assert (launch.HOME / "brim" / "monitor" / "watching" / "launch.py").samefile(launch.__file__)
 
 
@@ -514,7 +521,10 @@ time.sleep(60)
 
 
 def test_all_that_match_are_asked_to_stop_and_bystanders_are_not(tmp_path: Path) -> None:
-    """--match --enforce: several programs only with --enforce-all, and no bystander with the name in its arguments."""
+    """--match --enforce acts on several programs only with --enforce-all.
+
+    It never acts on a process that only has the name in its arguments.
+    """
     script, first, two, three = (tmp_path / name for name in ("brim-asked.py", "1", "2", "3"))
     script.write_text(LEAVE)
     processes = [
@@ -540,7 +550,7 @@ def test_all_that_match_are_asked_to_stop_and_bystanders_are_not(tmp_path: Path)
 
 
 def test_one_that_joins_later_is_not_acted_on(tmp_path: Path) -> None:
-    """Without --enforce-all a watch that comes upon two programs only looks, and reports it."""
+    """Without --enforce-all, a watch that finds two programs only observes them and reports that."""
     script, log = tmp_path / "brim-two.py", tmp_path / "l.jsonl"
     script.write_text(LEAVE)
     watching = begin(
@@ -561,7 +571,7 @@ def test_one_that_joins_later_is_not_acted_on(tmp_path: Path) -> None:
 
 
 def test_a_watch_ends_when_asked_and_with_who_looks(tmp_path: Path) -> None:
-    """--for is kept to the second; a `brim watch` that was killed leaves no watcher behind."""
+    """--for ends the watch on time; a killed `brim watch` leaves no watcher running."""
     started_at = time.monotonic()
     brim("watch", "--system", "--for", "1", "--log", tmp_path / "a.jsonl")
     assert time.monotonic() - started_at < 6
@@ -575,7 +585,7 @@ def test_a_watch_ends_when_asked_and_with_who_looks(tmp_path: Path) -> None:
 
 
 def test_a_part_of_the_work(tmp_path: Path) -> None:
-    """--fraction is told to the command and written down, and several of them make a forecast."""
+    """--fraction is passed to the command and recorded, and several such logs give a forecast."""
     script = "import os; b = bytearray(b'x') * int(400e6 * float(os.environ['BRIM_FRACTION']))"
     logs = []
     for part in ("1/8", "1/4", "1/2"):
@@ -589,7 +599,7 @@ def test_a_part_of_the_work(tmp_path: Path) -> None:
 
 
 def test_a_kill_by_the_kernel_is_explained_at_the_end(tmp_path: Path) -> None:
-    """Under a hard limit the last screen has the kernel's record, or states what could not be read."""
+    """With a hard limit, the summary shows the kernel's record or states the reason for its absence."""
     from brim.memory.cgroup import open_group
 
     group = open_group(200_000_000)
@@ -619,7 +629,10 @@ print("obeyed", flush=True)
 
 @pytest.mark.slow
 def test_a_leak_is_stopped_in_time_and_the_next_run_starts(tmp_path: Path) -> None:
-    """Stopped a lead before the kill line; the file is gone, and the lead of the next night is what this one took."""
+    """The run is stopped in time before the kill threshold and its stop file is removed.
+
+    The next run uses the measured stop time of this run as its lead.
+    """
     stop, log = tmp_path / "stop", tmp_path / "l.jsonl"
     options = ["--memory", "300MB", "--no-cgroup", "--stop-file", stop, "--log", log]
     result = brim("run", *options, "--stop-lead", "4", "--", PYTHON, "-c", LEAK, "12", stop, check=4)
@@ -639,7 +652,7 @@ def test_a_leak_is_stopped_in_time_and_the_next_run_starts(tmp_path: Path) -> No
 
 
 def test_a_stop_file_is_stale_or_refused(tmp_path: Path) -> None:
-    """One that a killed run left behind goes with a note; one that somebody made is refused before anything runs."""
+    """A stop file of a killed run is removed with a note; any other is refused before the command starts."""
     stop = tmp_path / "stop"
     stop.touch()
     refused = brim("run", "--stop-file", stop, "--", "touch", tmp_path / "ran", check=2).stderr
@@ -664,7 +677,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_stop_file_made_after_a_stopped_run_is_refused(tmp_path: Path) -> None:
-    """The earlier run has ended and has removed its own file, so this one was made by a person who means it."""
+    """The earlier run removed its own stop file when it ended, so an existing one was created on purpose."""
     stop = tmp_path / "stop"
     stopped = begin("run", "--stop-file", str(stop), "--quiet", "--", PYTHON, "-c", LEAK, "0", str(stop))
     eventually(lambda: len(children(stopped.pid)) == 2, 20)

@@ -1,4 +1,4 @@
-"""The log: complete at every moment, bounded, readable whatever happened to it."""
+"""The log is complete at every moment, bounded in size, and readable after any damage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sample(t: float, total: int) -> dict[str, object]:
 
 
 def test_a_line_is_there_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    """Nothing waits in a buffer that a crash would lose."""
+    """A line is in the file as soon as it is written, so a crash loses nothing in a buffer."""
     log = LogWriter(tmp_path / "log.jsonl")
     log.write("head", {"limit": {"bytes": 1}})
     log.write("sample", sample(1.0, 5))
@@ -30,7 +30,7 @@ def test_a_line_is_there_as_soon_as_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_log_does_not_outgrow_its_bound(tmp_path: Path) -> None:
-    """It stays below one and a half times its bound, with every event, the peak, and recent samples as they were."""
+    """The log stays below 1.5 times its bound and keeps every event, the peak, and recent samples unchanged."""
     bound = 200_000
     log = LogWriter(tmp_path / "log.jsonl", bound)
     log.write("head", {"limit": {"bytes": 1}})
@@ -42,7 +42,7 @@ def test_a_log_does_not_outgrow_its_bound(tmp_path: Path) -> None:
         largest = max(largest, log.path.stat().st_size)
     log.close()
     entries = list(read_log(log.path))
-    assert largest <= 1.5 * bound + 1000  # half of it again while it is thinned, and a line
+    assert largest <= 1.5 * bound + 1000  # up to half of the bound more during thinning, and one line
     assert [entry["text"] for entry in entries if entry["type"] == "event"] == [str(n * 1000) for n in range(12)]
     samples = [entry for entry in entries if entry["type"] == "sample"]
     assert max(entry["total_bytes"] for entry in samples) == 10**9
@@ -53,7 +53,7 @@ def test_a_log_does_not_outgrow_its_bound(tmp_path: Path) -> None:
 
 @given(cut=st.integers(0, 400), junk=st.binary(max_size=60))
 def test_torn_lines_are_left_out(cut: int, junk: bytes) -> None:
-    """A log cut anywhere, with anything following the cut, gives the whole lines before it."""
+    """A log that is cut at any byte, with arbitrary data after the cut, gives the complete lines before it."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -69,14 +69,14 @@ def test_torn_lines_are_left_out(cut: int, junk: bytes) -> None:
 
 
 def test_a_full_disk_loses_lines_and_nothing_else() -> None:
-    """Where nothing can be written the watch continues, and knows how much it lost."""
+    """On a full disk the watch continues and counts the lost lines."""
     log = LogWriter(Path("/dev/full"))
     log.write("sample", sample(1.0, 5))
     assert log.lost_lines == 1
 
 
 def test_old_logs_are_removed(tmp_path: Path) -> None:
-    """The folder of logs keeps the newest hundred."""
+    """The folder of logs keeps the newest hundred logs."""
     for number in range(105):
         path = tmp_path / f"{number:03d}.jsonl"
         path.touch()
@@ -86,7 +86,7 @@ def test_old_logs_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_does_not_hold_the_watch_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a sync takes its time, lines continue to be written; closing waits for it."""
+    """Lines are written without waiting for a slow sync; closing the log waits for it."""
     synced = []
 
     def slow(descriptor: int) -> None:
@@ -105,7 +105,7 @@ def test_a_slow_disk_does_not_hold_the_watch_up(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_log_that_could_not_be_thinned_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk without room for the thinned copy costs nothing that was written."""
+    """If the disk has no space for the thinned copy, the log keeps all its lines."""
 
     def no_room(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -120,7 +120,7 @@ def test_a_log_that_could_not_be_thinned_stays_whole(tmp_path: Path, monkeypatch
 
 
 def test_a_log_takes_the_place_of_logs_alone(tmp_path: Path) -> None:
-    """Nothing, an empty file and an older log may be there; a text and a pipe may not."""
+    """A missing file, an empty file and an older log may be replaced; a text file and a pipe may not."""
     old = LogWriter(tmp_path / "old.jsonl")
     old.write("head", {})
     old.close()

@@ -1,4 +1,4 @@
-"""`brim.watch` and `brim.release`, in scripts of their own: a watch belongs to a process."""
+"""`brim.watch` and `brim.release` in separate scripts, because a watch belongs to a process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def script(code: str, *arguments: object) -> str:
 
 
 def test_now_peak_and_marks(tmp_path: Path) -> None:
-    """What the program holds is seen from outside it; a mark stands in the log with the memory at it."""
+    """The memory of the program is measured from outside; a mark is logged with the memory at that time."""
     code = """
 import brim, json, sys, time
 with brim.watch(memory="500MB", log=sys.argv[1], quiet=True) as m:
@@ -60,7 +60,7 @@ print(m.peak)
 
 
 def test_a_training_loop_stops_by_itself_and_saves(tmp_path: Path) -> None:
-    """A loop that leaks past the stop level is reported, saves once, and ends; nothing is killed, no file stays."""
+    """A loop that leaks past the stop threshold saves once and ends; nothing is killed and no file stays."""
     code = """
 import brim, sys, time
 held, saved = [], []
@@ -79,7 +79,7 @@ print(step < 399, len(saved), should_end())
 
 
 def test_anyone_may_make_the_stop_file(tmp_path: Path) -> None:
-    """A file made by hand stops the loop too."""
+    """A stop file that is created by hand stops the loop too."""
     code = """
 import brim, pathlib, sys
 with brim.watch(stop_file=sys.argv[1], quiet=True) as m:
@@ -91,7 +91,7 @@ with brim.watch(stop_file=sys.argv[1], quiet=True) as m:
 
 
 def test_a_watch_belongs_to_the_process_that_began_it(tmp_path: Path) -> None:
-    """A forked child that leaves the block does not end its parent's watch; a program may have no name."""
+    """A forked child that leaves the block does not end its parent's watch, even in a program without a name."""
     code = """
 import brim, os, sys
 path, sys.argv = sys.argv[1], []
@@ -110,7 +110,7 @@ with brim.watch(memory="500MB", log=path, quiet=True) as m:
 
 
 def test_a_log_that_is_none_is_refused(tmp_path: Path) -> None:
-    """brim.watch(log=…) adds nothing to somebody's text."""
+    """brim.watch(log=…) refuses a file that is not a log and does not change it."""
     text = tmp_path / "thesis.txt"
     text.write_text("precious")
     with pytest.raises(InputError, match="not a run log of brim"):
@@ -119,7 +119,7 @@ def test_a_log_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_plain_callback_saves_once() -> None:
-    """Whatever a framework passes in, it answers whether to end."""
+    """The callback accepts any arguments of a framework and returns whether to stop."""
 
     class Asked:
         marks: list[str] = []  # noqa: RUF012
@@ -138,7 +138,7 @@ def test_the_plain_callback_saves_once() -> None:
 
 
 def test_release_gives_back_and_says_how_much() -> None:
-    """Garbage in a cycle comes back, what is in use stays, and the number is what the process holds less."""
+    """Garbage in a cycle is freed, used memory stays, and the result is the reduction of the process's memory."""
     code = """
 import brim, gc, os
 from brim.memory.meter import process_bytes
@@ -161,7 +161,7 @@ print(released)
 
 
 def test_watching_imports_nothing_optional() -> None:
-    """`brim.watch` and `brim.release` load neither torch nor transformers nor pyarrow."""
+    """`brim.watch` and `brim.release` import neither torch nor transformers nor pyarrow."""
     code = (
         "import brim, sys; brim.watch, brim.release, brim.release(); "
         "print([m for m in ('torch', 'transformers', 'pyarrow', 'click', 'rich') if m in sys.modules])"
@@ -174,7 +174,7 @@ def test_watching_imports_nothing_optional() -> None:
     reason="transformers and torch are not installed: that a real Trainer saves and stops is not proved here",
 )
 def test_a_trainer_saves_and_stops(tmp_path: Path) -> None:
-    """With a real transformers.Trainer: one checkpoint, then the end, as soon as the stop file exists."""
+    """A real transformers.Trainer saves one checkpoint and ends as soon as the stop file exists."""
     code = """
 import brim, pathlib, sys, torch
 from transformers import Trainer, TrainingArguments

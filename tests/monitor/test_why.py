@@ -1,4 +1,4 @@
-"""`brim why` as a person meets it: real logs, packed and large ones, and a real kill."""
+"""`brim why` from the command line: real logs, compressed and large ones, and a real kill."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ V1 = Path("/sys/fs/cgroup/memory")
 def reported(
     *arguments: str | os.PathLike[str], **options: object
 ) -> tuple[list[dict[str, object]], dict[str, object]]:
-    """The kills and the rest of `brim why --json`."""
+    """Return the kills and the final object of `brim why --json`."""
     result = brim("why", "--json", *arguments, **options)  # type: ignore[arg-type]
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["event"] for line in lines] == ["kill"] * (len(lines) - 1) + ["why"]
@@ -33,14 +33,14 @@ def reported(
 
 
 def test_help_has_examples() -> None:
-    """It states what it does and shows how it is called."""
+    """The help states the purpose of the command and shows examples."""
     text = brim("why", "--help").stdout
     assert "Example" in text
     assert "brim why 1540763 --since 3d" in text
 
 
 def test_a_log_for_people() -> None:
-    """What happened, against which limit, how sure, on which lines, what to do; within 80 columns."""
+    """The text names the kill, the limit, the certainty, the lines and a suggestion, within 80 columns."""
     text = brim("why", "--log", LOGS / "k6.18_memcg_v1_shmem.log").stdout
     assert max(map(len, text.splitlines())) <= 80
     for message in ("python3 (pid 24601)", "157 MB", "146 MB shared memory", "certain", "line 116", "/dev/shm"):
@@ -48,7 +48,7 @@ def test_a_log_for_people() -> None:
 
 
 def test_a_log_for_programs() -> None:
-    """One JSON object a kill, then one for the whole."""
+    """--json prints one object per kill, then one for the whole report."""
     kills, whole = reported("--log", LOGS / "k5.4_memcg_v1_multiline_stats.log")
     (kill,) = kills
     assert (kill["pid"], kill["killer"], kill["scope"], kill["sure"]) == (64214, "kernel", "cgroup", "certain")
@@ -57,7 +57,7 @@ def test_a_log_for_programs() -> None:
 
 
 def test_several_logs_packed_and_plain(tmp_path: Path) -> None:
-    """Packed files are recognised by their first bytes; several kills are summed up."""
+    """Compressed files are recognized by their first bytes; several kills are summarized."""
     packed = tmp_path / "messages-20240502"
     packed.write_bytes(gzip.compress((LOGS / "k5.14_iso_user_session.log").read_bytes()))
     later_value = (
@@ -70,7 +70,7 @@ def test_several_logs_packed_and_plain(tmp_path: Path) -> None:
 
 
 def test_a_packed_log_that_was_cut(tmp_path: Path) -> None:
-    """What stands before the damage is explained, and the damage is named."""
+    """Records before the damage are explained, and the damage is reported."""
     noise = "".join(f"[{i}.000000] usb {os.urandom(20).hex()}\n" for i in range(20_000))
     whole = gzip.compress(((LOGS / "k5.14_iso_user_session.log").read_text() + noise).encode())
     (tmp_path / "kern.log.gz").write_bytes(whole[: len(whole) // 2])
@@ -80,20 +80,20 @@ def test_a_packed_log_that_was_cut(tmp_path: Path) -> None:
 
 
 def test_wrong_input(tmp_path: Path) -> None:
-    """A file that is not there, a folder and a time that is none are the user's to change: exit 2."""
+    """A missing file, a folder and an invalid time are input errors with exit code 2."""
     assert "No such file" in brim("why", "--log", tmp_path / "none", check=2).stderr
     assert "is a folder" in brim("why", "--log", tmp_path, check=2).stderr
     assert "not a time" in brim("why", "--since", "soon", "--log", LOGS / "k3.13_memcg.log", check=2).stderr
 
 
 def test_a_pipe() -> None:
-    """`… | brim why --log -` reads what comes in."""
+    """`… | brim why --log -` reads standard input."""
     result = started("why", "--log", "-", input=(LOGS / "k3.13_memcg.log").read_text())
     assert "tokenise (pid 13001)" in result.stdout
 
 
 def test_no_kills(tmp_path: Path) -> None:
-    """Nothing found is an answer: exit 0, with what was read."""
+    """A log without kills exits with code 0 and names the sources that were read."""
     (tmp_path / "x.log").write_text("all is well\n")
     result = brim("why", "--log", tmp_path / "x.log")
     assert "No record of an out-of-memory kill was found." in result.stdout
@@ -102,7 +102,7 @@ def test_no_kills(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_large_log_is_streamed(tmp_path: Path) -> None:
-    """200 MB of log take no more memory than 2 MB do, and the kill in the middle is found."""
+    """A log of 200 MB takes as little memory as one of 2 MB, and the kill in the middle is found."""
     noise = "".join(
         f"May  9 11:17:{i % 60:02d} node-03 sshd[{i}]: Accepted publickey for user from 10.0.0.{i % 250}\n"
         for i in range(12_000)
@@ -133,7 +133,7 @@ def test_a_large_log_is_streamed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def limited_group() -> Iterator[Path]:
-    """A v1 memory cgroup of 80 MB below our own."""
+    """Create a v1 memory cgroup of 80 MB below this process's group."""
     if os.geteuid() != 0:
         pytest.skip("a real kill needs root")
     if not (V1 / "memory.limit_in_bytes").exists():
@@ -159,7 +159,7 @@ def limited_group() -> Iterator[Path]:
 
 
 def test_a_real_kill_is_explained(limited_group: Path, tmp_path: Path) -> None:
-    """The kernel kills a process at the limit of its cgroup; `brim why` reports it, from its record or the counter."""
+    """The kernel kills a process at the limit of its cgroup; `brim why` reports it from the record or the counter."""
     code = (
         f"open('{limited_group}/cgroup.procs', 'w').write('0');"
         "hold = [];\nwhile True: hold.append(bytearray(b'x' * (8 << 20)))"
@@ -175,7 +175,7 @@ def test_a_real_kill_is_explained(limited_group: Path, tmp_path: Path) -> None:
     assert kill["bound"]["bytes"] == 80 << 20  # type: ignore[index]
     problems = {source["name"]: source["problem"] for source in whole["sources"]}  # type: ignore[attr-defined]
     if problems["dmesg"]:
-        assert kill["sure"] == "likely"  # the counter knows the group and not the process
+        assert kill["sure"] == "likely"  # the counter identifies the group, not the process
         return
     assert (kill["pid"], kill["sure"], kill["scope"]) == (child.pid, "certain", "cgroup")
     assert 60 << 20 < kill["sizes"]["anon_bytes"] < 100 << 20  # type: ignore[index, operator]
@@ -185,7 +185,7 @@ def test_a_real_kill_is_explained(limited_group: Path, tmp_path: Path) -> None:
 
 
 def test_without_rights_the_counter_tells(limited_group: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where dmesg cannot be read, the counter still tells of the kill, and dmesg is listed with the reason."""
+    """If dmesg is not readable, the counter still shows the kill, and dmesg is listed with the reason."""
     code = f"open('{limited_group}/cgroup.procs', 'w').write('0'); x = bytearray(b'x' * (200 << 20))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     root = tmp_path / "root"  # this machine without /dev and /var/log, and without the commands that read them

@@ -1,4 +1,4 @@
-"""Every case of `tests.why_cases` is found as expected, and text that only quotes kills is not a certain finding."""
+"""Every case of `tests.why_cases` gives the expected kill, and text that only quotes kills is never certain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats beyond plain lines of text, more killers, and logs that are nothing but kills."""
+"""Formats other than plain text, additional killers, and logs that consist only of kills."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def one(text: str) -> Kill:
 
 
 def test_journal_export() -> None:
-    """journalctl -o export: fields with an empty line between, the time in microseconds."""
+    """journalctl -o export has fields, an empty line between entries, and the time in microseconds."""
     entry = (
         "__CURSOR=s=1\n__REALTIME_TIMESTAMP=1780236000000000\n_HOSTNAME=n1\nSYSLOG_IDENTIFIER=kernel\n"
         f"MESSAGE={VICTIM}\n\n"
@@ -46,7 +46,7 @@ def test_journal_export() -> None:
 
 
 def test_journal_verbose() -> None:
-    """journalctl -o verbose: a line with the time, and fields below it."""
+    """journalctl -o verbose has a line with the time, and the fields after it."""
     text = (
         "Sun 2026-05-31 14:00:00.000000 UTC [s=1;i=2]\n    _HOSTNAME=n1\n    SYSLOG_IDENTIFIER=kernel\n"
         f"    MESSAGE={VICTIM}\n"
@@ -58,7 +58,7 @@ def test_journal_verbose() -> None:
 
 @pytest.mark.parametrize("as_bytes", [False, True])
 def test_journal_json_pretty(as_bytes: bool) -> None:
-    """journalctl -o json-pretty, with a message that is text or a list of numbers."""
+    """journalctl -o json-pretty may have a message that is text or a list of numbers."""
     message: object = list(VICTIM.encode()) if as_bytes else VICTIM
     entry = {"__CURSOR": "s=1", "__REALTIME_TIMESTAMP": "1780236000000000", "MESSAGE": message}
     kill = one(json.dumps(entry, indent="\t") + "\n")
@@ -66,13 +66,13 @@ def test_journal_json_pretty(as_bytes: bool) -> None:
 
 
 def test_journal_json_with_bytes() -> None:
-    """journalctl -o json: a message of numbers, in one line."""
+    """journalctl -o json may have a message of numbers in one line."""
     entry = {"__REALTIME_TIMESTAMP": "1780236000000000", "MESSAGE": list(VICTIM.encode())}
     assert one(json.dumps(entry, separators=(",", ":")) + "\n").pid == 4711
 
 
 def test_dmesg_json() -> None:
-    """dmesg --json: seconds since boot and the message."""
+    """dmesg --json has the seconds since boot and the message."""
     entries = [{"pri": 6, "time": 1.5, "msg": "hello"}, {"pri": 3, "time": 77.25, "msg": VICTIM}]
     kill = one(json.dumps({"dmesg": entries}, indent=3) + "\n")
     assert (kill.pid, kill.boot_s) == (4711, 77.25)
@@ -105,7 +105,7 @@ status:
 
 @pytest.mark.parametrize("text", [json.dumps(POD, indent=4), POD_YAML])
 def test_kubectl(text: str) -> None:
-    """kubectl get pod -o json and -o yaml: the pod and its container by name, and when."""
+    """kubectl get pod -o json and -o yaml give the names of pod and container, and the time."""
     kill = one(text + "\n")
     assert kill.unit == "pod train-0, container worker"
     assert (kill.sure, kill.when) == ("likely", datetime(2026, 5, 31, 14, 0, tzinfo=UTC))
@@ -115,7 +115,7 @@ def test_kubectl(text: str) -> None:
 
 
 def test_ray() -> None:
-    """The driver's count, the task that was killed with its size, and the older words."""
+    """Ray's messages give the driver's count and the killed task with its size, also in the older wording."""
     count = one(
         "(raylet) 2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other "
         "reasons at node (ID: 2c8, IP: 10.0.0.5) over the last time period.\n"
@@ -134,7 +134,7 @@ def test_ray() -> None:
 
 
 def test_meta_oomd() -> None:
-    """The group, what it held, and by which rule."""
+    """The message gives the group, its memory and the rule."""
     kill = one(
         "kernel: oomd kill: 55.68 40.01 10.00 workload.slice/job.service 167759872 ruleset:[protect] "
         "detectorgroup:[slow growth] killer:kill_by_memory_size_or_growth v2\n"
@@ -143,7 +143,7 @@ def test_meta_oomd() -> None:
 
 
 def test_slurm_accounting() -> None:
-    """sacct's table is one kill per job, not per step; seff's lines have the limit."""
+    """A table of sacct gives one kill per job, not per step; the lines of seff have the limit."""
     table = "JobID JobName State ExitCode\n191 train OUT_OF_ME+ 0:125\n191.batch batch OUT_OF_ME+ 0:125\n"
     assert [kill.unit for kill in kills(table)] == ["job 191"]
     kill = one(
@@ -172,7 +172,7 @@ def test_slurm_accounting() -> None:
     ],
 )  # fmt: skip
 def test_programs(line: str, effect: str) -> None:
-    """make, gcc, Rust and Polars, NumPy, PyTorch and Spark, in their own words."""
+    """Messages of make, gcc, Rust and Polars, NumPy, PyTorch and Spark are recognized."""
     assert one(line + "\n").effect == effect
 
 
@@ -180,7 +180,7 @@ HEADER = "[100.0] python invoked oom-killer: gfp_mask=0xcc0, order={}, oom_score
 
 
 def test_a_kill_by_hand() -> None:
-    """SysRq f is not "the machine was out of memory"."""
+    """SysRq f is not reported as a machine without free memory."""
     kill = one(HEADER.format(-1) + f"[100.1] {VICTIM}\n")
     assert kill.scope == "unknown"
     assert "SysRq" in kill.notes[0]
@@ -188,7 +188,7 @@ def test_a_kill_by_hand() -> None:
 
 
 def test_the_limit_without_the_header() -> None:
-    """The usage line alone keeps the limit; a record that is cut before its last line is a likely kill."""
+    """The usage line alone gives the limit; a record that is cut before its last line is a likely kill."""
     usage = "[100.0] memory: usage 409600kB, limit 409600kB, failcnt 12\n"
     victim = VICTIM.replace("Out of memory:", "Memory cgroup out of memory:")
     assert one(usage + f"[100.1] {victim}\n").bound.bytes == 400 << 20
@@ -197,7 +197,7 @@ def test_the_limit_without_the_header() -> None:
 
 
 def test_earlyoom_and_the_kernel_are_one() -> None:
-    """SIGTERM by earlyoom and the kernel's kill of the same process seconds later is one event, and the kernel's."""
+    """SIGTERM by earlyoom and the kernel's kill of the same process seconds later count as one kernel kill."""
     text = (
         '2026-05-31T14:00:00Z n1 earlyoom[1]: sending SIGTERM to process 4711 uid 0 "python": oom_score 900, '
         "VmRSS 9 MiB\n"
@@ -208,13 +208,13 @@ def test_earlyoom_and_the_kernel_are_one() -> None:
 
 
 def test_named_time_zones() -> None:
-    """CEST is two hours before UTC, in both common ways to write it."""
+    """CEST is two hours ahead of UTC, in both common spellings."""
     for stamp in ("2026-05-31 16:00:00 CEST", "Sun May 31 16:00:00 CEST 2026"):
         assert one(f"{stamp} n1 kernel: {VICTIM}\n").when == datetime(2026, 5, 31, 14, 0, tzinfo=UTC)
 
 
 def test_every_killer_has_words(tmp_path: Path) -> None:
-    """What was found can be told and advised upon, and no advice is below what an interpreter needs."""
+    """Every killer has a description and advice, and suggested limits are never below the needs of an interpreter."""
     log = tmp_path / "log"
     log.write_text(
         "oomd kill: 55.68 40.01 10.00 a.slice/job.service 167759872 ruleset:[p] detectorgroup:[s] killer:k v2\n"
@@ -227,7 +227,7 @@ def test_every_killer_has_words(tmp_path: Path) -> None:
 
 
 def test_nothing_but_kills() -> None:
-    """40 MB of lines that are all kills: the first and the last are reported, the rest counted, in bounded memory."""
+    """In 40 MB of kill lines, the first and last kills are reported and the others counted, in bounded memory."""
     line = f"[{100:>8}.0] {VICTIM}\n".encode()
     block = line * (256_000 // len(line))
 
@@ -246,11 +246,11 @@ def test_nothing_but_kills() -> None:
     assert actual[-1].evidence[0].line == 160 * block.count(b"\n") + 1
     assert reader.middle.looked_like_kills > 150_000
     assert peak < 100e6
-    assert took_s < 60  # traced, and on a busy machine; docs/how-to/why-did-it-die.md has the figure
+    assert took_s < 60  # with tracing and on a busy machine; docs/how-to/why-did-it-die.md has the normal time
 
 
 def test_kubectl_of_several_pods() -> None:
-    """Each kill goes to its own pod and container, whatever the order of keys; of a pod that ended, too."""
+    """Each kill belongs to its own pod and container, for any order of keys and also for a pod that has ended."""
 
     def pod(name: str, **state: object) -> dict[str, object]:
         containers = [
@@ -270,7 +270,7 @@ def test_kubectl_of_several_pods() -> None:
 
 
 def _yaml(value: object, indent: int = 0) -> str:
-    """As kubectl writes it: lists as far in as their key."""
+    """Format YAML as kubectl does: lists are indented as far as their key."""
     if isinstance(value, dict) and value:
         return "".join(
             f"\n{' ' * indent}{key}:{_yaml(inner, indent if isinstance(inner, list) else indent + 2)}"

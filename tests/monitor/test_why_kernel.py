@@ -1,4 +1,4 @@
-"""Kernel records: exact facts from every log, and nothing wrong from logs that are cut, mixed or broken."""
+"""Kernel records: exact facts from every log, and no wrong facts from logs that are cut, mixed or damaged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kills_in(text: str) -> list[Kill]:
 
 
 def scanned(text: str) -> list[Kill]:
-    """Everything found in a text, by all that can read it."""
+    """Return all findings of all readers in a text."""
     scan = Scan("log", Clock(), terminals=True)
     for number, line in enumerate(text.split("\n"), 1):
         scan.read(number, line)
@@ -62,7 +62,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_log_gives_its_facts(name: str) -> None:
-    """Pid, name, user, sizes, scope, killer and limit are those of the log."""
+    """Pid, name, user, sizes, scope, killer and limit equal those of the log."""
     (kill,) = kills_in(log(name))
     pid, command, uid, scope, limit_kb, group, (anon, file, shmem, total_vm) = EXPECTED[name]
     assert (kill.killer, kill.effect, kill.sure) == ("kernel", "killed", "certain")
@@ -75,14 +75,14 @@ def test_every_log_gives_its_facts(name: str) -> None:
 
 
 def test_sacrificed_child() -> None:
-    """The process that was chosen and the one that was killed are both named."""
+    """The selected process and the killed process are both named."""
     (kill,) = kills_in(log("k3.10_el7_syslog_uid"))
     assert (kill.pid, kill.chosen_pid, kill.invoked_by) == (24100, 25984, "embed_be")
     assert "in its place" in kill.notes[0]
 
 
 def test_name_with_a_space_and_the_largest_processes() -> None:
-    """Command names are whole, also in the table and for the one that asked for memory."""
+    """Command names are complete, also in the table and for the process that requested memory."""
     (kill,) = kills_in(log("k4.14_ecs_pmds"))
     assert kill.invoked_by == "celery"
     assert [(task.name, task.sizes.rss_bytes) for task in kill.tasks] == [
@@ -92,7 +92,7 @@ def test_name_with_a_space_and_the_largest_processes() -> None:
 
 
 def test_name_with_parentheses() -> None:
-    """Parentheses inside a name do not end it; both the child and the group's other tasks are found."""
+    """Names with parentheses are parsed completely; the child and the other tasks of the group are found."""
     kills = merge(kills_in(log("more_talos_group_kill")))
     assert [(kill.pid, kill.name) for kill in kills] == [(2156, "apid"), (2157, "(helper) x")]
     assert {kill.bound.bytes for kill in kills} == {40960 * K}
@@ -100,27 +100,27 @@ def test_name_with_parentheses() -> None:
 
 
 def test_limit_of_an_ancestor() -> None:
-    """The limit that was hit may be above the victim's own group."""
+    """The limit that was reached may belong to a group above the victim's own."""
     (kill,) = kills_in(log("k5.4_memcg_v1_multiline_stats"))
     assert kill.bound.task_group == "/kubepods/burstable/pod11/c1"
     assert (kill.contents.anon_bytes, kill.contents.shmem_bytes) == (185409536, 0)
 
 
 def test_machine_wide_in_a_container() -> None:
-    """`global_oom` is the machine, whatever group the victim was in."""
+    """`global_oom` means the machine, independent of the victim's group."""
     (kill,) = kills_in(log("k5.x_global_in_docker"))
     assert (kill.scope, kill.bound.group, kill.bound.task_group) == ("machine", None, "/docker/0a1b2c3d4e5f")
 
 
 def test_shared_memory_fills_a_group() -> None:
-    """What filled the group is distinguished from what the victim held; shared memory is not counted as file pages."""
+    """The memory of the group and of the victim are separate; shared memory is not counted as file pages."""
     (kill,) = kills_in(log("k6.18_memcg_v1_shmem"))
     assert (kill.contents.shmem_bytes, kill.contents.anon_bytes, kill.contents.file_bytes) == (146440192, 10485760, 0)
     assert kill.sizes.swap_bytes == 0
 
 
 def test_pages_of_64_kib() -> None:
-    """The table counts in pages; how large they are follows from the victim, which is known in kB."""
+    """The table counts pages; the page size follows from the victim's line, which is in kB."""
     (kill,) = kills_in(log("more_french_64k_pages"))
     assert kill.room.ram_bytes == 524288 * 65536
     assert kill.sizes.swap_bytes == 60000 * 65536
@@ -129,7 +129,7 @@ def test_pages_of_64_kib() -> None:
 
 
 def test_old_kernels() -> None:
-    """el6 writes the user before the name; 2.6 writes no sizes; a victim may be announced first."""
+    """el6 writes the user before the name, 2.6 writes no sizes, and the victim may be announced earlier."""
     kills = kills_in(log("more_k2.6_el5_el6"))
     assert [(k.pid, k.name, k.uid) for k in kills] == [
         (11726, "mysqld", 498),
@@ -141,7 +141,7 @@ def test_old_kernels() -> None:
 
 
 def test_journal_as_json() -> None:
-    """journalctl -o json is read like its text, and Slurm's word joins the kernel's."""
+    """journalctl -o json is read like its text, and Slurm's message is merged with the kernel's."""
     (kill,) = scanned(log("more_journal_json"))
     assert (kill.pid, kill.bound.bytes, kill.host, kill.unit) == (8156, 33554432 * K, "gpu7", "step 191.batch")
     assert kill.when is not None
@@ -149,7 +149,7 @@ def test_journal_as_json() -> None:
 
 
 def test_bound_to_some_memory() -> None:
-    """A process that numactl or a cpuset holds on full nodes dies on a machine that has memory elsewhere."""
+    """A process that numactl or a cpuset binds to full nodes can die while other nodes have free memory."""
     text = (
         log("k5.14_iso_user_session")
         .replace("CONSTRAINT_NONE", "CONSTRAINT_CPUSET")
@@ -161,7 +161,7 @@ def test_bound_to_some_memory() -> None:
 
 
 def test_announced_long_ago() -> None:
-    """A process of the same number, announced a day before, is another one."""
+    """A process with the same pid that was announced a day before is a different one."""
     announced = "[100.000000] Out of memory: Kill process 7 (old) score 1 or sacrifice child"
     killed = "[90000.000000] Killed process 7 (new) total-vm:8kB, anon-rss:4kB, file-rss:0kB"
     assert [(kill.name, kill.sure) for kill in kills_in(f"{announced}\n{killed}")] == [
@@ -171,38 +171,38 @@ def test_announced_long_ago() -> None:
 
 
 def test_killed_line_alone() -> None:
-    """Header and table are rate-limited: the last line makes a kill by itself."""
+    """Header and table are rate-limited, so the last line alone makes a kill."""
     line = log("k5.14_iso_user_session").splitlines()[-1]
     (kill,) = kills_in(line)
     assert (kill.pid, kill.name, kill.uid, kill.scope) == (1540763, "python", 31417, "machine")
 
 
 def test_printed_twice() -> None:
-    """The same kill in two logs, or twice in one, is one kill."""
+    """The same kill in two logs, or twice in one, is reported once."""
     text = log("k5.x_global_in_docker")
     assert len(merge(kills_in(text + text))) == 1
 
 
 def test_killed_again_after_a_week_is_another_kill() -> None:
-    """The same number and name a week later is another process."""
+    """The same pid and name a week later are another process."""
     text = log("k5.14_iso_user_session")
     assert len(merge(kills_in(text + text.replace("2024-05-02", "2024-05-10")))) == 2
 
 
 def test_cut_before_the_victim() -> None:
-    """A record without its last line states that something was killed, and not what."""
+    """A record without its last line reports a kill of an unknown process."""
     (kill,) = kills_in("\n".join(log("k6.18_memcg_v1_shmem").splitlines()[:-2]))
     assert (kill.pid, kill.sure, kill.scope, kill.bound.bytes) == (None, "likely", "cgroup", 153600 * K)
 
 
 def test_announced_and_never_confirmed() -> None:
-    """A victim whose last line is missing is named, and is less than certain."""
+    """A victim without a final line is named and not certain."""
     (kill,) = kills_in("\n".join(log("k5.4_memcg_v1_multiline_stats").splitlines()[:-2]))
     assert (kill.pid, kill.name, kill.sure) == (64214, "python3", "likely")
 
 
 def test_a_later_record_takes_nothing_from_an_old_one() -> None:
-    """A header that was cut an hour before lends its limit to no record."""
+    """A header that was cut off an hour before does not add its limit to a later record."""
     cut = "\n".join(log("k3.13_memcg").splitlines()[:6])
     later_value = "[99999.100000] Out of memory: Killed process 7 (late) total-vm:8kB, anon-rss:4kB, file-rss:0kB"
     second, first = kills_in(f"{cut}\n{later_value}")
@@ -232,7 +232,7 @@ Memory cgroup out of memory: Killed process 64214 (npm start) total-vm:3149468kB
 
 
 def test_a_group_that_is_killed_as_a_whole() -> None:
-    """Each of its processes has the limit of the record; where that is not said, only the first one has."""
+    """Each process of the group gets the limit of the record; without a statement of it, only the first one does."""
     together = "Tasks in /a are going to be killed due to memory.oom.group set"
     also = "Memory cgroup out of memory: Killed process 9 (other) total-vm:8kB, anon-rss:4kB, file-rss:0kB"
     for between, limit in ((together, 204800 * K), ("something else", None)):
@@ -242,7 +242,7 @@ def test_a_group_that_is_killed_as_a_whole() -> None:
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_any_prefix(prefix: str) -> None:
-    """A record is the same record whatever stands before its lines."""
+    """A record gives the same kill with any prefix before its lines."""
     (kill,) = scanned("\n".join(prefix + line for line in BARE.split("\n")))
     assert (kill.pid, kill.name, kill.uid, kill.scope, kill.bound.bytes) == (
         64214,
@@ -256,7 +256,7 @@ def test_any_prefix(prefix: str) -> None:
 
 
 def never_wrong(kill: Kill, truths: list[Kill]) -> None:
-    """Whatever a kill says was said in the whole log: it may know less, not other things."""
+    """Check that each fact of a kill is missing or equal to the fact in the complete log."""
     if kill.pid is None:
         return
     truth = next((t for t in truths if kill.pid in (t.pid, t.chosen_pid)), None)
@@ -268,7 +268,7 @@ def never_wrong(kill: Kill, truths: list[Kill]) -> None:
     assert kill.scope in (truth.scope, "unknown")
     assert kill.bound.bytes in (truth.bound.bytes, None)
     assert kill.bound.group in (truth.bound.group, None)
-    if kill.sizes.rss_bytes is None:  # from the victim's own line; the table's pages are rounded
+    if kill.sizes.rss_bytes is None:  # from the victim's own line, because the pages in the table are rounded
         for field in fields(Sizes):
             assert getattr(kill.sizes, field.name) in (getattr(truth.sizes, field.name), None)
 
@@ -279,7 +279,7 @@ TRUTH = {name: kills_in(text) for name, text in WHOLE.items()}
 
 @given(st.sampled_from(sorted(WHOLE)), st.data())
 def test_cut_anywhere(name: str, data: st.DataObject) -> None:
-    """A log cut at any byte, at either end, gives less and nothing wrong."""
+    """A log that is cut at any byte, at either end, gives fewer facts and no wrong ones."""
     text = WHOLE[name]
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
@@ -289,7 +289,7 @@ def test_cut_anywhere(name: str, data: st.DataObject) -> None:
 
 @given(st.sampled_from(sorted(EXPECTED)), st.sampled_from(sorted(EXPECTED)), st.randoms(use_true_random=False))
 def test_interleaved(one: str, other: str, chance: random.Random) -> None:
-    """Two records whose lines are shuffled into each other give two kills; a value is right or missing."""
+    """Two records with interleaved lines give two kills, whose values are missing or right."""
     queues = [WHOLE[one].splitlines(), WHOLE[other].splitlines()]
     lines = []
     while queue := chance.choice([q for q in queues if q] or [[]]):
@@ -305,7 +305,7 @@ def test_interleaved(one: str, other: str, chance: random.Random) -> None:
 
 @given(st.lists(st.sampled_from(sorted(EXPECTED)), unique=True, min_size=1), st.randoms(use_true_random=False))
 def test_mixed_with_other_lines(names: list[str], chance: random.Random) -> None:
-    """Records one after the other, with lines of all kinds in between, give each kill once."""
+    """Consecutive records with unrelated lines between them give each kill once."""
     noise = [
         "",
         "eth0: link up",
@@ -327,13 +327,13 @@ def test_mixed_with_other_lines(names: list[str], chance: random.Random) -> None
 
 @given(st.text() | st.lists(st.sampled_from(BARE.split("\n")) | st.text(max_size=30)).map("\n".join))
 def test_garbage_never_raises(text: str) -> None:
-    """No text makes it fail."""
+    """No text raises an error."""
     scanned(text)
 
 
 @given(st.sampled_from(sorted(WHOLE)), st.data())
 def test_damaged_letters_never_raise(name: str, data: st.DataObject) -> None:
-    """A log in which letters were lost or changed is read as far as it goes."""
+    """A log with missing or changed characters is read without an error."""
     letters = list(WHOLE[name])
     for position in data.draw(st.lists(st.integers(0, len(letters) - 1), max_size=20)):
         letters[position] = data.draw(st.sampled_from(["", "\n", "9", ")", "(", ",", "=", " ", "\ufffd", "]", "["]))

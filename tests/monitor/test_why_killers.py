@@ -1,4 +1,4 @@
-"""Killers other than the kernel, terminals, and machines that restarted."""
+"""Killers other than the kernel, messages of terminals, and machines that restarted."""
 
 from __future__ import annotations
 
@@ -51,13 +51,16 @@ def test_the_fixture_of_other_killers() -> None:
     assert "52.11% > 50.00%" in kills[0].bound.text
     assert kills[0].bound.group == "/user.slice/user-1001.slice/user@1001.service"
     assert "mem 10 %, swap 10 %" in kills[3].bound.text
-    assert not kills[4].bound.text  # said before another kill, not this one
+    assert not kills[4].bound.text  # this limit belongs to another kill
     assert (kills[10].bound.bytes, kills[10].bound.usage_bytes) == (262144000, 322859008)
-    assert kills[9].host == "n0616"  # srun's line joins that of slurmstepd
+    assert kills[9].host == "n0616"  # the message of srun is merged with that of slurmstepd
 
 
 def test_more_daemons() -> None:
-    """systemd-oomd by swap, earlyoom that escalates, its first format, PBS, LSF, kubelet, Docker, Talos, Ray, Dask."""
+    """Messages of systemd-oomd, earlyoom, PBS, LSF, kubelet, Docker, Talos, Ray and Dask are recognized.
+
+    systemd-oomd reports swap, and earlyoom escalates and has an older format.
+    """
     kills = scan_file(LOGS / "more_daemons.log", "log", terminals=False).kills
     assert [(k.killer, k.effect, k.pid, k.unit) for k in kills] == [
         ("systemd-oomd", "killed", None, "httpd.service"),
@@ -88,14 +91,14 @@ def test_leaked_semaphores_and_killed() -> None:
 
 
 def test_leaked_semaphores_after_the_shell() -> None:
-    """zsh writes its line first."""
+    """zsh writes its line before the warning."""
     text = "[1]    75076 killed     python main.py\nresource_tracker.py:216: UserWarning: resource_tracker: "
     kill = one(text + "There appear to be 1 leaked semaphore objects to clean up at shutdown")
     assert (kill.sure, kill.pid, kill.command) == ("likely", 75076, "python main.py")
 
 
 def test_leaked_semaphores_alone_are_no_kill() -> None:
-    """A program that ended by itself may print the warning too."""
+    """A program that exited normally may print the warning too."""
     assert scan(
         "UserWarning: resource_tracker: There appear to be 1 leaked semaphore objects to clean up at shutdown"
     ) == (
@@ -105,7 +108,7 @@ def test_leaked_semaphores_alone_are_no_kill() -> None:
 
 
 def test_shell_and_slurm_are_one_kill() -> None:
-    """The shell knows the process and the command, Slurm knows the cause; secrets are taken out."""
+    """The shell names the process and the command, and Slurm the cause; secrets are removed."""
     kill = one((LOGS / "more_terminal_slurm.log").read_text())
     assert (kill.killer, kill.pid, kill.unit) == ("slurm", 8156, "step 191.batch")
     assert kill.command == "python3 main.py --epochs 400 --token ***"
@@ -132,7 +135,7 @@ def test_shell_and_slurm_are_one_kill() -> None:
     ],
 )
 def test_killed_and_unproven(line: str, pid: int | None) -> None:
-    """SIGKILL alone is possibly memory, and said to be no more than that."""
+    """SIGKILL alone is reported as possibly caused by memory, and not more."""
     kill = one(line)
     assert (kill.killer, kill.sure, kill.pid) == ("unknown", "possible", pid)
 
@@ -149,7 +152,7 @@ def test_killed_and_unproven(line: str, pid: int | None) -> None:
     ],
 )  # fmt: skip
 def test_refused(line: str, requested: float | None) -> None:
-    """An allocation that failed is not a kill."""
+    """A failed allocation is not a kill."""
     kill = one(line)
     assert (kill.killer, kill.effect) == ("program", "refused")
     assert kill.bound.requested_bytes == (None if requested is None else round(requested))
@@ -157,7 +160,7 @@ def test_refused(line: str, requested: float | None) -> None:
 
 
 def test_gpu() -> None:
-    """A full GPU is distinguished from a full machine."""
+    """Full GPU memory is distinguished from full machine memory."""
     line = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB"
     kill = one(line)
     assert (kill.scope, kill.effect, kill.bound.requested_bytes) == ("gpu", "refused", 2 << 30)
@@ -169,12 +172,12 @@ def test_gpu() -> None:
     ["Killed the meeting", "the process was not killed", "code 1370", "13 killed 7", "num_killed=0", "exit code 0"],
 )
 def test_words_that_are_no_kill(line: str) -> None:
-    """The word alone makes no kill."""
+    """The word alone is not evidence of a kill."""
     assert scan(line) == ([], [])
 
 
 def test_systemd_and_the_kernel_tell_of_one_kill() -> None:
-    """A unit's message is added to the kernel's record of a process in that unit."""
+    """A unit's message is merged with the kernel's record of a process in that unit."""
     text = (
         "May 02 09:31:41 h kernel: oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,"
         "oom_memcg=/system.slice/job.service,task_memcg=/system.slice/job.service,task=py,pid=5,uid=0\n"
@@ -190,7 +193,7 @@ BOOT = "May 02 09:40:00 h kernel: [    0.000000] Linux version 6.8.0 (gcc)\n"
 
 
 def test_restart_without_farewell() -> None:
-    """A boot after a log that simply stops is a machine that went down."""
+    """A boot after a log that ends without a shutdown is reported as a crash of the machine."""
     text = f"May 02 09:31:40 h systemd[1]: Started x.\nMay 02 09:31:41 h kernel: fine\n{BOOT}"
     (restart,) = scan(text)[1]
     assert restart.last_sign is not None
@@ -198,18 +201,18 @@ def test_restart_without_farewell() -> None:
 
 
 def test_restart_in_order() -> None:
-    """A shutdown that was logged is none of our business."""
+    """A restart after a logged shutdown is not a finding."""
     farewell = "May 02 09:31:41 h systemd[1]: Shutting down.\n"
     assert scan(f"May 02 09:31:40 h systemd[1]: Started x.\n{farewell}{BOOT}") == ([], [])
 
 
 def test_the_kernel_alone_cannot_tell() -> None:
-    """kern.log has no farewell even after a shutdown in order: nothing is claimed."""
+    """kern.log never records a shutdown, so a restart there is not a finding."""
     assert scan(f"May 02 09:31:41 h kernel: fine\n{BOOT}") == ([], [])
 
 
 def test_boots_are_counted_back() -> None:
-    """Kills know how many boots ago they were."""
+    """Each kill states the number of boots since it."""
     kill = "May 02 09:30:0{} h kernel: Out of memory: Killed process {} (x) total-vm:9kB, anon-rss:5kB\n"
     kills, _ = scan(kill.format(1, 11) + BOOT + kill.format(2, 12))
     assert [(k.pid, k.boot) for k in kills] == [(11, -1), (12, 0)]

@@ -1,4 +1,4 @@
-"""brim's own logs as evidence: stops, kills, restarts, a watcher that died."""
+"""brim's own logs as evidence: stops, kills, restarts, a watcher that was killed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def kills(path: Path, boot: str = "boot-a", now: float = NOW) -> list[Kill]:
 
 
 def test_brim_stopped_it(tmp_path: Path) -> None:
-    """A stop or kill by brim is certain, with limit and the last minute's curve."""
+    """A stop or kill by brim is certain, with its limit and the curve of the last minute."""
     events = [
         {"type": "event", "t": NOW - 105, "kind": "stop", "text": "40.0 GB of 40.0 GB"},
         {"type": "event", "t": NOW - 101, "kind": "kill", "text": "did not end"},
@@ -68,7 +68,7 @@ def test_brim_stopped_it(tmp_path: Path) -> None:
 
 
 def stopped(path: Path, samples: list[dict[str, Any]]) -> Path:
-    """The log of a run that was asked to stop at its last sample, and gave its memory back while it exited."""
+    """Write the log of a run that was asked to stop at its last sample and freed its memory while it exited."""
     events = [
         {"type": "event", "t": NOW - 104, "kind": "stop", "text": "20.0 GB of 40.0 GB"},
         sample(NOW - 102, GB),
@@ -94,7 +94,7 @@ def test_clean_stop_of_a_leak_does_not_advise_more_memory(tmp_path: Path) -> Non
 
 
 def test_the_kernel_held_brims_line(tmp_path: Path) -> None:
-    """A kill that brim saw counted in its own group is the kernel's, and told once if its record exists."""
+    """A kill in the run's own cgroup is attributed to the kernel, and reported once if a kernel record exists too."""
     head = {**HEAD, "limit": {"bytes": 40 * GB, "why": "--memory", "enforced": "cgroup v1"}}
     events = [
         {"type": "event", "t": NOW - 101, "kind": "oom", "text": "the kernel killed 1 of its processes at 40.0 GB"},
@@ -121,7 +121,7 @@ def test_the_kernel_held_brims_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_kill_somewhere_on_the_machine(tmp_path: Path, events: list[dict[str, Any]], killer: str | None) -> None:
-    """It is this run's only if that ended by SIGKILL, and not brim's: others are killed on a machine too."""
+    """A kill elsewhere on the machine counts for this run only if the run died of a SIGKILL that brim did not send."""
     elsewhere = {"kind": "oom", "text": "the kernel killed a process", "machine": True}
     ended = {"type": "end", "exit_code": 0, "signal": None}
     last = [] if events and events[-1].get("type") == "end" else [ended]
@@ -133,13 +133,13 @@ def test_a_kill_somewhere_on_the_machine(tmp_path: Path, events: list[dict[str, 
 
 
 def test_ended_by_itself(tmp_path: Path) -> None:
-    """A run that ended is no finding."""
+    """A run that exited normally is not a finding."""
     end = {"type": "end", "t": NOW - 100, "exit_code": 0, "signal": None}
     assert kills(write(tmp_path / "a.jsonl", [HEAD, *rising(), end])) == []
 
 
 def test_sigkill_without_a_count(tmp_path: Path) -> None:
-    """Exit 137 alone is not proved."""
+    """Exit code 137 alone is only a possible memory kill."""
     end = {"type": "end", "t": NOW - 100, "exit_code": 137, "signal": None}
     (kill,) = kills(write(tmp_path / "a.jsonl", [HEAD, *rising(), end]))
     assert (kill.killer, kill.sure) == ("unknown", "possible")
@@ -147,7 +147,10 @@ def test_sigkill_without_a_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("available", "sure"), [(GB, "likely"), (30 * GB, "possible")])
 def test_machine_restarted_under_it(tmp_path: Path, available: int, sure: str) -> None:
-    """No end and another boot id: the machine went down; how much memory was left states how likely it was memory."""
+    """A log without an end and with another boot id means that the machine restarted.
+
+    The less memory was available, the more likely memory was the cause.
+    """
     (kill,) = kills(write(tmp_path / "a.jsonl", [HEAD, *rising(available)]), boot="boot-b")
     assert (kill.effect, kill.sure) == ("restarted", sure)
     assert kill.when is not None
@@ -155,21 +158,21 @@ def test_machine_restarted_under_it(tmp_path: Path, available: int, sure: str) -
 
 
 def test_watcher_was_killed(tmp_path: Path) -> None:
-    """No end, the same boot, and no one there: the watcher died too."""
+    """A log without an end, of the same boot and without a running process, means that the watcher was killed too."""
     (kill,) = kills(write(tmp_path / "a.jsonl", [HEAD, *rising()], tail='{"type": "sample", "t": 17'))
     assert (kill.effect, kill.sure) == ("killed", "possible")
     assert "watcher" in kill.reason
 
 
 def test_still_running(tmp_path: Path) -> None:
-    """A log whose process lives, or that was written a moment ago, is no finding."""
+    """A log with a running process, or with a recent sample, is not a finding."""
     alive = {**HEAD, "pid": os.getpid()}
     assert kills(write(tmp_path / "a.jsonl", [alive, *rising()])) == []
     assert kills(write(tmp_path / "b.jsonl", [HEAD, *rising()]), now=NOW - 100) == []
 
 
 def test_kernel_kill_gets_the_curve(tmp_path: Path) -> None:
-    """A kernel's record of a process that brim was watching shows the minute before."""
+    """A kernel record of a process that brim was watching shows the minute before the kill."""
     log = write(tmp_path / "a.jsonl", [HEAD, *rising(), {"type": "end", "t": NOW, "exit_code": 0}])
     kernel = tmp_path / "kern.log"
     kernel.write_text(
@@ -187,7 +190,7 @@ def test_kernel_kill_gets_the_curve(tmp_path: Path) -> None:
     )
 )
 def test_never_raises(lines: list[str]) -> None:
-    """Torn lines and entries that are none of brim's are passed over."""
+    """Torn lines and unknown entries are skipped."""
     path = Path(tempfile.gettempdir()) / f"brim-{os.getpid()}-x.jsonl"
     path.write_text("\n".join(lines), errors="replace")
     kills(path, boot="boot-b")
@@ -202,7 +205,7 @@ VALUES = (
 
 @given(st.sampled_from(["head", "sample", "event", "end"]), st.dictionaries(st.sampled_from(FIELDS), VALUES))
 def test_any_value_never_raises(kind: str, entry: dict[str, Any]) -> None:
-    """Fields of any type are read as missing if they make no sense."""
+    """Fields with values of the wrong type are treated as missing."""
     path = Path(tempfile.gettempdir()) / f"brim-{os.getpid()}-y.jsonl"
     write(path, [HEAD, {**entry, "type": kind}, sample(NOW, 1)])
     kills(path, boot="boot-b")

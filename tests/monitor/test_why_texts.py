@@ -1,4 +1,4 @@
-"""What is said about kills: sentences, suggestions, summaries, and the sources of a machine."""
+"""The text about kills: sentences, suggestions, summaries, and the sources on a machine."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def kill(day: int, retained: float, name: str = "python3") -> Kill:
 
 
 def test_summary_of_two() -> None:
-    """How often, how far apart, how large."""
+    """Two kills are summarized with their number, interval and sizes."""
     assert explain.summary([kill(2, 50.8), kill(10, 58.8)]) == "2 kills of python3 in 8 d, 50.8 and 58.8 GB of 61.0 GB"
 
 
 def test_summary_of_many() -> None:
-    """With three or more, how often on average; with more than three, only the range of sizes."""
+    """Three or more kills have an average interval; more than three have only a range of sizes."""
     text = explain.summary([kill(day, day, "java") for day in range(1, 11)])
     assert text == "10 kills of java in 9 d (one every 24 h), 1.00 to 10.0 GB of 61.0 GB"
 
 
 def test_summary_of_one_or_none() -> None:
-    """One kill needs no summary."""
+    """One kill has no summary."""
     assert explain.summary([]) == ""
     assert explain.summary([kill(1, 1)]) == ""
 
@@ -72,7 +72,7 @@ def test_summary_of_one_or_none() -> None:
     ],
 )
 def test_owners(group: str, kind: str, message: str) -> None:
-    """A cgroup's path says whose limit it is."""
+    """The owner of a limit follows from the path of the cgroup."""
     assert owner_of(group).kind == kind
     assert message in owner_of(group).text
 
@@ -92,7 +92,7 @@ ADVICE = {
 
 @pytest.mark.parametrize("name", ADVICE)
 def test_one_fitting_suggestion(name: str) -> None:
-    """The suggestion is for this case, and every report fits 80 columns."""
+    """Each case gets its specific suggestion, and every report fits 80 columns."""
     report = why(logs=[LOGS / f"{name}.log"])
     assert ADVICE[name] in report.kills[-1].advice
     assert max(map(len, str(report).splitlines())) <= 80
@@ -100,7 +100,7 @@ def test_one_fitting_suggestion(name: str) -> None:
 
 
 def test_what_is_easily_misread() -> None:
-    """An ancestor's limit, a machine that was full around a container, shared memory that no process held."""
+    """Notes explain the limit of an ancestor, a full machine around a container, and unmapped shared memory."""
     notes = {name: " ".join(why(logs=[LOGS / f"{name}.log"]).kills[0].notes) for name in ADVICE}
     assert "above the process's own group" in notes["k5.4_memcg_v1_multiline_stats"]
     assert "the whole machine was full" in notes["k5.x_global_in_docker"]
@@ -108,13 +108,13 @@ def test_what_is_easily_misread() -> None:
 
 
 def test_curve() -> None:
-    """The last minute is a line of bars that ends at its top."""
+    """The last minute is drawn as bars that end at the maximum."""
     text = explain.curve_text([CurvePoint(t, t * GB) for t in range(61)], width=10)
     assert text == "▁▂▃▄▄▅▆▇██ 0 B → 60.0 GB in 60 s"
 
 
 def test_report_without_kills(tmp_path: Path) -> None:
-    """The answer says so, and names what was read."""
+    """The report states that no kill was found and names the sources that were read."""
     empty = tmp_path / "empty.log"
     empty.write_text("nothing happened\n")
     text = str(why(logs=[empty]))
@@ -123,7 +123,7 @@ def test_report_without_kills(tmp_path: Path) -> None:
 
 
 def test_missing_log(tmp_path: Path) -> None:
-    """A file that is not there is an error, not a finding."""
+    """A missing log file is an error."""
     with pytest.raises(InputError, match="No such file"):
         why(logs=[tmp_path / "none.log"])
     with pytest.raises(InputError, match="is a folder"):
@@ -131,7 +131,7 @@ def test_missing_log(tmp_path: Path) -> None:
 
 
 def fake_machine(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root folder with the files a machine has, no journal and no brim logs."""
+    """Create a root folder with the files of a machine, without a journal and without brim logs."""
     monkeypatch.setenv("PATH", str(root / "bin"))
     monkeypatch.setenv("XDG_STATE_HOME", str(root / "state"))
     for name in (
@@ -156,7 +156,7 @@ def fake_machine(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_machine_with_counters_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without rights to logs the counters still tell that there were kills, and what could not be read is listed."""
+    """Without access to logs, the counters still show the kills, and the unreadable sources are listed."""
     root = fake_machine(tmp_path, monkeypatch)
     report = why(root=root)
     assert sorted((k.bound.group, k.count, k.bound.bytes, k.sure) for k in report.kills) == [
@@ -171,7 +171,7 @@ def test_a_machine_with_counters_only(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_counter_that_a_record_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill that the ring buffer tells of is not counted a second time."""
+    """A kill with a record in the ring buffer is not counted a second time."""
     root = fake_machine(tmp_path, monkeypatch)
     (root / "dev/kmsg").write_text(
         "4,1,694801068,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/jobs/a,"
@@ -187,7 +187,7 @@ def test_a_counter_that_a_record_explains(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_rotated_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rotated and packed files are read in order; boots are counted over all of them."""
+    """Rotated and compressed files are read in order, and boots are counted across them."""
     import gzip
     import lzma
 
@@ -218,7 +218,7 @@ def test_rotated_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """journalctl is asked for the kernel and the killers, since and boot are passed on, and its errors are shown."""
+    """journalctl is queried for the kernel and the killers with the given time and boot, and its errors are shown."""
     root = fake_machine(tmp_path, monkeypatch)
     command = root / "bin/journalctl"
     line = "2026-05-02T09:00:00.000001+0000 h kernel: Out of memory: Killed process 5 (x) total-vm:9kB, anon-rss:5kB"
@@ -235,7 +235,7 @@ def test_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_same_kill_in_three_places(tmp_path: Path) -> None:
-    """dmesg, syslog and the journal tell of one kill with one time each; it is one kill with all three as evidence."""
+    """The same kill in dmesg, syslog and the journal is one kill with three pieces of evidence."""
     tail = "Out of memory: Killed process 4178 (python) total-vm:9543680kB, anon-rss:8322048kB, file-rss:0kB"
     paths = []
     for name, prefix in {
@@ -251,7 +251,7 @@ def test_the_same_kill_in_three_places(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_was_not_killed() -> None:
-    """A process without a kill gets an answer too."""
+    """A process that was not killed is reported as running."""
     report = why(os.getpid(), logs=[LOGS / "k3.13_memcg.log"])
     assert report.kills == ()
     assert "it is running" in report.remarks[0]
@@ -259,7 +259,7 @@ def test_a_pid_that_was_not_killed() -> None:
 
 
 def test_unproven_headline() -> None:
-    """What is not proved is said to be not proved."""
+    """The headline states an uncertain cause as uncertain."""
     output = explain.headline(Kill("unknown", sure="possible", name="x", pid=3, signal=9))
     assert output == "x (pid 3) was killed by SIGKILL, and the log does not name the killer."
     assert "RLIMIT_DATA" in explain.headline(
@@ -268,7 +268,7 @@ def test_unproven_headline() -> None:
 
 
 def test_kills_without_a_date_come_first(tmp_path: Path) -> None:
-    """The last kill shown in full is the latest one that has a date."""
+    """The kills with a date come last, so the report shows the latest of them in full."""
     now = datetime.now().astimezone()
     log = tmp_path / "x.log"
     line = 'earlyoom: sending SIGTERM to process 7 "y": badness 1, VmRSS 9 MiB'

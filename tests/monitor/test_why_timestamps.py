@@ -1,4 +1,4 @@
-"""Stamps of every style become dates, and nothing that only looks like one does."""
+"""Timestamps of all styles are parsed, and text that only looks like one is not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def local(*parts: int) -> datetime:
     [
         ("May  9 11:17:26 node-03 kernel: x", local(2026, 5, 9, 11, 17, 26)),
         ("May 09 11:17:26.123456 node-03 kernel: x", local(2026, 5, 9, 11, 17, 26, 123456)),
-        ("Jun 12 06:39:16: x", local(2025, 6, 12, 6, 39, 16)),  # not in the future
+        ("Jun 12 06:39:16: x", local(2025, 6, 12, 6, 39, 16)),  # dates are never in the future
         ("Feb 29 01:02:03 h kernel: x", local(2024, 2, 29, 1, 2, 3)),
         ("[Thu Feb 20 07:12:03 2025] x", local(2025, 2, 20, 7, 12, 3)),
         ("[ven. nov. 28 07:26:44 2025] x", local(2025, 11, 28, 7, 26, 44)),
@@ -43,7 +43,7 @@ def local(*parts: int) -> datetime:
     ],
 )
 def test_dates(text: str, when: datetime) -> None:
-    """The date is the one that a person reads."""
+    """The parsed date is the one a reader would expect."""
     assert Clock(REFERENCE).stamp(text).when == when
 
 
@@ -57,7 +57,7 @@ def test_dates(text: str, when: datetime) -> None:
     ],
 )
 def test_seconds_since_boot(text: str, seconds: float) -> None:
-    """They become a date once the time of boot is known."""
+    """Seconds since boot become a date if the boot time is known."""
     boot = datetime(2026, 5, 31, tzinfo=UTC)
     assert Clock(REFERENCE).stamp(text).boot_s == pytest.approx(seconds)
     assert Clock(REFERENCE).stamp(text).when is None
@@ -67,7 +67,7 @@ def test_seconds_since_boot(text: str, seconds: float) -> None:
 
 
 def test_boot_time_is_learned() -> None:
-    """The kernel says when it set its clock."""
+    """The boot time is derived from the message with which the kernel sets its clock."""
     clock = Clock(REFERENCE)
     clock.learn("[    2.500000] rtc_cmos 00:01: setting system clock to 2023-11-14T22:13:20 UTC (1700000000)")
     when = clock.stamp("[  102.500000] x").when
@@ -88,18 +88,18 @@ def test_hosts() -> None:
     "text", ["", "Feb 31 01:02:03 h", "2024-99-99T99:99:99", "[Thu Foo 20 07:12:03 2025]", "mem 12:00"]
 )
 def test_no_date(text: str) -> None:
-    """What is no date is none."""
+    """A text without a date gives no date."""
     assert Clock(REFERENCE).stamp(text).when is None
 
 
 @given(st.text() | st.from_regex(r"\[?\w{3} \d{1,2} \d\d:\d\d:\d\d( \d{4})?|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"))
 def test_stamps_never_raise(text: str) -> None:
-    """No line makes it fail."""
+    """No line raises an error."""
     Clock(REFERENCE).stamp(text)
 
 
 def test_since() -> None:
-    """Words, lengths of time and dates."""
+    """--since accepts words, durations and dates."""
     now = local(2026, 6, 1, 12)
     assert parse_since("today", now) == local(2026, 6, 1)
     assert parse_since("yesterday", now) == local(2026, 5, 31)

@@ -1,8 +1,8 @@
-"""Small changes to a module, each of which some test should notice.
+"""Small changes to a module, each of which some test should detect.
 
-A library would be preferred. mutmut 3 leaves properties, decorated functions and constants of modules alone and never
-drops a statement: what was seen to survive here (a dropped fsync, the margin of a property, the smallest for the
-largest) is what it does not try. cosmic-ray starts an interpreter for every mutant, which takes hours for a thousand.
+mutmut 3 skips properties, decorated functions and module constants, and never removes a statement. Mutants of
+exactly these kinds have survived in this project (a removed fsync, the margin of a property, min instead of max).
+cosmic-ray starts an interpreter for every mutant, which takes hours for a thousand of them.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     **{ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift},
     **{ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitAnd},
 }
-# What numpy and pyarrow find out by themselves, or check for us: without it the same values come out.
+# Arguments that numpy and pyarrow infer, or only check: without them the values are the same.
 _MANNERS = ("dtype", "zero_copy_only", "strict")
 _CALLED = {"min": "max", "max": "min", "any": "all", "all": "any", "left": "right", "right": "left"}
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`number` among those of its module. `was` and `now` are the source of what changes."""
+    """A change; `number` is its index in the module, `was` and `now` are the source text before and after."""
 
     number: int
     line: int
-    where: str  # the function or class that it is in
+    where: str  # the function or class that contains the change
     was: str
     now: str
 
     @property
     def key(self) -> str:
-        """Says which one it is even if lines move."""
+        """Return an identifier that stays the same if lines move."""
         return f"{self.where}: `{self.was}` → `{self.now}`"
 
 
@@ -50,7 +50,7 @@ class _Change:
 
 
 def all_mutants(source: str) -> list[Mutant]:
-    """Everything that is tried with a module, in the order of its text."""
+    """Return all mutants of a module in source order."""
     actual = []
     for number, (change, position) in enumerate(_changes(ast.parse(source))):
         line = getattr(change.was, "lineno", 0)
@@ -59,7 +59,7 @@ def all_mutants(source: str) -> list[Mutant]:
 
 
 def mutated(source: str, number: int) -> ast.Module:
-    """A module with one of its mutants."""
+    """Return the source of a module with one mutant applied."""
     tree = ast.parse(source)
     for index, (change, _) in enumerate(_changes(tree)):
         if index == number:
@@ -102,7 +102,7 @@ def _below(node: ast.AST, where: str) -> Iterator[tuple[_Change, str]]:
         yield change, where
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "bases", "keywords") and not isinstance(node, ast.Call):
-            continue  # never evaluated, or by the compiler alone
+            continue  # never evaluated, or only by the compiler
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not _is_docstring(child):
                 yield from _below(child, where)
@@ -113,7 +113,7 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _of(node: ast.AST) -> Iterator[_Change]:
-    """What is tried with one node, and not with those below it."""
+    """Yield the changes of one node, without those of its children."""
     for kind, make in _TRIED:
         if isinstance(node, kind):
             for now in make(node):
@@ -132,7 +132,7 @@ def _computed(node: ast.BinOp | ast.AugAssign) -> Iterator[ast.AST]:
     if isinstance(remaining, ast.JoinedStr) or (
         isinstance(remaining, ast.Constant) and isinstance(remaining.value, str)
     ):
-        return  # texts that are put together
+        return  # concatenated texts
     if type(node.op) in _COMPUTED:
         now = copy.copy(node)
         now.op = _COMPUTED[type(node.op)]()
@@ -158,13 +158,13 @@ def _constant(node: ast.Constant) -> Iterator[ast.AST]:
         yield ast.Constant(value + 1)
     elif isinstance(value, bytes):
         yield ast.Constant(value + b"X")
-    elif isinstance(value, str) and " " not in value:  # those with spaces are for people
+    elif isinstance(value, str) and " " not in value:  # texts with spaces are written for people
         yield ast.Constant(value + "X")
 
 
 def _condition(node: ast.If | ast.IfExp) -> Iterator[ast.AST]:
     if isinstance(node.test, ast.Compare | ast.UnaryOp):
-        return  # turned around by itself
+        return  # the comparison or negation itself is mutated
     now = copy.copy(node)
     now.test = ast.UnaryOp(ast.Not(), node.test)
     yield now
@@ -176,7 +176,7 @@ def _statement(node: ast.Expr | ast.AugAssign | ast.Raise | ast.Break | ast.Cont
 
 
 def _assigned(node: ast.Assign) -> Iterator[ast.AST]:
-    """A name that is not there is noticed by anything that runs; an attribute may have been there before."""
+    """Yield the removal of an assignment to an attribute or item; any test notices a missing variable."""
     if all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets):
         yield ast.Pass()
 

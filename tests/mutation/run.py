@@ -2,15 +2,15 @@
 
     python -m tests.mutation.run                    all modules, at most 100 mutants of each
     python -m tests.mutation.run thrift -n 30       30 of one module
-    python -m tests.mutation.run thrift --all       every one of them
-    python -m tests.mutation.run thrift --again     those that survived the last time; the others count as killed
+    python -m tests.mutation.run thrift --all       every mutant of one module
+    python -m tests.mutation.run thrift --again     only earlier survivors; the others count as killed
 
-What was found is kept in .mutation for as long as the module and its tests stay the same, so a run can be cut short.
+Results are stored in .mutation and stay valid until the module or its tests change, so a run can be interrupted.
 Every run rewrites docs/contributing/mutation.md from the stored results.
 
-A mutant is one small change to one module (mutants.py). It is killed if a test of that module fails, or does not end.
-The same mutants are drawn every time. Each runs in a process that was forked from one that has imported pytest, numpy
-and pyarrow, and nothing of brim.
+A mutant is one small change to one module (mutants.py). It is killed if a test of that module fails or does not end.
+The selection of mutants is deterministic. Each one runs in a process that is forked from one that has imported
+pytest, numpy and pyarrow, and nothing of brim.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ PAGE = ROOT / "docs/contributing/mutation.md"
 REASONS = Path(__file__).with_name("survivors.json")
 MAXIMUM, GOAL = 100, 0.85
 _SURVIVED, _KILLED = 0, 1
-_SECONDS = 10.0  # of the processor, of which tests of one module take one or two
-_WALL_S = 45.0  # a mutant that waits for ever is noticed too
+_SECONDS = 10.0  # of processor time; the tests of one module take one or two
+_WALL_S = 45.0  # terminates a mutant that waits forever
 _BYTES = 6 << 30
 _KEPT = ROOT / ".mutation"
 _OPTIONAL = ("huggingface_hub.hf_api", "huggingface_hub.lfs", "obstore.store", "psutil", "trustme")
@@ -49,7 +49,7 @@ _OPTIONAL = ("huggingface_hub.hf_api", "huggingface_hub.lfs", "obstore.store", "
 
 @dataclass(frozen=True)
 class Module:
-    """A module of brim, and the tests that should notice whatever changes in it: quick ones, in one process."""
+    """A module of brim and the fast tests, run in one process, that should detect every change of it."""
 
     name: str
     tests: tuple[str, ...]
@@ -63,7 +63,7 @@ class Module:
         return self.name.rpartition(".")[2]
 
     def digest(self) -> str:
-        """Of all that decides what becomes of a mutant, but for what the module imports."""
+        """Return a digest of the module and its tests; modules that it imports are not included."""
         digest = hashlib.sha256(self.path.read_bytes())
         for test in self.tests:
             digest.update((ROOT / test).read_bytes())
@@ -71,7 +71,7 @@ class Module:
 
 
 class Kept:
-    """What became of mutants before: by key, whether a test noticed."""
+    """Stored results of earlier runs: by key, whether a test detected the mutant."""
 
     def __init__(self, module: Module, again: bool) -> None:
         self._path, self._digest = _KEPT / f"{module.name}.json", module.digest()
@@ -121,7 +121,7 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a module's mutants."""
+    """The results of all mutants of a module."""
 
     module: Module
     possible: int
@@ -135,7 +135,7 @@ class Result:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Loads a module with one of its mutants."""
+    """Loads a module with one mutant applied."""
 
     number = 0
 
@@ -156,7 +156,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _run_tests(module: Module, number: int | None) -> int:
-    """The exit code of pytest, in a separate process."""
+    """Return the exit code of pytest; called in a separate process."""
     import pytest
 
     if number is not None:
@@ -184,7 +184,7 @@ def _start(module: Module, number: int | None, log: Path) -> int:
 
 
 class _Pool:
-    """Several mutants at a time."""
+    """Runs several mutants in parallel."""
 
     def __init__(self, jobs: int, folder: Path) -> None:
         self._jobs, self._folder = jobs, folder
@@ -192,7 +192,7 @@ class _Pool:
         self.cut_short = False
 
     def run(self, module: Module, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, int, float]]:
-        """Each with the exit code of its tests and the processor time they took."""
+        """Yield each mutant with the exit code of its tests and the processor time they used."""
         try:
             yield from self._run(module, list(mutants))
         finally:
@@ -227,17 +227,17 @@ def _end_group(pid: int) -> None:
 
 
 def drawn(module: Module, count: int | None) -> tuple[list[Mutant], int]:
-    """The mutants that are tried, always the same, and how many there are in all."""
+    """Return the selected mutants, always the same ones, and the number of all mutants."""
     all_values = all_mutants(module.path.read_text())
     if count is None or count >= len(all_values):
         return all_values, len(all_values)
     selection = all_values[:]
-    random.Random(module.name).shuffle(selection)  # fewer are the first of more
+    random.Random(module.name).shuffle(selection)  # a smaller selection is a prefix of a larger one
     return sorted(selection[:count], key=lambda mutant: mutant.number), len(all_values)
 
 
 def try_module(module: Module, count: int | None, pool: _Pool, is_repeated: bool, verbose: bool) -> Result:
-    """Try its mutants, after its tests have passed without one."""
+    """Check that the tests pass without a mutant, then run them with each selected mutant."""
     log = Path(pool._folder / "clean.log")
     pid = _start(module, None, log)
     _, status, usage = os.wait4(pid, 0)
@@ -266,7 +266,7 @@ def try_module(module: Module, count: int | None, pool: _Pool, is_repeated: bool
 
 
 def kept_result(module: Module) -> Result:
-    """What is known of a module's mutants from this run and earlier ones."""
+    """Return the stored results of a module's mutants from this run and earlier ones."""
     mutants, possible = drawn(module, MAXIMUM)
     noticed = Kept(module, again=False).noticed
     known_values = {mutant.number: noticed.get(f"{mutant.number} {mutant.key}") for mutant in mutants}
@@ -275,7 +275,7 @@ def kept_result(module: Module) -> Result:
 
 
 def page(results: Sequence[Result]) -> str:
-    """docs/contributing/mutation.md."""
+    """Return the text of docs/contributing/mutation.md."""
     reasons = json.loads(REASONS.read_text()) if REASONS.exists() else {}
     lines = [
         "# Mutation testing",
@@ -316,7 +316,7 @@ def main() -> None:
     options = parser.parse_args()
     selection = [module for module in MODULES if not options.modules or module.short in options.modules]
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["BRIM_MUTANT"] = "1"  # what tests/conftest.py does with it: no search for the smallest example
+    os.environ["BRIM_MUTANT"] = "1"  # tests/conftest.py then does not search for minimal examples
     for name in ("pytest", "hypothesis", "numpy", "pyarrow.parquet", "pyarrow.compute", *_OPTIONAL):
         importlib.import_module(name)
     import tempfile
@@ -324,7 +324,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         pool = _Pool(options.jobs, Path(folder))
-        signal.signal(signal.SIGTERM, lambda *_: setattr(pool, "cut_short", True))  # an error may be lost in a fork
+        signal.signal(signal.SIGTERM, lambda *_: setattr(pool, "cut_short", True))  # an exception may be lost in a fork
         count = None if options.all else options.n
         try:
             results = [try_module(module, count, pool, options.again, bool(options.modules)) for module in selection]

@@ -1,4 +1,4 @@
-"""What goes wrong around plans and datasets in buckets: machines that start together, places that are unfinished."""
+"""Failures with plans and datasets in buckets: concurrent parts, stops, and unfinished destinations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_parts_that_start_together(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
-    """All parts of one machine fetch the plan at the same time; a copy that a crash has cut off is fetched again."""
+    """Concurrent parts of one machine all read the plan, and a truncated local copy is downloaded again."""
     plan = f"s3://private/{s3_prefix}a.plan"
     library.plan(source, f"s3://private/{s3_prefix}out").save(plan)
     saved = server.read(PRIVATE, f"{s3_prefix}a.plan")
@@ -58,7 +58,7 @@ def test_parts_that_start_together(server: S3Server, s3_prefix: str, source: Pat
 def test_a_machine_that_keeps_nothing(
     server: S3Server, s3_prefix: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batch nodes may have no home: what to set is said."""
+    """On a machine without a usable home folder, the error names the variable to set."""
     plan = f"s3://private/{s3_prefix}a.plan"
     library.plan(source, f"s3://private/{s3_prefix}out").save(plan)
     monkeypatch.setenv("XDG_STATE_HOME", str(source / "0.bin"))
@@ -70,7 +70,7 @@ def test_a_machine_that_keeps_nothing(
 def test_messages_about_a_plan_in_a_bucket(
     server: S3Server, s3_prefix: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands to run next reach the same store, and what is named is in the bucket and not in a state folder."""
+    """Suggested commands contain the endpoint, and errors name the bucket instead of the local state folder."""
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     plan, dest = f"s3://private/{s3_prefix}a.plan", f"s3://private/{s3_prefix}out"
     library.plan(source, dest, rows_per_shard=1, endpoint_url=server.endpoint).save(plan)
@@ -88,7 +88,10 @@ def test_messages_about_a_plan_in_a_bucket(
 
 
 def test_parts_that_were_taken_away(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
-    """Whoever removes PLAN.parts may save another plan there, also on the machine that did parts of the first one."""
+    """After PLAN.parts is deleted, another plan can be saved under the same name.
+
+    This also works on a machine that built parts of the first plan.
+    """
     plan, dest = f"s3://private/{s3_prefix}a.plan", f"s3://private/{s3_prefix}out"
     library.plan(source, dest, rows_per_shard=1).save(plan)
     SavedBuild(plan).part(Part(1, 2))
@@ -103,7 +106,10 @@ def test_parts_that_were_taken_away(server: S3Server, s3_prefix: str, source: Pa
 def test_stopped_while_the_store_is_silent(
     arguments: tuple[str, ...], server: S3Server, s3_prefix: str, s3_proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    """Neither what is held of the plan nor a question about uploads is waited for; what is noted here stays."""
+    """A stop does not wait for a silent object store: neither for the lock of the plan nor for unfinished uploads.
+
+    Local receipts are kept.
+    """
     destination = BucketDestination(server, tmp_path, f"{s3_prefix}out", s3_proxy)
     source = write_files(tmp_path / "large", {f"{n}.bin": random_bytes(20_000_000, n) for n in range(2)})
     plan = f"s3://private/{s3_prefix}a.plan"
@@ -118,7 +124,7 @@ def test_stopped_while_the_store_is_silent(
     process.send_signal(signal.SIGTERM)
     requested_at = time.monotonic()
     assert process.wait(30) == 6
-    assert time.monotonic() - requested_at < 6  # two seconds on a machine that has nothing else to do
+    assert time.monotonic() - requested_at < 6  # 2 s on an idle machine
     s3_proxy.clear()
     run(destination, "build", "--plan", plan, "--quiet")
     run(destination, "verify", destination.address, source, "--quiet")
@@ -135,7 +141,7 @@ def test_root_is_for_folders(server: S3Server, s3_prefix: str, source: Path, tmp
 
 
 def test_public_source_and_private_destination(server: S3Server, s3_prefix: str) -> None:
-    """The command that a build prints to prove it works: --anonymous is for the source."""
+    """`brim verify` with --anonymous reads only the source without credentials, as the printed command needs."""
     for name, data in FILES.items():
         server.write(PUBLIC, f"{s3_prefix}raw/{name}", data)
     source, dest = f"s3://public/{s3_prefix}raw", f"s3://private/{s3_prefix}out"
@@ -146,7 +152,7 @@ def test_public_source_and_private_destination(server: S3Server, s3_prefix: str)
 
 
 def test_unfinished_place(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
-    """A build that was killed before it was published is neither whole nor another user's."""
+    """A destination that was killed before publication is reported as unfinished, and the same build completes it."""
     dest = f"s3://private/{s3_prefix}out"
     library.build(source, dest)
     server.write(PRIVATE, f"{s3_prefix}out/README.md", write_unfinished_card(None).encode())
@@ -189,7 +195,7 @@ def test_an_object_that_changes_while_it_is_read(
 def test_large_shards_have_large_parts(
     server: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An upload never has more parts than S3 allows, whatever the size of the shard; the forecast knows their size."""
+    """An upload never has more parts than S3 allows, and the forecast includes the larger parts."""
     monkeypatch.setattr("brim.storage.storage._MOST_PARTS", 2)
     source = write_files(tmp_path / "large", {"a.bin": random_bytes(20_000_000, 1)})
     job = library.plan(source, f"s3://private/{s3_prefix}out")

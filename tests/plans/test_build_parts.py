@@ -1,4 +1,4 @@
-"""A plan that is saved, done in parts by processes that know nothing of each other, and finished."""
+"""Saved plans that are built in parts by independent processes, and then finished."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(source: Path) -> dict[str, str]:
-    """What one machine builds."""
+    """Return the files that one machine builds without interruption."""
     library.build(source, source.parent / "whole", rows_per_shard=1)
     return tree_digest(source.parent / "whole")
 
 
 @pytest.fixture
 def plan(source: Path, tmp_path: Path) -> Path:
-    """A saved plan of twelve shards, to be built in `out` next to it."""
+    """Save a plan of twelve shards for the destination `out` next to it."""
     library.plan(source, tmp_path / "out", rows_per_shard=1).save(tmp_path / "a.plan")
     return tmp_path / "a.plan"
 
@@ -68,22 +68,22 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
 
 
 def test_three_parts_at_once(source: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
-    """Parts of one plan in processes of their own, at the same time, end in what one machine builds."""
+    """Parts of one plan in concurrent processes produce the same files as one machine."""
     path = tmp_path / "a.plan"
     brim("plan", source, tmp_path / "out", "--rows-per-shard", "1", "--save", path)
     assert path.stat().st_mode & 0o777 == 0o600
     running = [start(path, "--part", f"{i}/3") for i in (1, 2, 3)]
     assert [process.wait() for process in running] == [0, 0, 0], [process.communicate() for process in running]
-    assert "unfinished" in (tmp_path / "out" / "README.md").read_text()  # so that half of it does not load
+    assert "unfinished" in (tmp_path / "out" / "README.md").read_text()  # an unfinished dataset does not load
     brim("build", "--plan", path, "--finish")
     assert tree_digest(tmp_path / "out") == undisturbed
-    assert SavedBuild(path).finish().kept == 12  # a second time: it is done
+    assert SavedBuild(path).finish().kept == 12  # a second finish changes nothing
     assert tree_digest(tmp_path / "out") == undisturbed
     assert SavedBuild(path).status.finished
 
 
 def test_a_part_is_missing(plan: Path, tmp_path: Path) -> None:
-    """Nothing is published, and which part is missing is said with the command that does it."""
+    """Finishing without all parts publishes nothing, and the error contains the command for the missing part."""
     build = SavedBuild(plan)
     with pytest.raises(InputError, match="No part"):
         build.finish()
@@ -104,8 +104,10 @@ def test_a_part_is_missing(plan: Path, tmp_path: Path) -> None:
 
 
 def test_three_machines_publish_together(source: Path, tmp_path: Path) -> None:
-    """To the Hub: parts send objects and commit nothing, a fourth machine publishes in one commit what one machine
-    would have. Parts whose objects were sent too long ago, or that the Hub lost, are named and send them again."""
+    """With the Hub, parts upload objects without a commit, and the finish publishes all of them in one commit.
+
+    Parts whose objects expired or disappeared are named by the finish, and their next run uploads them again.
+    """
     with TestHub(tmp_path / "hub") as hub, TestHub(tmp_path / "other") as second:
         Machine(second, tmp_path / "alone").publish(source, "--rows-per-shard", "1")
         path = tmp_path / "a.plan"
@@ -140,8 +142,7 @@ def test_three_machines_publish_together(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_part_killed(tmp_path: Path) -> None:
-    """kill -9 of a part: what had a receipt stays, what others have in hand stays, the rest is done when it is run
-    again."""
+    """After kill -9, a part keeps shards with receipts and files of other parts, and builds only the rest."""
     contents = {f"f{i:03d}.bin": random_bytes(700_000, i) for i in range(60)}
     source = write_files(tmp_path / "source", contents)
     path, out = tmp_path / "a.plan", tmp_path / "out"
@@ -161,14 +162,16 @@ def test_a_part_killed(tmp_path: Path) -> None:
     assert (result.kept, result.written) == (len(before), 30 - len(before))
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before
     assert (mine.exists(), other_items.exists()) == (False, True)
-    assert SavedBuild(path).run().written == 30  # one machine does what is missing
+    assert SavedBuild(path).run().written == 30  # one machine builds the rest
     library.build(source, tmp_path / "whole", rows_per_shard=1)
     assert tree_digest(out) == tree_digest(tmp_path / "whole")
 
 
 def test_one_at_a_time(plan: Path, source: Path) -> None:
-    """A part is done by one process, nobody finishes or builds at the destination meanwhile, and the number of parts
-    stays what it was."""
+    """A part is locked while it runs, which also blocks builds and finishes of the whole plan.
+
+    The number of parts cannot change after the first part.
+    """
     build = SavedBuild(plan)
     build.part(Part(1, 3))
     with PartReceipts(plan).part(Part(2, 3)):
@@ -183,7 +186,7 @@ def test_one_at_a_time(plan: Path, source: Path) -> None:
 
 
 def test_another_dataset_is_not_written_over(plan: Path, source: Path, tmp_path: Path) -> None:
-    """A destination that holds something else, or receipts of another plan, are found before the first byte."""
+    """A destination with another dataset, or receipts of another plan, is refused before anything is written."""
     SavedBuild(plan).part(Part(1, 2))
     second = library.plan(source, tmp_path / "out", rows_per_shard=2)
     with pytest.raises(InputError, match="receipts of another plan"):
@@ -197,7 +200,7 @@ def test_another_dataset_is_not_written_over(plan: Path, source: Path, tmp_path:
 
 
 def test_the_source_changed(plan: Path, source: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
-    """A file that is not what was planned stops its part. At another place files are known by path and size."""
+    """A file that differs from the plan is an error in its part. Copies in another folder match by path and size."""
     copy = tmp_path / "copy"
     shutil.copytree(source, copy, copy_function=shutil.copy)
     existing = SavedBuild(plan, SavedSettings(root=str(copy)))
@@ -214,8 +217,10 @@ def test_the_source_changed(plan: Path, source: Path, undisturbed: dict[str, str
 
 
 def test_planned_again(source: Path, tmp_path: Path) -> None:
-    """A file that was written to stops its part. A new plan of the same sizes takes over what is done, if its content
-    is the same, also after it was finished."""
+    """After a new plan of the same sizes, receipts of shards with unchanged content are kept, even once finished.
+
+    Until then, a modified file is an error in its part.
+    """
     copy, path = tmp_path / "copy", tmp_path / "a.plan"
     shutil.copytree(source, copy)
     library.plan(copy, tmp_path / "out", rows_per_shard=1).save(path)
@@ -259,14 +264,14 @@ def _flipped(data: bytes) -> bytes:
     ],
 )
 def test_a_file_that_is_no_plan(plan: Path, harm: Callable[[bytes], bytes], arguments: str) -> None:
-    """A damaged or foreign file is the user's to replace, and is said to be what it is."""
+    """A damaged plan or another file is refused with an error that states the problem."""
     plan.write_bytes(harm(plan.read_bytes()))
     with pytest.raises(InputError, match=arguments):
         load_plan(plan)
 
 
 def test_a_plan_of_another_version(plan: Path, tmp_path: Path) -> None:
-    """What this version does not know is said to be another version's, with its number."""
+    """A plan of a newer version is refused with the number of that version."""
     saved = load_plan(plan)
     save_plan(tmp_path / "new.plan", saved.plan, {**saved.job, "hub": {"unheard_of": True}}, {"brim": "9"})
     with pytest.raises(InputError, match="was made by brim 9"):
@@ -274,7 +279,7 @@ def test_a_plan_of_another_version(plan: Path, tmp_path: Path) -> None:
 
 
 def test_words_that_do_not_go_together(plan: Path, source: Path) -> None:
-    """What the plan says already is not said again; parts are written I/N."""
+    """Options that are part of the plan cannot be repeated with --plan, and --part must be I/N."""
     for arguments, expected in {
         (str(source), "--plan", str(plan), "--shard-size", "1MB"): "--shard-size, SOURCE cannot be used with --plan",
         ("--plan", str(plan), "--part", "4/3"): "--part must be I/N",
@@ -284,8 +289,10 @@ def test_words_that_do_not_go_together(plan: Path, source: Path) -> None:
 
 
 def test_plans_come_back_as_they_were(tmp_path: Path) -> None:
-    """Lists, labels, nulls, folders that are one value, features: a loaded plan has the same fingerprint, made again,
-    and its shards the same bytes."""
+    """A loaded plan has the same fingerprint and builds the same bytes.
+
+    The table has lists, labels, nulls, bundled folders and features.
+    """
     contents = {f"f{i}.bin": random_bytes(100 + i, i) for i in range(6)}
     files = write_files(tmp_path / "files", contents)
     rows = {
@@ -318,7 +325,7 @@ def test_plans_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_no_token_in_a_plan(tmp_path: Path) -> None:
-    """How it is published travels with the plan; who may do it does not."""
+    """A plan contains the publishing options but no credentials."""
     report = job_facts(folder_location(tmp_path), PublishOptions(config="one", token="hf_secret"), update=True)
     assert "hf_secret" not in json.dumps(report)
     assert PublishOptions.from_record(report["hub"]) == PublishOptions(config="one")
@@ -326,7 +333,7 @@ def test_no_token_in_a_plan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 12, 40])
 def test_parts_share_the_bytes(plan: Path, count: int) -> None:
-    """Every shard belongs to one part, and parts are about equally heavy."""
+    """Every shard belongs to exactly one part, and the parts have about the same size."""
     shards = SavedBuild(plan).plan.shards
     edges = divide(shards, count)
     assert (edges[0], edges[-1], len(edges)) == (0, len(shards), count + 1)
@@ -336,8 +343,10 @@ def test_parts_share_the_bytes(plan: Path, count: int) -> None:
 
 
 def test_the_slurm_scripts(tmp_path: Path) -> None:
-    """The array script passes Slurm's warning on, asks for the same task again when brim was stopped by it, and
-    ends with 0 when the part is done; the other one finishes. `scontrol` is a stub: make test-slurm has a real one."""
+    """The array script forwards Slurm's signal, requeues a stopped task, and exits with 0 when the part is complete.
+
+    The second script finishes the plan. `scontrol` is a stub here: `make test-slurm` uses a real one.
+    """
     source = write_files(tmp_path / "source", {f"f{i:03d}.bin": random_bytes(800_000, i) for i in range(50)})
     path = tmp_path / "a.plan"
     library.plan(source, tmp_path / "out", rows_per_shard=1).save(path)
@@ -375,7 +384,7 @@ def test_the_slurm_scripts(tmp_path: Path) -> None:
 
 
 def test_which_parts_are_missing(plan: Path, tmp_path: Path) -> None:
-    """As an array of a batch system takes them: all before the first, those left, none when it is finished."""
+    """`brim plan --missing N` prints the parts that are left, in the format of job arrays."""
 
     def missing(count: int, check: int = 0) -> str:
         result = brim("plan", "--plan", plan, "--missing", str(count), check=check)
@@ -393,7 +402,7 @@ def test_which_parts_are_missing(plan: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["brim-job.yaml", "brim-finish.yaml"])
 def test_the_kubernetes_example(name: str) -> None:
-    """Every field is one that Kubernetes knows, by its own schema."""
+    """Every field of the Kubernetes example is valid according to the schema of Kubernetes."""
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate: make test-slurm")
     import yaml
 
@@ -404,7 +413,7 @@ def test_the_kubernetes_example(name: str) -> None:
 
 
 def test_plan_receipts_and_shards_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
-    """Three machines that share nothing but a bucket; one of them is killed and comes again."""
+    """Three machines that share only a bucket build one plan, even if one of them is killed and restarted."""
     source = write_files(tmp_path / "source", {f"{n}.bin": random_bytes(300_000, n) for n in range(6)})
     destination = BucketDestination(s3, tmp_path / "first", f"{s3_prefix}out")
     plan = f"s3://private/{s3_prefix}job.plan"

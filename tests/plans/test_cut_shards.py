@@ -1,4 +1,4 @@
-"""Rows cut into shards: where the cuts lie, what the shards are called, and what is said about it."""
+"""Cutting rows into shards: positions of the cuts, names of the shards, and the printed reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Stat:
 
 
 def table_of(sizes: Sequence[int], splits: dict[str, int] | None = None, **columns: Any) -> FileTable:
-    """A row for each file of such a size; `splits` are the numbers of their rows."""
+    """Return a table with one row per file of the specified sizes; `splits` are the row counts."""
     files = FileSetBuilder("/nowhere")
     for number, size in enumerate(sizes):
         files.add(f"{number}", _Stat(size))  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ def cut(table: FileTable, max_rows: int | None = None, **options: Any) -> tuple[
 
 
 def test_shards_by_size() -> None:
-    """As many rows as fit, files and other values together; a larger row stands alone."""
+    """A shard takes as many rows as fit by total size, and a larger row gets a separate shard."""
     table = table_of([40, 50, 10, 200, 30])
     actual, why = cut(table, shard_size=100)
     assert actual == [("train", 0, 3), ("train", 3, 4), ("train", 4, 5)]
@@ -55,7 +55,7 @@ def test_shards_by_size() -> None:
 
 
 def test_the_default_size() -> None:
-    """500 MB, and larger in steps of two where that would be more than 5,000 files."""
+    """The default shard size is 500 MB, doubled until there are at most 5,000 shards."""
     assert (module.DEFAULT_SHARD_BYTES, module.MOST_SHARDS) == (500 * MB, 5_000)
     actual, why = cut(table_of([250 * MB] * 4 + [1]))
     assert [stop for _, _, stop in actual] == [2, 4, 5]
@@ -76,14 +76,14 @@ def test_the_most_rows_of_a_shard() -> None:
 
 
 def test_shards_by_rows() -> None:
-    """Of each split by itself."""
+    """--rows-per-shard counts the rows of each split separately."""
     actual, why = cut(table_of([1] * 7, {"train": 5, "test": 2}), rows_per_shard=2)
     assert actual == [("train", 0, 2), ("train", 2, 4), ("train", 4, 5), ("test", 5, 7)]
     assert why == "2 rows each"
 
 
 def test_shards_by_number() -> None:
-    """Of about the same size, as many for each split, or as many as is said for it."""
+    """--num-shards cuts each split, or only the named splits, into shards of about the same size."""
     table = table_of([90, 10, 10, 10, 60, 60], {"train": 4, "test": 2})
     actual, why = cut(table, num_shards=2)
     assert actual == [("train", 0, 1), ("train", 1, 4), ("test", 4, 5), ("test", 5, 6)]
@@ -111,7 +111,7 @@ def test_splits_that_are_not_there() -> None:
 
 
 def test_a_split_without_rows_has_a_shard() -> None:
-    """As `datasets` gives it one."""
+    """A split without rows gets one empty shard, as in `datasets`."""
     table = table_of([1, 1], {"train": 0, "dev": 2, "test": 0})
     expected = [("train", 0, 0), ("dev", 0, 2), ("test", 2, 2)]
     for options in ({}, {"shard_size": 100}, {"rows_per_shard": 5}, {"num_shards": 1}, {"num_shards": {"dev": 1}}):
@@ -121,7 +121,10 @@ def test_a_split_without_rows_has_a_shard() -> None:
 
 
 def test_rows_of_one_value_stay_together() -> None:
-    """In the order in which values first appear, within each split; null is a value."""
+    """With `shard_by`, rows with the same value stay together, in the order of first appearance within each split.
+
+    Null counts as a value.
+    """
     actor = ["b", "a", None, "b", "a", "c", None, "c"]
     table = table_of([10] * 8, {"train": 5, "test": 3}, who=actor)
     ordered, shards, why = cut_shards(table, ".parquet", ShardOptions(shard_by="who"))
@@ -170,7 +173,7 @@ def test_what_cannot_be_grouped_by() -> None:
 
 
 def test_options_that_cannot_be() -> None:
-    """One way to cut, and numbers above zero."""
+    """Only one way to cut can be chosen, and its number must be above zero."""
     for options in ({"shard_size": 1, "num_shards": 1}, {"num_shards": 1, "rows_per_shard": 1}):
         with pytest.raises(InputError, match="exclude each other"):
             ShardOptions(**options)  # type: ignore[arg-type]
@@ -187,7 +190,7 @@ def test_options_that_cannot_be() -> None:
 
 
 def test_what_a_cut_says_of_itself() -> None:
-    """Only what was chosen; it is part of a dataset's identity."""
+    """The fingerprint inputs contain only the chosen options, because they identify the dataset."""
     assert ShardOptions().fingerprint_inputs() == {}
     assert ShardOptions(num_shards={"a": 2}, shard_by="b").fingerprint_inputs() == {
         "num_shards": {"a": 2},
@@ -208,12 +211,12 @@ def test_what_a_cut_says_of_itself() -> None:
     ],
 )
 def test_names(number: int, count: int, name: str) -> None:
-    """All of a split have the same width."""
+    """Shard numbers have at least five digits and the same width within a split."""
     assert shard_name("data", "train", number, count, ".parquet") == name
 
 
 def test_a_plan_of_shards_is_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By number from either end, by slices, and one after the other; made a few at a time."""
+    """A plan of shards supports indexing from both ends, slicing and iteration, and creates shards in small blocks."""
     monkeypatch.setattr(module, "_BLOCK", 2)
     table = table_of([10, 20, 30, 40, 50], {"train": 3, "dev": 0, "test": 2}, text=["x"] * 5)
     _, shards, _ = cut_shards(table, ".tar", ShardOptions(rows_per_shard=1), folder="there")

@@ -1,4 +1,4 @@
-"""File columns without content are told from files that are a few bytes long."""
+"""File columns without content are distinguished from columns with files of a few bytes."""
 
 from __future__ import annotations
 

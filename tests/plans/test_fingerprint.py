@@ -1,4 +1,4 @@
-"""The digest of a table depends on its values and on nothing else."""
+"""The digest of a table depends on its values and types, not on their layout in memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS = {
     "json": pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{}", None, "[1]", "2"] * (_N // 4))),
     "null": pa.nulls(_N),
 }
-# As digest_table gave them when it looked at whole columns; a change would make every dataset another one.
+# Digests of the first implementation, which read whole columns. Changing one would change every fingerprint.
 EXPECTED = {
     "text": "ba0709a28b627c55",
     "struct": "8288c550e94dcdc8",
@@ -45,7 +45,7 @@ EXPECTED = {
 @pytest.mark.parametrize("name", COLUMNS)
 @pytest.mark.parametrize("deep", [False, True])
 def test_pieces_and_chunks_do_not_count(name: str, deep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However a column is cut, in memory or for digesting, its digest is the same."""
+    """The digest of a column does not depend on its chunks or on the block size of the computation."""
     if name == "json" and not deep:
         return
     array = COLUMNS[name]
@@ -59,13 +59,13 @@ def test_pieces_and_chunks_do_not_count(name: str, deep: bool, monkeypatch: pyte
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_digests_are_what_they_were(name: str) -> None:
-    """Datasets that were built before are still known."""
+    """Digests stay the same across versions, so existing datasets are recognized."""
     assert digest_table(pa.table({"x": COLUMNS[name]}))[:16] == EXPECTED[name]
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=20), max_size=8))
 def test_bits_are_packed_across_parts(parts: list[list[bool]]) -> None:
-    """Parts of any length are packed as if they were one."""
+    """Bits are packed across the borders of parts of any length."""
     digest = hashlib.sha256()
     fingerprint._hash_bits(digest, (np.array(part, bool) for part in parts))
     whole = np.array([bit for part in parts for bit in part], bool)
@@ -74,7 +74,7 @@ def test_bits_are_packed_across_parts(parts: list[list[bool]]) -> None:
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_weights_do_not_depend_on_chunks(name: str) -> None:
-    """Each value weighs the same wherever it stands."""
+    """The size of a value does not depend on its position or chunk."""
     array = COLUMNS[name]
     whole = cuts.column_bytes(pa.chunked_array([array]))
     chunked = pa.chunked_array([array.slice(0, 5), array.slice(5, 0), array.slice(5)])
@@ -121,18 +121,18 @@ FACTS: dict[str, Any] = {
     ],
 )
 def test_what_changed_is_said(second: dict[str, Any], arguments: list[str]) -> None:
-    """All of it; never nothing."""
+    """All differences between two datasets are listed, and the list is never empty."""
     assert changes_between(FACTS, FACTS | second) == arguments
 
 
 def test_a_build_where_rows_were_computed() -> None:
-    """Tokens, say: their facts have nothing that a plan's could be compared with."""
+    """A dataset of computed rows (here tokens) differs in its command, without further details."""
     computed = {"kind": "tokenize", "version": 1, "source": {}, "step": {}, "output": {}}
     assert changes_between(computed, FACTS) == ["it was made by another command"]
 
 
 def test_digests_of_facts() -> None:
-    """Of the JSON with sorted names; of a list in parts as of the whole; of numbers wherever they lie."""
+    """Digests use JSON with sorted keys, lists can be digested in blocks, and integers do not depend on their width."""
     assert digest_json({"b": 1, "a": [2]}) == hashlib.sha256(b'{"a": [2], "b": 1}').hexdigest()
     assert digest_json({"path": Path("/a")}) == hashlib.sha256(b'{"path": "/a"}').hexdigest()
     assert digest_ints(np.array([1, 2], np.int32)) == hashlib.sha256(np.array([1, 2], "<i8").tobytes()).hexdigest()
@@ -165,7 +165,7 @@ def digest_of(array: Any, deep: bool = False) -> str:
     ids=str,
 )
 def test_other_values_have_another_digest(first: Any, second: Any) -> None:
-    """Or another order, or another type; the same values have the same, also inside of a larger array."""
+    """Other values, another order or another type change the digest. A slice has the digest of its values."""
     assert digest_of(first) != digest_of(second)
     if first.type == second.type:
         both = pa.concat_arrays([second, first, second])
@@ -181,7 +181,7 @@ def test_names_and_rules_count() -> None:
 
 
 def test_deep_digests_look_into_lists_and_extensions() -> None:
-    """Another digest than by text, and one that tells values apart."""
+    """Deep digests differ from those of the text form, and distinguish values in lists and extension types."""
     for kind in ("vector", "json"):
         array = COLUMNS[kind]
         assert digest_of(array, True) != digest_of(array) if kind == "vector" else True
@@ -190,7 +190,7 @@ def test_deep_digests_look_into_lists_and_extensions() -> None:
     assert digest_of(vectors[0], True) != digest_of(vectors[1], True)
 
 
-# As they are: a change would make every dataset another one.
+# Digests of earlier versions. Changing one would change every fingerprint.
 ALL_KNOWN = "e98a33dbdcd9cb26"
 BYTES = ["392e98abdf55a28c", "7768975ae9ca1fd1"]
 
@@ -204,7 +204,7 @@ def test_all_digests_are_what_they_were() -> None:
 
 
 def test_deep_is_deep_inside_of_others() -> None:
-    """Vectors in lists, in structs and in dictionaries."""
+    """Deep digests include vectors in lists, structs and dictionaries."""
     vectors = pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2))
     nested = [
         pa.ListArray.from_arrays([0, 1, 2], vectors),

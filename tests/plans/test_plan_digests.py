@@ -1,4 +1,4 @@
-"""Fingerprints, keys and dates of plans are what they were: ledgers that exist stay valid."""
+"""Fingerprints, keys and dates of plans stay the same across versions, so existing ledgers stay valid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def files(count: int, **more: object) -> FileSet:
 
 
 def table(kind: str) -> FileTable:
-    """Small tables of every kind of cell."""
+    """Return a small table with one kind of cell."""
     texts = pa.array([f"t{n % 5}" if n % 7 else None for n in range(N)])
     numbers = pa.array(range(N), pa.int64())
     split = (Split("train", 0, 30), Split("test", 30, N))
@@ -56,8 +56,8 @@ PLANS = {
     "bundles": ("parquet", ShardOptions(num_shards=2)),
     "ranges": ("parquet", ShardOptions(rows_per_shard=7)),
 }
-# As they were when shards were Python objects and each was digested by itself: the fingerprint; then of all shards
-# together names and places, keys, and dates.
+# Digests of the first implementation, which digested each shard as a Python object: the fingerprint, then names and
+# positions, keys, and dates of all shards.
 EXPECTED = {
     "plain": ["9fa7729a29b885e7", "38a3d283e20a286f", "3c207b3403621561", "7777f322cca6db0c"],
     "plain, one row a shard": ["796738a060337e9e", "624a064c8f629b67", "80e2bb50e7f53484", "169908010de40316"],
@@ -75,7 +75,7 @@ def planned(name: str) -> Plan:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_digests_are_what_they_were(name: str) -> None:
-    """A plan of today continues a job of yesterday, shard by shard."""
+    """A new version resumes a job of an earlier version shard by shard."""
     plan = planned(name)
     shards = [[s.name, s.split, s.start, s.stop, s.file_bytes, s.value_bytes] for s in plan.shards]
     keys = [plan.shard_key(shard) for shard in plan.shards]
@@ -86,7 +86,7 @@ def test_digests_are_what_they_were(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_shards_in_columns_are_a_sequence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Walked through, picked and sliced, they are the same shards; and their dates are, however many are taken."""
+    """Shards and their dates are the same by iteration, index and slice, for every block size."""
     planned_job = planned(name)
     for block in (3, 10_000):
         monkeypatch.setattr(cut_shards, "_BLOCK", block)
@@ -103,14 +103,14 @@ def test_shards_in_columns_are_a_sequence(name: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
 def test_a_long_list_is_digested_in_pieces(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digest of items is that of their list."""
+    """Digesting items in blocks gives the digest of their list."""
     monkeypatch.setattr(fingerprint, "_BLOCK", 3)
     items = [[f"é {n}", n] for n in range(count)]
     assert digest_items(iter(items)) == digest_json(items)
 
 
 def test_names_sort_as_rows_do() -> None:
-    """However many shards there are, names in alphabetical order are shards in order, all of one pattern."""
+    """Shard names sort in the order of shards for every number of shards, and match one pattern."""
     for count in (1, 99_999, 100_000, 100_001, 1_000_000):
         numbers = sorted({0, 1, 9, 10_000, 99_998, 99_999, 100_000, 999_999} & set(range(count)))
         names = [shard_name("data", "train", number, count, ".parquet") for number in numbers]

@@ -1,4 +1,4 @@
-"""map, tokenize and embed in parts: a plan that is saved, units done by processes that know nothing of each other."""
+"""Saved plans of map, tokenize and embed whose units are computed in parts by independent processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def work(row):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of six units or so, a function and a tokenizer."""
+    """Return a folder with rows for about six units, a function and a tokenizer."""
     tokenizers = pytest.importorskip("tokenizers")
     folder = tmp_path_factory.mktemp("work")
     rows = [{"number": n, "text": f"row {n} of many " * (1 + n % 7)} for n in range(1200)]
@@ -65,7 +65,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def content(path: Path) -> dict[str, str]:
-    """The result, without its ledgers."""
+    """Return the files of the result without its ledgers."""
     if path.is_file():
         return {"file": tree_digest(path.parent)[path.name]}
     return {name: digest for name, digest in tree_digest(path).items() if not name.startswith(".brim")}
@@ -74,7 +74,10 @@ def content(path: Path) -> dict[str, str]:
 @pytest.mark.long
 @pytest.mark.parametrize("verb", VERBS)
 def test_parts_make_what_one_machine_makes(verb: str, work: Path, tmp_path: Path) -> None:
-    """Three parts, one of them killed and run again, one that is missing when it is to be finished."""
+    """Three parts produce the same files as one machine, after one was killed and restarted.
+
+    Finishing fails while a part is missing.
+    """
     name, source, arguments, target = VERBS[verb]
     brim(name, source, tmp_path / "one" / target, *arguments, *UNITS, "--quiet", cwd=work)
     plan, existing = tmp_path / "a.plan", tmp_path / "parts" / target
@@ -87,7 +90,7 @@ def test_parts_make_what_one_machine_makes(verb: str, work: Path, tmp_path: Path
         cwd=work,
         stderr=subprocess.DEVNULL,
     )
-    while not list(tmp_path.glob("a.plan.parts/**/ledger.jsonl")):  # it has begun
+    while not list(tmp_path.glob("a.plan.parts/**/ledger.jsonl")):  # wait until it has started
         assert started_at.poll() is None
         time.sleep(0.01)
     started_at.send_signal(signal.SIGKILL)
@@ -97,7 +100,7 @@ def test_parts_make_what_one_machine_makes(verb: str, work: Path, tmp_path: Path
     refused = brim(name, "--plan", plan, "--finish", check=2, cwd=work)
     assert "part 2 of 3" in refused.stderr
     assert not existing.exists()
-    elsewhere = tmp_path if verb == "map" else work  # a function by its file is found from anywhere
+    elsewhere = tmp_path if verb == "map" else work  # a function in a file is found from any folder
     brim(name, "--plan", plan, "--part", "2/3", "--quiet", cwd=elsewhere)
     repeated = brim(name, "--plan", plan, "--part", "2/3", "--json", cwd=work)
     assert json.loads(repeated.stdout.splitlines()[-1])["written"] == 0
@@ -115,7 +118,7 @@ def test_parts_make_what_one_machine_makes(verb: str, work: Path, tmp_path: Path
 
 @pytest.mark.long
 def test_parts_in_a_bucket(s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path) -> None:
-    """The plan and the units of parts lie in a bucket; each part is another machine, which has a separate state."""
+    """With plan and units in a bucket, each part can run on another machine with a separate state folder."""
     address = f"s3://private/{s3_prefix}"
     machines = [BucketDestination(s3, tmp_path / f"machine{n}", s3_prefix.rstrip("/")) for n in range(3)]
     plan, arguments = f"{address}a.plan", ("--fn", "steps.py:work", "--on-error", "skip")
@@ -140,7 +143,7 @@ def test_parts_in_a_bucket(s3: S3Server, s3_prefix: str, work: Path, tmp_path: P
 def test_a_unit_in_a_bucket_is_not_what_was_computed(
     harm: str, s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path
 ) -> None:
-    """The end names the part, whose next run does that unit again and no other."""
+    """If a stored unit is damaged or missing, the finish names its part, which then recomputes only that unit."""
     destination = BucketDestination(s3, tmp_path, f"{s3_prefix}out")
     verb, source, args, _ = VERBS["map"]
     plan = f"s3://private/{s3_prefix}job.plan"
@@ -168,7 +171,7 @@ def test_a_unit_in_a_bucket_is_not_what_was_computed(
 
 
 def test_in_python(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan is opened, done and asked how far it is."""
+    """A saved plan can be opened, computed and queried for progress from Python."""
     monkeypatch.chdir(work)
     library.save_job(
         tmp_path / "a.plan", "map", "rows.jsonl", "steps.py:work", tmp_path / "out", on_error="skip", unit_size="20KB"
@@ -190,7 +193,10 @@ def test_in_python(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_has_no_parts(work: Path, tmp_path: Path) -> None:
-    """Compressed text has units only in order; a plan takes no other words, and knows when its job has changed."""
+    """Plans with invalid input are refused: compressed text, options that the plan fixes, or a changed job.
+
+    Compressed text can only be read from its start, so it cannot be divided into parts.
+    """
     import gzip
 
     write_files(tmp_path, {"rows.jsonl.gz": gzip.compress((work / "rows.jsonl").read_bytes())})
@@ -213,7 +219,7 @@ def test_what_has_no_parts(work: Path, tmp_path: Path) -> None:
 
 
 def test_a_function_that_fails_in_a_part(work: Path, tmp_path: Path) -> None:
-    """What to do is what can be done with a plan."""
+    """The error of a failing function suggests saving the plan again, because --keep-done does not apply to plans."""
     plan, late = tmp_path / "a.plan", tmp_path / "late.py"
     late.write_text("def work(row):\n    return {'share': 1 / (row['number'] - 1100)}\n")
     brim("map", "rows.jsonl", tmp_path / "out", "--fn", f"{late}:work", *UNITS, "--save", plan, "--quiet", cwd=work)
@@ -225,7 +231,7 @@ def test_a_function_that_fails_in_a_part(work: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["map", "embed"])
 def test_finish_refuses_a_local_unit_of_the_same_size_and_other_content(verb: str, tmp_path: Path) -> None:
-    """The part that it names computes that unit again, and no other."""
+    """The finish names the part of a changed unit, and that part recomputes only this unit."""
     lines = [json.dumps({"number": n, "text": f"row {n}"}) + "\n" for n in range(60)]
     step = b"def work(row):\n    return {'double': row['number'] * 2}\n"
     write_files(tmp_path, {"rows.jsonl": "".join(lines).encode(), "steps.py": step})
@@ -253,7 +259,7 @@ def test_finish_refuses_a_local_unit_of_the_same_size_and_other_content(verb: st
 
 
 def test_plans_of_earlier_versions_open(work: Path, tmp_path: Path) -> None:
-    """A plan has the names that options had first, and one with those of earlier versions is the same job."""
+    """Plans store the first names of renamed options, and a plan of an earlier version is the same job."""
     write_files(tmp_path, {"steps.py": STEPS, "rows.jsonl": (work / "rows.jsonl").read_bytes()})
     arguments = ("--fn", "steps.py:work", "--on-error", "skip")
     brim("map", "rows.jsonl", "out", *arguments, "--save", "a.plan", cwd=tmp_path)

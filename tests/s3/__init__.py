@@ -1,4 +1,4 @@
-"""A real S3 server for the tests, a proxy that spoils the way to it, and a client that is independent of obstore."""
+"""A real S3 server for the tests, a proxy that injects faults, and a client that is independent of obstore."""
 
 from .proxy import Exchange, FaultProxy
 from .rules import Rule

@@ -1,12 +1,12 @@
-"""An HTTP/1.1 proxy on loopback between a client and the S3 server, which spoils what passes by the rules it is given.
+"""An HTTP/1.1 proxy on loopback between a client and the S3 server, which injects faults by rules.
 
     with FaultProxy(s3.endpoint) as proxy:
         proxy.fail(503, times=2, method="PUT")
         subprocess.run(..., env=os.environ | s3.environment_at(proxy.endpoint))
         [exchange.status for exchange in proxy.requests]
 
-Heads pass unchanged, Host too, because signatures cover it. Bodies pass as streams, with one buffer for each
-connection. A client's connection has its own connection to the server, and ends with it.
+Headers pass unchanged, including Host, because signatures cover them. Bodies are streamed, with one buffer per
+connection. Each client connection has its own connection to the server, and closes with it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _CODES = {
 
 
 class _Cut(ConnectionError):
-    """The connection ends here."""
+    """Raised when the connection closes."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and what became of it; `status` is 0 until it is answered, and stays 0 if it never is."""
+    """A request and its result; `status` is 0 until the answer, and stays 0 without one."""
 
     method: str
     path: str
@@ -67,7 +67,7 @@ class _Head:
 
     @classmethod
     def read(cls, source: io.BufferedReader[Any]) -> _Head | None:
-        """The next head, with its empty line; None at a clean end."""
+        """Return the next header block with its empty line, or None at a clean end."""
         lines = []
         while line := source.readline(1 << 16):
             lines.append(line)
@@ -98,7 +98,7 @@ class _Head:
 
 
 class FaultProxy(Rules):
-    """The switches are those of `Rules`; `requests` is the log. With `tls`, clients speak https to it."""
+    """A proxy with the faults of `Rules`; `requests` is the log. With `tls`, clients connect with https."""
 
     def __init__(self, target: str, tls: ssl.SSLContext | None = None) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class FaultProxy(Rules):
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        _shut(self._listener)  # or the thread would wait in accept() forever
+        _shut(self._listener)  # otherwise the thread would wait in accept() forever
         self._listener.close()
         with self._lock_counters:
             still = list(self._open)
@@ -130,7 +130,7 @@ class FaultProxy(Rules):
             _shut(connection)
 
     def count(self, method: str = "", contains: str = "") -> int:
-        """How many requests were of that kind."""
+        """Return the number of matching requests."""
         return sum(
             method in ("", item.method) and contains in f"{item.path}?{item.query}" for item in list(self.requests)
         )
@@ -164,7 +164,7 @@ class FaultProxy(Rules):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _Connection(self, *ends).run()
         except OSError:
-            pass  # An end that went away, a server that is not there, a cut: the client sees its connection close.
+            pass  # A closed peer, an absent server, an injected cut: the client sees a closed connection.
         finally:
             with self._lock_counters:
                 self._open.difference_update(ends)
@@ -184,7 +184,7 @@ class FaultProxy(Rules):
 
 
 class _Connection:
-    """One client's connection and the one to the server that belongs to it."""
+    """A client's connection and its connection to the server."""
 
     def __init__(self, proxy: FaultProxy, client: socket.socket, server: socket.socket) -> None:
         self.proxy, self.client, self.server = proxy, client, server
@@ -201,7 +201,7 @@ class _Connection:
         idle.register(self.client, select.POLLIN)
         idle.register(self.server, select.POLLIN)
         while True:
-            # An idle connection whose server has gone must end, or the client would send into the void.
+            # An idle connection whose server has closed must close too, or the client would send without an answer.
             if self.server.fileno() in dict(idle.poll()):
                 return
             head = _Head.read(self.from_client)
@@ -222,7 +222,7 @@ class _Connection:
                 self.proxy._end()
 
     def _exchange(self, head: _Head, exchange: Exchange, rule: Rule | None) -> bool:
-        """One request; whether another may follow on this connection."""
+        """Handle one request; return whether another may follow on this connection."""
         has_body = head.chunked or int(head.get("content-length") or 0) > 0
         if rule is not None and rule.action == "fail":
             return self._refuse(head, exchange, rule)
@@ -258,7 +258,7 @@ class _Connection:
         return answer
 
     def _send_body(self, head: _Head, exchange: Exchange, rule: Rule | None) -> bool:
-        """Whether the server took all of it: one that answers early and closes still has its answer read."""
+        """Return whether the server read the whole body; the answer of a server that closes early is still read."""
 
         def count(size: int) -> None:
             exchange.sent_bytes += size
@@ -272,7 +272,7 @@ class _Connection:
         return True
 
     def _answer_body(self, exchange: Exchange, answer: _Head, rule: Rule | None) -> bool:
-        """Whether the answer had an end other than that of the connection."""
+        """Return whether the answer has an end other than the close of the connection."""
 
         def count(size: int) -> None:
             exchange.received_bytes += size
@@ -323,7 +323,7 @@ class _Connection:
 
 
 class _Passage:
-    """One body on its way to `goal` (None: thrown away), and the fault that happens to it there."""
+    """A body on its way to `goal` (None: discarded), and the fault that is injected into it."""
 
     def __init__(
         self, connection: _Connection, goal: socket.socket | None, rule: Rule | None, count: Callable[[int], None]
@@ -337,7 +337,7 @@ class _Passage:
             self.goal.sendall(line)
 
     def copy(self, source: io.BufferedReader[Any], remaining: int | None) -> None:
-        """Pass `left` bytes on, or all until the end of the connection."""
+        """Forward `left` bytes, or all until the connection closes."""
         while remaining != 0:
             expected = len(self.block) if remaining is None else min(remaining, len(self.block))
             view = self.block[: self._allowed(expected)]
@@ -350,7 +350,7 @@ class _Passage:
             remaining = None if remaining is None else remaining - size
 
     def _allowed(self, required: int) -> int:
-        """How many bytes to take next, so that the fault happens exactly where it should."""
+        """Return how many bytes to forward next, so that the fault occurs at the exact position."""
         rule = self.rule
         if rule is None:
             return required
@@ -374,7 +374,7 @@ class _Passage:
             view[0] ^= 1
             self.rule = None
         self.passed += len(view)
-        if rule is not None and rule.action == "slow":  # before it continues, so that no end has a byte too early
+        if rule is not None and rule.action == "slow":  # before the last bytes are passed on
             self.stopping.wait(max(0.0, self.started + self.passed / rule.bytes_per_s - time.monotonic()))
         if self.goal is not None:
             self.goal.sendall(view)

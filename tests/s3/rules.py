@@ -1,4 +1,4 @@
-"""What can go wrong on the way to the S3 server: rules, matched against requests in the order in which they come."""
+"""Rules for faults between a client and the S3 server, matched against requests in the order of arrival."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Action = Literal["fail", "lose", "cut", "stall", "slow", "corrupt"]
 
 @dataclass(slots=True)
 class Rule:
-    """One fault, for the next `times` requests that match (None: all of them), after `skip` that are let through.
+    """A fault for the next `times` matching requests (None: all of them), after the first `skip`.
 
-    fail     read the request's body, then answer `status` as S3 does when it is busy; the server never sees it
-    lose     the server does the work, but the connection closes instead of its answer
+    fail     read the request's body, then answer `status` like a busy S3; the server does not get the request
+    lose     the server handles the request, but the connection closes instead of the answer
     cut      the connection closes after `after_bytes` of a body
-    stall    after `after_bytes` of a body nothing moves for `seconds`, then it continues
-    slow     a body passes with `bytes_per_s`
+    stall    after `after_bytes` of a body no data moves for `seconds`, then it continues
+    slow     a body passes at `bytes_per_s`
     corrupt  one bit of a body is flipped, `after_bytes` from its start
 
-    "A body" is the request's if it has one, else the answer's; `answer` means the answer's in any case. Nothing happens
-    to one that is not longer than `after_bytes`.
+    "A body" is the request's if it has one, otherwise the answer's; `answer` always selects the answer's.
+    A body that is not longer than `after_bytes` is unchanged.
     """
 
     action: Action
@@ -40,7 +40,7 @@ class Rule:
     seen: int = field(default=0, repr=False)
 
     def due(self, method: str, target: str) -> bool:
-        """Whether this request falls under the rule; each call counts as one request."""
+        """Return whether this request matches the rule; each call counts as one request."""
         if (self.method and method != self.method) or self.contains not in target:
             return False
         self.seen += 1
@@ -48,7 +48,7 @@ class Rule:
 
 
 class Rules:
-    """The switches of a proxy. Of several rules that are due, the one added first fires."""
+    """The fault rules of a proxy. Of several rules that apply, the one added first is used."""
 
     def __init__(self) -> None:
         self._rules: list[Rule] = []

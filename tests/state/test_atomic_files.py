@@ -1,4 +1,4 @@
-"""Writes that the system takes only a part of, and files that go to disk while they are written."""
+"""Writing files durably: partial writes of the operating system, and files that are flushed while they are written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from brim.state.record_log import append_line
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The system takes three bytes at a time; how many calls there were."""
+    """Limit each system call to three bytes, and return a counter of the calls."""
     calls = [0]
 
     def shortened(name: str) -> Callable[..., int]:
@@ -41,7 +41,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 10])
 @pytest.mark.parametrize("position", [None, 0, 2])
 def test_a_short_write_is_completed(tmp_path: Path, short: list[int], size: int, position: int | None) -> None:
-    """Every byte is at its place, however little the system takes at a time."""
+    """A partial write is repeated until every byte is at its position."""
     data = bytes(range(1, size + 1))
     descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     write_all(descriptor, data, position)
@@ -51,7 +51,7 @@ def test_a_short_write_is_completed(tmp_path: Path, short: list[int], size: int,
 
 
 def test_a_short_line_is_completed_or_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of a ledger exists as a whole, or not at all when the disk is full in its middle."""
+    """A line of a ledger is written completely, or removed again if the disk becomes full in the middle of it."""
     descriptor = os.open(tmp_path / "lines", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     plain, budget = os.write, [100]
 
@@ -74,11 +74,12 @@ def test_a_short_line_is_completed_or_taken_back(tmp_path: Path, monkeypatch: py
 
 
 def test_files_of_short_writes_are_whole(tmp_path: Path, short: list[int]) -> None:
-    """Tensors and the files of units are the same as without them."""
+    """Partial writes do not change the contents of tensor files and unit files."""
     rows = np.arange(40, dtype="float32").reshape(10, 4)
     with brim.TensorWriter(tmp_path / "a.npy", 10, x=(4, "float32")) as writer:
         writer.append(x=rows)
-    with brim.TensorWriter(tmp_path / "b.npy", x=(4, "float32")) as writer:  # its size is not known before
+    # the number of rows is unknown until it is closed
+    with brim.TensorWriter(tmp_path / "b.npy", x=(4, "float32")) as writer:
         writer.append(x=rows)
     for name in ("a.npy", "b.npy"):
         np.testing.assert_array_equal(np.load(tmp_path / name), rows)
@@ -94,14 +95,17 @@ def test_files_of_short_writes_are_whole(tmp_path: Path, short: list[int]) -> No
 def test_a_file_is_on_its_way_while_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_call: bool
 ) -> None:
-    """The same bytes with and without the system's call for it, and an error of the disk is raised while writing."""
+    """A file that is flushed while it is written has the same bytes, and errors of the disk are raised early.
+
+    The flush uses the system call `sync_file_range`; one parameter runs without it.
+    """
     if not has_call:
         monkeypatch.setattr(durable, "_sync_file_range", lambda: None)
     data = np.random.default_rng(0).bytes((5 << 20) + 1)
     file = HashedFile(tmp_path / "unit", hashed=True)
     for _ in range(13):
         file.write(data)
-        for index in range(0, 300_000, 1000):  # what is small is held, and is in its place
+        for index in range(0, 300_000, 1000):  # small writes are buffered but keep their position
             file.write(data[index : index + 1000])
     assert file.tell() == 13 * (len(data) + 300_000)
     file.close()
@@ -117,14 +121,14 @@ def test_a_file_is_on_its_way_while_it_is_written(
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/mounts"), reason="needs /proc")
 def test_mounts_are_those_that_psutil_finds() -> None:
-    """The file that it reads is read without it."""
+    """The parsed mount table is the same as that of psutil."""
     psutil = pytest.importorskip("psutil")
     expected = {disk.mountpoint.rstrip("/"): disk.fstype for disk in psutil.disk_partitions(all=True)}
     assert durable._mounted_types("/proc/self/mounts") == expected
 
 
 def test_the_file_system_of_a_folder(tmp_path: Path) -> None:
-    """The deepest mount decides, and of several at one place the last."""
+    """The deepest mount point determines the file system of a folder. Of several mounts at a path, the last counts."""
     actual = [("/home/me/shared", "nfs4"), ("/", "ext4"), ("/home", "xfs"), ("/data set", "lustre"), ("/twice", "ext4")]
     actual += [("/twice", "nfs4"), ("/homes", "fuse.sshfs")]
     mounts = tmp_path / "mounts"

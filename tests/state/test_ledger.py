@@ -23,7 +23,7 @@ def written(folder: Path) -> Ledger:
 
 
 def test_receipts_are_read_back(tmp_path: Path) -> None:
-    """The next run reads added receipts."""
+    """The next run reads all receipts that were added."""
     written(tmp_path)
     reopened = Ledger(tmp_path)
     assert reopened.job == JOB
@@ -32,15 +32,15 @@ def test_receipts_are_read_back(tmp_path: Path) -> None:
 
 
 def test_every_cut_leaves_a_readable_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger cut at any byte loses the torn line and no other, and can be written on."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a thousand waits for the disk
+    """A ledger that is cut at any byte loses only the torn line, and new receipts can be appended to it."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # saves a thousand waits for the disk
     written(tmp_path)
     data = (tmp_path / LEDGER).read_bytes()
     for cut in range(len(data)):
         (tmp_path / LEDGER).write_bytes(data[:cut])
         ledger = Ledger(tmp_path)
         whole_lines = data[:cut].count(b"\n")
-        # The last line counts without its newline too: its checksum states that it is whole.
+        # The last line counts even without its newline, because its checksum shows that it is complete.
         known_values = len(ledger.receipts) + (ledger.job is not None)
         assert known_values in (whole_lines, whole_lines + 1)
         ledger.add(replace(SINGLE, name="data/new", key="key-new"))
@@ -51,7 +51,7 @@ def test_every_cut_leaves_a_readable_ledger(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("position", [5, 40, 200, -30])
 def test_a_damaged_line_counts_as_not_written(tmp_path: Path, position: int) -> None:
-    """A flipped byte loses its own line only."""
+    """A flipped byte invalidates only its own line."""
     written(tmp_path)
     data = bytearray((tmp_path / LEDGER).read_bytes())
     data[position] ^= 1
@@ -64,13 +64,16 @@ def test_a_damaged_line_counts_as_not_written(tmp_path: Path, position: int) -> 
     "harm", [{"name": "../a"}, {"name": "/tmp/a"}, {"name": "data/../../a"}, {"sha256": "../../a"}]
 )
 def test_a_line_that_reaches_outside_counts_as_not_written(tmp_path: Path, harm: dict[str, str]) -> None:
-    """A folder may come from a stranger, and what is no longer needed is removed by the names in its ledger."""
+    """Receipts with names outside the folder are ignored.
+
+    A ledger may come from an untrusted folder, and obsolete files are deleted by the names in it.
+    """
     (tmp_path / LEDGER).write_bytes(finished_ledger(JOB, [replace(SINGLE, **harm), TWO]))
     assert Ledger(tmp_path).names == {"data/b"}
 
 
 def test_finishing_forgets_the_way_there(tmp_path: Path) -> None:
-    """A finished ledger depends on what was built, not on the order or what was done twice."""
+    """A finished ledger contains only the final receipts, independent of their order, repetitions and removals."""
     ledger = written(tmp_path)
     ledger.add(TWO)
     ledger.forget("data/a")
@@ -85,7 +88,7 @@ def test_finishing_forgets_the_way_there(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    """One that is a folder, or belongs to another process, is an error that names it."""
+    """A ledger that cannot be read (here because it is a folder) raises an error with its path."""
     (tmp_path / LEDGER).mkdir()
     with pytest.raises(DestinationError, match="cannot be read: Is a directory"):
         Ledger(tmp_path)
@@ -106,7 +109,7 @@ HASHES = replace(SINGLE, name="data/c", sha256="0a" * 32, key="b1" * 32, mtimes=
     ],
 )
 def test_receipts_are_packed_without_loss(receipt: Receipt) -> None:
-    """Whatever a receipt holds, the same comes out."""
+    """Packed receipts return exactly the receipts that were stored."""
     receipts = PackedReceipts()
     receipts[receipt.name] = receipt
     receipts["data/b"] = TWO
@@ -120,7 +123,7 @@ def test_receipts_are_packed_without_loss(receipt: Receipt) -> None:
 
 
 def test_what_was_here_once_is_known(tmp_path: Path) -> None:
-    """A shard whose receipt was taken back or overtaken can be found by its key; a name is never forgotten."""
+    """Removed and replaced receipts can still be found by key, and the ledger keeps every name."""
     ledger = written(tmp_path)
     ledger.forget("data/a")
     ledger.add(replace(TWO, key="key-new", job="next"))
@@ -139,7 +142,7 @@ def test_what_was_here_once_is_known(tmp_path: Path) -> None:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was synced to disk, by the names it had then."""
+    """Return the names of all files and folders in the order in which they were synced to disk."""
     actual: list[str] = []
     plain = os.fsync
 
@@ -152,7 +155,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_receipt_is_on_disk_when_it_is_written(tmp_path: Path, synced: list[str]) -> None:
-    """Each by itself, and many by one wait for every ten thousand."""
+    """Each call syncs the ledger to disk once, including a call that adds many receipts."""
     ledger = Ledger(tmp_path)
     for number, call in enumerate(
         [
@@ -202,7 +205,7 @@ def test_nothing_is_finished_that_has_not_begun(tmp_path: Path) -> None:
 
 
 def test_notes_are_of_a_job(tmp_path: Path) -> None:
-    """The next run reads remembered values; the next job does not."""
+    """The next run of the same job reads remembered values. A new job starts without them."""
     ledger = Ledger(tmp_path)
     ledger.start_job(JOB)
     ledger.remember("a", {"b": [1]})
@@ -229,7 +232,7 @@ def test_a_new_job_is_not_done(tmp_path: Path) -> None:
 
 
 def test_a_published_ledger_counts_unless_a_job_is_under_way(tmp_path: Path) -> None:
-    """The destination is the truth; names that it knows are known in either case."""
+    """A published ledger replaces the local one unless a job is in progress. Its names are always remembered."""
     second = replace(JOB, fingerprint="d" * 64)
     three = replace(SINGLE, name="data/c", key="key-c")
     published = finished_ledger(second, [three])
@@ -257,7 +260,7 @@ def test_a_published_ledger_that_is_empty(tmp_path: Path) -> None:
 
 
 def test_lines_of_another_version_are_passed_over(tmp_path: Path) -> None:
-    """Kinds that are not known, fields that are not, and a job that lacks some."""
+    """Lines of an unknown type, with missing fields or from another version are ignored."""
     from brim.state.record_log import record_line
 
     lines = [
@@ -274,7 +277,7 @@ def test_lines_of_another_version_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_what_receipts_add_up_to() -> None:
-    """By split; and lists of a million that are made when they are asked for."""
+    """Receipts are summed by split, and lazy sequences create their items only on access."""
     from brim.state.ledger import LazySequence, SplitTotal, split_totals
 
     test = replace(SINGLE, split="test", size=5)
@@ -296,7 +299,7 @@ def test_what_receipts_add_up_to() -> None:
 
 
 def test_pieces_and_lines_of_receipts(tmp_path: Path) -> None:
-    """What is nothing is not written; an ETag travels with the piece; a published receipt is nowhere on its way."""
+    """Empty fields are not written, the ETag is part of the stored file, and a finished receipt has no staging time."""
     tagged = replace(HASHES, etag="tag", staged_at=0)
     assert (tagged.stored_file.name, tagged.stored_file.size, tagged.stored_file.etag) == ("data/c", 10, "tag")
     assert tagged.stored_file.sha256 == tagged.sha256
@@ -327,7 +330,7 @@ def test_an_unreadable_ledger_says_where_another_may_be(tmp_path: Path) -> None:
 
 
 def test_all_of_one_job(tmp_path: Path) -> None:
-    """Whether every shard that was ever here is of it: also those that have no receipt any more."""
+    """`has_only` checks the jobs of all shards ever recorded, including shards whose receipts were removed."""
     ledger = Ledger(tmp_path)
     assert ledger.has_only("job")
     ledger.add(SINGLE)
@@ -341,7 +344,7 @@ def test_all_of_one_job(tmp_path: Path) -> None:
 
 
 def test_what_is_gone_is_known_as_former(tmp_path: Path) -> None:
-    """Here and in the next run: its bytes may be used again, under another name."""
+    """A removed receipt is kept as an old receipt, also in the next run, so that its bytes can be reused."""
     ledger = written(tmp_path)
     ledger.forget("data/a")
     ledger.close()
@@ -351,7 +354,7 @@ def test_what_is_gone_is_known_as_former(tmp_path: Path) -> None:
 
 
 def with_boot(ledger: Path, *receipts: Receipt, finished: bool = False) -> None:
-    """Append receipts of version 0.1, which counted in one boot alone."""
+    """Append receipts of version 0.1, which were valid only until the next boot of the machine."""
     records = [{"type": "shard", **asdict(receipt), "boot": "this"} for receipt in receipts]
     records += [{"type": "done for now", "boot": "this"}] if finished else []
     with ledger.open("ab") as file:
@@ -359,7 +362,10 @@ def with_boot(ledger: Path, *receipts: Receipt, finished: bool = False) -> None:
 
 
 def test_receipts_with_a_boot_count_once_they_are_written_again(tmp_path: Path) -> None:
-    """Their files were not synced: whoever checks the files writes receipts without it."""
+    """A receipt with a boot id is valid only after it has been written again without one.
+
+    The files of these receipts were not synced to disk, so a run must check each file first.
+    """
     ledger = Ledger(tmp_path)
     ledger.start_job(JOB)
     ledger.close()
@@ -378,7 +384,7 @@ def test_receipts_with_a_boot_count_once_they_are_written_again(tmp_path: Path) 
 
 
 def test_a_receipt_with_a_boot_replaces_an_earlier_one(tmp_path: Path) -> None:
-    """The file of the earlier one is not the same any more."""
+    """A receipt with a boot id invalidates the earlier receipt of the same file, because the file has changed."""
     written(tmp_path)
     with_boot(tmp_path / LEDGER, replace(SINGLE, key="another"))
     reopened = Ledger(tmp_path)
@@ -388,7 +394,7 @@ def test_a_receipt_with_a_boot_replaces_an_earlier_one(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> None:
-    """Only there can none be: what was cut by a crash is a separate line in the continued ledger."""
+    """Damaged lines are counted in finished ledgers only. In an unfinished ledger, a crash can leave a torn line."""
     ledger = written(tmp_path)
     data = (tmp_path / LEDGER).read_bytes()
     torn = data.replace(b"key-a", b"key-x")
@@ -401,7 +407,7 @@ def test_a_damaged_line_is_told_of_what_is_finished_for_good(tmp_path: Path) -> 
 
 
 def test_where_there_is_no_ledger(tmp_path: Path) -> None:
-    """It is as if nothing had been done; the file that will be there has the name that every version knows."""
+    """A missing ledger reads as empty. A new one is created under the name that all versions use."""
     ledger = Ledger(tmp_path / "none")
     assert (ledger.job, ledger.is_finished, dict(ledger.receipts)) == (None, False, {})
     written(tmp_path)
@@ -409,7 +415,7 @@ def test_where_there_is_no_ledger(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_is_back_is_no_former_one(tmp_path: Path) -> None:
-    """Under its name or another: it is found by what it is made of."""
+    """A shard that is added again, under any name, is no longer listed as an old receipt: its key identifies it."""
     ledger = written(tmp_path)
     ledger.forget(SINGLE.name)
     assert set(ledger.old_receipts) == {SINGLE.key}
@@ -418,7 +424,7 @@ def test_a_shard_that_is_back_is_no_former_one(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_receipt_is_gone_is_not_done(tmp_path: Path) -> None:
-    """Killed before it is done again, it would be taken for whole without it."""
+    """Removing a receipt makes a finished job unfinished, so that a kill before the next write is noticed."""
     ledger = written(tmp_path)
     ledger.finish([SINGLE, TWO])
     Ledger(tmp_path).forget(SINGLE.name)

@@ -1,4 +1,4 @@
-"""A log of records: written records stay, a torn record counts as not written."""
+"""An append-only log of records: complete records are kept, and a torn record is ignored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORDS = st.lists(st.dictionaries(st.text(), st.integers() | st.text() | st.non
 
 
 def test_records_come_back(tmp_path: Path) -> None:
-    """Records come in order, whether written together or separately, also for another reader."""
+    """Records are read in the order of writing, also by another reader, whether written together or separately."""
     log = RecordLog(tmp_path / "log")
     with pytest.raises(FileNotFoundError):
         list(log.replay())
@@ -31,7 +31,7 @@ def test_records_come_back(tmp_path: Path) -> None:
 @given(RECORDS, st.integers(0, 10_000))
 @example([{"a": 1}, {"b": 2}], 1)
 def test_a_cut_loses_no_line_before_it(tmp_path_factory: pytest.TempPathFactory, records: list[dict], cut: int) -> None:
-    """Cut anywhere, a log holds the first records, and continues with a separate line."""
+    """A log that is cut at any byte keeps the records before the cut, and the next record starts on a separate line."""
     path = tmp_path_factory.mktemp("log") / "log"
     log = RecordLog(path)
     log.append(*records)
@@ -46,12 +46,12 @@ def test_a_cut_loses_no_line_before_it(tmp_path_factory: pytest.TempPathFactory,
 
 
 def test_a_damaged_line_is_none() -> None:
-    """A flipped bit, a line of another kind, a checksum over what is not an object."""
+    """Lines with a flipped bit, another format, or a checksum over a non-object are ignored."""
     assert list(records_of([b"00000000 {}\n", b"\n", b"{}\n", b"garbage", b"\xff\xfe\n"])) == []
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    """The lock is gone with whoever closes."""
+    """Only one writer can hold the lock of a log, and closing the log releases it."""
     first, second = RecordLog(tmp_path / "log"), RecordLog(tmp_path / "log")
     first.lock("the log", "Busy.")
     with pytest.raises(DestinationError, match="Busy"):
@@ -64,7 +64,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files and folders that were synced to disk, by the names they had then."""
+    """Return the names of all files and folders in the order in which they were synced to disk."""
     actual: list[str] = []
     plain = os.fsync
 
@@ -77,7 +77,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_record_is_on_disk_when_it_is_written(tmp_path: Path, synced: list[str]) -> None:
-    """Once for all records of a call; the name of the log itself when that is asked for."""
+    """Each call syncs the log once for all its records. `sync` also syncs the folder, which makes the name durable."""
     log = RecordLog(tmp_path / "log")
     log.append({"a": 1}, {"b": 2})
     assert synced == ["log"]
@@ -97,7 +97,7 @@ def test_a_name_lasts_that_nothing_was_written_to(tmp_path: Path, synced: list[s
 
 
 def test_a_log_can_be_begun_again(tmp_path: Path) -> None:
-    """Cleared, closed twice, and opened by the next record."""
+    """A log can be cleared, closed twice, and reopened by the next record."""
     log = RecordLog(tmp_path / "log", 0o600)
     log.append({"a": 1})
     log.clear()
@@ -114,7 +114,7 @@ def test_a_log_can_be_begun_again(tmp_path: Path) -> None:
 
 
 def test_nobody_inherits_a_log(tmp_path: Path) -> None:
-    """Whatever a job starts does not hold its lock."""
+    """Child processes do not inherit the descriptor of a log, so they cannot hold its lock."""
     log = RecordLog(tmp_path / "log")
     log.append({"a": 1})
     assert not os.get_inheritable(log._open())
@@ -131,7 +131,7 @@ def test_a_torn_line_is_ended_before_the_next(tmp_path: Path) -> None:
 
 
 def test_the_lock_says_whose_it_is(tmp_path: Path) -> None:
-    """And what to do."""
+    """The error for a locked log has a hint about the process that holds the lock."""
     first, second = RecordLog(tmp_path / "log"), RecordLog(tmp_path / "log")
     first.lock("the log", "Busy.")
     with pytest.raises(DestinationError) as caught:
@@ -157,7 +157,7 @@ def test_a_disk_that_cannot_lock_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_line_without_its_newline_counts() -> None:
-    """Its checksum states that it is whole."""
+    """A line without its newline counts, because its checksum shows that it is complete."""
     from brim.state.record_log import record_line
 
     line = record_line({"a": 1})
@@ -172,7 +172,7 @@ def test_a_checksum_over_what_is_no_json_is_no_record() -> None:
 
 
 def test_the_first_broken_line_has_a_number(tmp_path: Path) -> None:
-    """From 1; empty lines are not broken; 0 if all are whole."""
+    """`broken` is the number of the first broken line, from 1, or 0 without broken lines. Empty lines do not count."""
     log = RecordLog(tmp_path / "log")
     log.append({"a": 1}, {"b": 2})
     log.close()
@@ -187,7 +187,7 @@ def test_the_first_broken_line_has_a_number(tmp_path: Path) -> None:
 
 
 def test_a_forked_process_does_not_keep_a_lock(tmp_path: Path) -> None:
-    """It has the descriptor, and outlives whoever held the lock."""
+    """A forked process that outlives the owner of a lock does not keep it, although it inherits the descriptor."""
     with locked(tmp_path):
         child = os.fork()
         if not child:

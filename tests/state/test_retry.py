@@ -1,4 +1,4 @@
-"""How often brim itself asks again."""
+"""Retrying transient failures: how often, how long, and for which errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STORAGE = Storage(Location("s3", "b", "", Access()))
 
 
 class Passing(Exception):
-    """It may succeed later."""
+    """An error that the policy of these tests treats as transient."""
 
 
 def of(*waits_s: float) -> Retry:
@@ -25,14 +25,14 @@ def of(*waits_s: float) -> Retry:
 
 
 def test_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store is asked three times more, with growing waits."""
+    """Requests to an object store are retried three times, with growing waits."""
     monkeypatch.delenv("BRIM_STALL_SECONDS", raising=False)
     retry = STORAGE.tries()
     assert [retry.next_s() for _ in range(4)] == [0.2, 1.0, 3.0, None]
 
 
 def test_never_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """obstore has had all of it: a store that stays away is not waited for several times over."""
+    """Nothing is retried once the time limit is over, because obstore has already used it for its own retries."""
     monkeypatch.setenv("BRIM_STALL_SECONDS", "1e-9")
     assert STORAGE.tries().next_s() is None
     now = [0.0]
@@ -40,19 +40,19 @@ def test_never_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     retry = Retry((0.2, 1.0), lambda error: True, patience_s=5.0)
     now[0] = 5.0
     assert retry.next_s() is None
-    retry.begin()  # the next page of a listing, however long those before took
+    retry.begin()  # the next page of a listing starts with a new time limit
     assert retry.next_s() == 0.2
 
 
 def test_only_what_may_succeed_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any other error ends it at once."""
+    """Errors that are not transient are not retried."""
     monkeypatch.delenv("BRIM_STALL_SECONDS", raising=False)
     assert STORAGE.tries().after(ValueError("no answer of a store")) is None
     assert not of(0.0, 0.0).wait_to_retry(ValueError())
 
 
 def test_as_often_as_there_are_waits() -> None:
-    """One try, and one after each wait; the last error is raised."""
+    """A call runs once and again after each wait. Then its last error is raised."""
     requested: list[int] = []
 
     def ask() -> int:
@@ -69,7 +69,7 @@ def test_as_often_as_there_are_waits() -> None:
 
 
 def test_a_stop_ends_a_wait() -> None:
-    """Whoever waits looks whether it shall stop, in this thread and only as long as it was asked to."""
+    """A stop request interrupts a wait, but only in the thread and block for which it was registered."""
 
     def stop() -> None:
         raise KeyboardInterrupt
@@ -97,8 +97,11 @@ def test_a_stop_ends_a_wait() -> None:
     ],
 )
 def test_what_may_pass(status: int | None, code: str, passes: bool) -> None:
-    """One place says of the Hub's and of buckets' answers which may pass: those end with exit 5 and the words to run
-    the same command, all others with exit 2 and none."""
+    """Answers of the Hub and of buckets share one list of transient errors.
+
+    Transient errors have exit code 5 and a hint to run the same command again. All others have exit code 2 and no such
+    hint.
+    """
     assert may_pass(status, code) == passes
     if status is not None:
         for by_hub in (True, False):

@@ -1,4 +1,4 @@
-"""A file that asks to stop: refused if it lies there before a job, obeyed whenever it comes after that."""
+"""The stop file: refused if it exists before a job starts, obeyed if it appears later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_one_that_comes_while_a_source_is_read_is_obeyed(file: Path) -> None:
-    """However late it comes, and although options are looked at again at the same time; it is gone afterwards."""
+    """A stop file that appears while a source is read stops the job, and the job removes the file.
+
+    Validating the options again at the same time does not refuse the file.
+    """
 
     def read() -> None:
         with stopping_at_once(file):
@@ -45,7 +48,7 @@ def test_one_that_comes_before_the_run_has_begun_is_obeyed(file: Path) -> None:
 def test_one_that_lies_there_is_refused_once_a_run_was_made_or_refused(
     file: Path, ends: type[Exception] | None
 ) -> None:
-    """What one job saw is nothing to the next."""
+    """A stop file that appears between two jobs is refused by the second one, even if the first job failed."""
     if ends is None:
         with stopping_at_once(file):
             pass

@@ -1,1 +1,1 @@
-"""Object stores of several makers, on loopback, and brim's jobs at each of them."""
+"""Object stores of several vendors on loopback, and brim's jobs with each of them."""

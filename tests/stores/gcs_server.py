@@ -1,10 +1,10 @@
-"""A small server that speaks what obstore's client of Google Cloud Storage asks for, the XML API, and of the JSON API
-what gcsfs, by which `datasets` reads `gs://`, asks for to list and read.
+"""A small server for the parts of Google Cloud Storage's APIs that the clients use.
 
-No emulator of Google's storage that can be installed here speaks the first. Written from the documentation of the APIs
-and from what the clients send; nothing was compared with Google itself. Objects live in memory. With `issuer`, requests
-need a bearer token: a JWT of that service account, which is looked at for its issuer and not verified. Whoever asks for
-a token with such a JWT, as gcsfs does, is given it back.
+obstore uses the XML API; gcsfs, with which `datasets` reads `gs://`, lists and reads with the JSON API.
+No emulator that can be installed in this environment implements the XML API. This server follows the documentation of
+the APIs and the requests of the clients; it was not compared with Google's servers. Objects live in memory. With
+`issuer`, requests need a bearer token: a JWT of that service account, whose issuer is checked and whose signature is
+not. A client that asks for a token with such a JWT, as gcsfs does, gets the JWT back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Bucket:
 
 
 class GcsServer:
-    """`objects` and `uploads` of the one bucket, for tests to inspect."""
+    """The objects and uploads of the only bucket, which tests inspect as `objects` and `uploads`."""
 
     def __init__(self, bucket: str = "private", issuer: str | None = None) -> None:
         self.buckets = {bucket: Bucket()}
@@ -71,7 +71,7 @@ class GcsServer:
         self._http.server_close()
 
     def keep(self, bucket: Bucket, key: str, data: bytes) -> StoredObject:
-        """Every write of an object is a separate generation."""
+        """Store an object; each write creates a new generation."""
         self._generation += 1
         mark = hashlib.md5(data + str(self._generation).encode()).hexdigest()
         bucket.objects[key] = StoredObject(data, self._generation, f'"{mark}"')
@@ -81,10 +81,10 @@ class GcsServer:
 class _Handler(BaseHTTPRequestHandler):
     store: GcsServer
     protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16  # head and body together, or the client waits for the second packet
+    wbufsize = 1 << 16  # head and body together, otherwise the client waits for the second packet
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing on the screen."""
+        """Suppress the request log."""
 
     def do_GET(self) -> None:
         self._answer()
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._list(bucket, query)
 
     def _answer_json(self, request: re.Match[str], query: dict[str, str]) -> None:
-        """A bucket, its objects below a prefix, what an object is, or its bytes."""
+        """Answer for a bucket, its objects below a prefix, an object's metadata, or its bytes."""
         name, key = request["bucket"], unquote(request["key"] or "")
         bucket = self.store.buckets.get(name)
         if bucket is None or self.command != "GET" or (key and key not in bucket.objects):

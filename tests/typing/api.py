@@ -1,4 +1,4 @@
-"""Checked by mypy, never run: what the public interface promises about types."""
+"""The types that the public interface promises, checked by mypy and never run."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,6 +1,6 @@
 """A user's program, checked by mypy --strict --disallow-any-expr and by pyright in strict mode, and never run.
 
-It calls every public function and uses what comes back: no Any comes out of brim.
+It calls every public function and uses the results; none of them has the type Any.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def tensors(batch: npt.NDArray[np.float32]) -> int:
 
 
 class Rows:
-    """In place of a datasets.Dataset, which ships no types: what goes in comes out."""
+    """Stand-in for datasets.Dataset, which has no types: functions return the type that they receive."""
 
 
 def reordered(rows: Rows) -> Rows:

@@ -1,4 +1,4 @@
-"""bounds.py VERSIONS: the lowest versions that were installed are those that pyproject.toml names, or it fails."""
+"""bounds.py VERSIONS: fail unless the lowest installed versions are those in pyproject.toml."""
 
 from __future__ import annotations
 
