@@ -1,4 +1,4 @@
-"""Copies of the layouts of published datasets, with tiny or sparse files, and what is known about them."""
+"""Copies of the layouts of published datasets, with tiny or sparse files, and the expected rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Layout:
-    """Files that a generator wrote: the rows that should be found, in order, and each file's content (None: sparse)."""
+    """The files of a generator: the expected rows in order, and each file's content (None: sparse)."""
 
     root: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -20,7 +20,7 @@ class Layout:
     total_bytes: int = 0
 
     def write(self, path: str, size: int | None = None) -> str:
-        """A tiny NIfTI image whose voxels tell its path, or a sparse file of `size`."""
+        """Write a tiny NIfTI image whose voxels encode its path, or a sparse file of `size`."""
         full = self.root / path
         full.parent.mkdir(parents=True, exist_ok=True)
         if size is None:
@@ -34,24 +34,24 @@ class Layout:
         return path
 
     def text(self, path: str, content: str) -> str:
-        """A text file; what is in it, to the last newline."""
+        """Write a text file and return its content, including the last newline."""
         full = self.root / path
         full.parent.mkdir(parents=True, exist_ok=True)
         full.write_text(content, encoding="utf-8", newline="")
         return content
 
     def count(self, column: str) -> int:
-        """The rows that have something in a column."""
+        """Return the number of rows with a value in a column."""
         return sum(row[column] not in (None, []) for row in self.rows)
 
 
 def tiny_nifti(seed: str) -> bytes:
-    """A valid .nii.gz of some hundred bytes."""
+    """Return a valid .nii.gz of a few hundred bytes."""
     voxels = seed.encode()
     header = bytearray(352)
     struct.pack_into("<i", header, 0, 348)
     struct.pack_into("<8h", header, 40, 3, len(voxels), 1, 1, 1, 1, 1, 1)
-    struct.pack_into("<2h", header, 70, 2, 8)  # unsigned bytes
+    struct.pack_into("<2h", header, 70, 2, 8)  # type code of unsigned bytes
     struct.pack_into("<8f", header, 76, *[1.0] * 8)
     struct.pack_into("<f", header, 108, 352.0)
     header[344:348] = b"n+1\0"
@@ -59,7 +59,7 @@ def tiny_nifti(seed: str) -> bytes:
 
 
 def with_more(present: list[bool], files: int, skip: int = 0) -> list[int]:
-    """How many files each has, so that all have `files` together: after `skip`, the first ones have one more."""
+    """Return the number of files of each item, `files` in total: after `skip`, the first ones have one more."""
     holders = max(sum(present), 1)
     base, extra = divmod(max(files, sum(present)), holders)
     counts, observed = [], 0
@@ -70,5 +70,5 @@ def with_more(present: list[bool], files: int, skip: int = 0) -> list[int]:
 
 
 def spread(count: int, total: int) -> list[bool]:
-    """`count` of `total`, evenly spread."""
+    """Return `count` of `total` positions, evenly spread."""
     return [(i + 1) * count // total > i * count // total for i in range(total)]

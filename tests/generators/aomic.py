@@ -1,7 +1,7 @@
 """AOMIC-PIOP1 (OpenNeuro ds002785) as its maintainers document it: 216 subjects without sessions.
 
-Odd cases: subjects without dwi, with two runs of it, with some of the tasks only; physiological recordings, gradients,
-events and sidecars that no column takes.
+Odd cases: subjects without dwi, with two runs of it, or with only some of the tasks; physiological recordings,
+gradients, events and sidecars that belong to no column.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def make_aomic(root: Path, subjects: int = 12) -> Layout:
             layout.text(path.replace(".nii.gz", ".bval"), "0 1000\n")
             layout.text(path.replace(".nii.gz", ".bvec"), "0 1\n0 0\n0 0\n")
         for number, task in enumerate(_TASKS):
-            if number == i % 7:  # six of seven lack one
+            if number == i % 7:  # six of seven do not have one
                 continue
             path = layout.write(f"{subject}/func/{subject}_task-{task}_acq-seq_bold.nii.gz")
             row["bold"].append(path)

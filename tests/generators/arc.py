@@ -3,7 +3,7 @@
 With all sessions, every count is the documented one: six sessions have two runs of a structural image, every dwi has
 its gradients, and every image its sidecar. Odd cases: subjects that are listed and have no folder, one that has a
 folder and is not listed, one without values, the text "None" as a value, gradients with and without a final newline,
-sessions with nothing at all, sidecars and documentation that no column takes.
+sessions without any file, sidecars and documentation that belong to no column.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from tests.generators import Layout, spread, with_more
 
 SESSIONS, SUBJECTS, APPARENT_BYTES = 902, 230, 273_000_000_000
-# Sessions that have the column, and files in it.
+# The number of sessions that have the column, and of files in it.
 PUBLISHED = {
     "t1w": (444, 447),
     "t2w": (440, 441),
@@ -26,7 +26,7 @@ PUBLISHED = {
     "sbref": (88, 322),
     "lesion": (228, 228),
 }
-BOLD_SESSIONS = 850  # of either kind
+BOLD_SESSIONS = 850  # of both kinds together
 _SIZES = {"t1w": 12_000_000, "t2w": 13_000_000, "flair": 8_000_000, "dwi": 55_000_000, "sbref": 900_000}
 _SIZES |= {"lesion": 60_000}
 _TYPES = ("Broca", "Anomic", "Conduction", "None", "Wernicke")
@@ -40,7 +40,7 @@ _SUFFIXES |= {"dwi": ("dwi", "acq-epb0p2_dir-AP_", "dwi"), "sbref": ("dwi", "acq
 
 
 def make_arc(root: Path, sessions: int = 24, sparse_sizes: bool = False, sidecars: bool = True) -> Layout:
-    """Write the layout; `sparse_sizes` gives files of realistic apparent sizes, 273 GB for all sessions."""
+    """Write the layout; `sparse_sizes` gives files realistic apparent sizes, 273 GB for all sessions."""
     root.mkdir(parents=True, exist_ok=True)
     layout = Layout(root)
     subjects = max(1, round(sessions * SUBJECTS / SESSIONS))
@@ -52,7 +52,7 @@ def make_arc(root: Path, sessions: int = 24, sparse_sizes: bool = False, sidecar
         paths = []
         for run in range(runs[column][i]):
             folder, entities, suffix = _SUFFIXES[column]
-            # Runs 2 and 10: natural order is not that of the alphabet.
+            # Runs 2 and 10: natural order differs from alphabetical order.
             number = "" if runs[column][i] == 1 else f"run-{(2, 10, 11, 12, 13)[run]}_"
             path = f"{stem}/{folder}/{name}_{entities}{number}{suffix}.nii.gz"
             size = next(bolds) if suffix == "bold" else _SIZES[column]
@@ -66,7 +66,7 @@ def make_arc(root: Path, sessions: int = 24, sparse_sizes: bool = False, sidecar
         nth = i - owners.index(owner)
         subject, session = f"sub-M{2001 + owner}", f"ses-{2 + 9 * nth + owner % 3}"  # days: ses-2 before ses-11
         stem, name = f"{subject}/{session}", f"{subject}_{session}"
-        (root / stem).mkdir(parents=True, exist_ok=True)  # a session may have nothing at all
+        (root / stem).mkdir(parents=True, exist_ok=True)  # a session may have no files
         code = list(_ACQUISITIONS)[0 if i % 2 else 2 if i % 80 == 0 else 1]
         _SUFFIXES["t2w"] = ("anat", f"acq-{code}_", "T2w")
         row: dict[str, Any] = {"subject_id": subject, "session_id": session}
@@ -89,13 +89,13 @@ def _scaled(count: int, sessions: int) -> int:
 
 
 def _runs(sessions: int) -> dict[str, list[int]]:
-    """How many files each session has in each column."""
+    """Return how many files each session has in each column."""
     runs = {}
     for column, skip in (("t1w", 0), ("t2w", 5), ("flair", 1), ("dwi", 0), ("sbref", 0)):
         rows, files = PUBLISHED[column]
         extra = round((files - rows) * sessions / SESSIONS) or int(sessions > 3)
         runs[column] = with_more(spread(_scaled(rows, sessions), sessions), _scaled(rows, sessions) + extra, skip)
-    # Every session with functional images has one of the two tasks, and many have both.
+    # Every session with functional images has at least one of the two tasks, and many have both.
     bold = spread(_scaled(BOLD_SESSIONS, sessions), sessions)
     destinations = [i for i, existing in enumerate(bold) if existing]
     for column, selection in (("bold_naming40", destinations), ("bold_rest", destinations[::-1])):
@@ -107,7 +107,7 @@ def _runs(sessions: int) -> dict[str, list[int]]:
 
 
 def _gradients(layout: Layout, images: list[str]) -> tuple[list[str], list[str]]:
-    """The texts next to each dwi as they should be found: without the newline that most files end in."""
+    """Return the expected texts next to each dwi, without the newline at the end of most files."""
     values, vectors = [], []
     for number, path in enumerate(images):
         end = "" if number == 1 else "\n"
@@ -118,7 +118,7 @@ def _gradients(layout: Layout, images: list[str]) -> tuple[list[str], list[str]]
 
 
 def _bold_sizes(runs: dict[str, list[int]], sessions: int) -> Iterator[int]:
-    """The share of 273 GB for each functional run, the last one taking the remainder."""
+    """Return the size of each functional run within 273 GB; the last run takes the remainder."""
     second = sum(_SIZES[name] * sum(runs[name]) for name in ("t1w", "t2w", "flair", "dwi", "sbref"))
     second += _SIZES["lesion"] * _scaled(PUBLISHED["lesion"][0], sessions)
     bolds = sum(runs["bold_naming40"]) + sum(runs["bold_rest"])
@@ -128,7 +128,7 @@ def _bold_sizes(runs: dict[str, list[int]], sessions: int) -> Iterator[int]:
 
 
 def _participant(owner: int) -> dict[str, object]:
-    """What participants.tsv says of a subject: the third is not listed, the second has no values."""
+    """Return the values of a subject in participants.tsv: the third is not listed, the second has no values."""
     if owner in (1, 2):
         return dict.fromkeys(("age_at_stroke", "sex", "race", "wab_aq", "wab_days", "wab_type"))
     return {
@@ -149,7 +149,7 @@ def _write_tables(layout: Layout, subjects: int) -> None:
         about = {name: "n/a" if value is None else value for name, value in _participant(owner).items()}
         values = [about[name] for name in ("sex", "age_at_stroke", "race", "wab_days", "wab_aq", "wab_type")]
         lines.append("\t".join(map(str, [f"sub-M{2001 + owner}", *values])))
-    lines.append("sub-M9999\tF\t23\tb\t8798\t93.3\tNone")  # listed, but has no folder, as some in the original
+    lines.append("sub-M9999\tF\t23\tb\t8798\t93.3\tNone")  # listed, but without a folder, like some in the original
     layout.text("participants.tsv", "\ufeff" + "\r\n".join(lines) + "\r\n")
     layout.text("participants.json", '{"wab_aq": {"Description": "aphasia quotient"}}')
     description = '{"Name": "Aphasia Recovery Cohort (ARC) Dataset", "BIDSVersion": "1.6.0", "License": "CC0"}'

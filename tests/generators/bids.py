@@ -1,4 +1,4 @@
-"""Small BIDS datasets of every shape, as a map of path to content. Each file's content is its own path."""
+"""Small BIDS datasets of every layout, as a mapping of path to content. Each file's content is its own path."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ _WHITE = (
     "{{ '' -}}\n  {% else %}\nQ: {{ message.content + '\n' -}}\n  {% endif %}\n{% endfor %}\n"
     "{% if add_generation_prompt %}\nA: {{ '' -}}\n{% endif %}"
 )
-# Removes the thoughts of earlier answers, so that prefixes do not extend each other.
+# Removes the thoughts of earlier answers, so that the prefixes of a conversation do not extend each other.
 THINKING = (
     "{% for message in messages %}{% if message.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}"
     "«{% if not loop.last and '</think>' in message.content %}{{ message.content.split('</think>')[-1] }}{% else %}"

@@ -1,7 +1,7 @@
-"""Which code points two encoders differ on: `python -m tests.generators.code_points TOKENIZER.json`, 40 s.
+"""Print the code points on which two encoders differ: `python -m tests.generators.code_points TOKENIZER.json`, 40 s.
 
-Prints the ranges on which gigatoken and the `tokenizers` of this environment give other ids, for each code point among
-letters, digits and white space, and among marks of four combining classes.
+Prints the ranges for which gigatoken and the `tokenizers` of this environment give other ids, for each code point
+among letters, digits and white space, and among marks of four combining classes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _batched(points: Iterator[int] | range, count: int) -> Iterator[list[int]]:
 
 
 def differing(data: bytes, points: Iterator[int] | range) -> list[int]:
-    """The code points, in order."""
+    """Return the code points in order."""
     fast, reference = FastEncoder(data), LoadedTokenizer(data, "this")
     actual = []
     for some in _batched(points, 256):

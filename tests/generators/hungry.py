@@ -1,4 +1,4 @@
-"""Functions that take a stated amount of memory, in the ways that real ones do."""
+"""Functions that allocate a stated amount of memory, in the ways that real ones do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KINDS = ("python", "numpy", "arrow", "native")
 
 
 def take(kind: str, size: int) -> float:
-    """Hold about `size` bytes that were written to, and say how many things they are."""
+    """Allocate and write about `size` bytes, and return a number computed from them."""
     if kind == "python":
         return float(len([float(number) for number in range(size // 32)]))  # a float and the reference to it
     if kind == "numpy":
@@ -22,14 +22,14 @@ def take(kind: str, size: int) -> float:
         import pyarrow as pa
 
         third = pa.array(np.ones(size // 24))
-        return float(len(pa.concat_arrays([third, third])))  # a third, and two more for the copy
+        return float(len(pa.concat_arrays([third, third])))  # a third, and two thirds for the copy
     buffer = ctypes.create_string_buffer(size)
     ctypes.memset(buffer, 1, size)
     return float(len(buffer))
 
 
 def batch(rows: dict[str, list[Any]]) -> dict[str, list[float]]:
-    """Takes `take` bytes in all, whatever the number of rows is."""
+    """Allocate `take` bytes in total, for any number of rows."""
     retained = take(rows["kind"][0], sum(rows["take"]))
     time.sleep(0.02)
     return {"held": [retained] * len(rows["id"])}

@@ -1,7 +1,7 @@
-"""ISLES'24 (Zenodo 17652035), the part for training, as its maintainers document it: 149 subjects.
+"""ISLES'24 (Zenodo 17652035), the training part, as its maintainers document it: 149 subjects.
 
-Odd cases: raw images that are missing, so that the derivative counts; derivatives next to a raw image and raw perfusion
-maps, which no column takes; outcomes that are missing; a header of a spreadsheet with other blanks and case.
+Odd cases: missing raw images, so that the derivative is used; derivatives next to a raw image and raw perfusion
+maps, which belong to no column; missing outcomes; a spreadsheet header with other spaces and case.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OTHER_VALUES = {"Center": 1, "Hypertension": 1}
 
 
 def make_isles24(root: Path, subjects: int = 12) -> Layout:
-    """Write the layout below `root/train`; spreadsheets are real ones."""
+    """Write the layout below `root/train`, with real spreadsheet files."""
     layout = Layout(root)
     perfused = spread(max(1, round(140 * subjects / SUBJECTS)), subjects)
     masked = spread(max(1, round(100 * subjects / SUBJECTS)), subjects)
@@ -56,7 +56,7 @@ def make_isles24(root: Path, subjects: int = 12) -> Layout:
 
 
 def write_sheet(path: Path, *rows: dict[str, object]) -> None:
-    """A spreadsheet with a header and a line for each of the rows."""
+    """Write a spreadsheet with a header and a line per row."""
     path.parent.mkdir(parents=True, exist_ok=True)
     book = openpyxl.Workbook()
     sheet = book.active

@@ -1,4 +1,4 @@
-"""Logs as `brim run` writes them, of runs that never were: the shapes that real ones have, in no time."""
+"""Synthetic logs in the format of `brim run`, with the shapes of real runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def end(at_s: float, entries: Iterable[Entry] = (), exit_code: int | None = 0, *
 
 
 def training(seconds: int = 600, grow: float = 0.0, seed: int = 0) -> list[Entry]:
-    """A model is loaded, four readers feed it, batches make a sawtooth; `grow` bytes per second are never freed."""
+    """A model is loaded, four readers feed it, and batches make a sawtooth; `grow` bytes per second are never freed."""
     chance = random.Random(seed)
     entries = [event(0, "start", "started process 4242", pid=4242)]
     for second in range(seconds):
@@ -89,7 +89,7 @@ def fine() -> list[Entry]:
 
 
 def leaking() -> list[Entry]:
-    """Grows until brim stops it, which it does not heed."""
+    """Memory grows until brim asks the program to stop, which the program ignores."""
     run = training(500, grow=0.0035 * GB)
     events = [
         event(300, "exhaustion", "memory runs out: 3.05 GB of 4.00 GB, growing by 210 MB a minute: full in 4 min"),
@@ -118,7 +118,7 @@ def killed_by_kernel() -> list[Entry]:
 
 
 def mapping() -> list[Entry]:
-    """A file much larger than the limit is read through a memory map; nothing else grows."""
+    """A file much larger than the limit is read through a memory map, and other memory stays constant."""
     run = [sample(n, 0.2 * GB + (n % 7) * 1e6, 0, 0, min(n * 0.05, 12) * GB) for n in range(300)]
     return [head(int(0.4 * GB), command=["python", "read_arrow.py"]), *run, end(300, run)]
 
@@ -140,7 +140,7 @@ def building(shards: int = 900) -> list[Entry]:
 
 
 def write(path: Path, entries: Iterable[Entry], cut_bytes: int = 0) -> Path:
-    """One line for each; the last `cut_bytes` are missing, as after a crash."""
+    """Write one line per record; the last `cut_bytes` are missing, as after a crash."""
     whole = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode()
     path.write_bytes(whole[: len(whole) - cut_bytes])
     return path

@@ -1,4 +1,4 @@
-"""What small computed jobs take: a function, a model, and a tokenizer of three words."""
+"""Inputs of small computed jobs: a function, a model, and a tokenizer of three words."""
 
 from __future__ import annotations
 

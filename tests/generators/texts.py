@@ -1,4 +1,4 @@
-"""Texts that tokenizers may differ on: every plane of Unicode, marks, white space, special tokens, things in a row."""
+"""Texts on which tokenizers may differ: every plane of Unicode, marks, white space, special tokens, repetitions."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def prose(words: int, seed: int = 0) -> str:
 
 
 def made_tokenizers(folder: Path) -> dict[str, Path]:
-    """By kind; those of BRIM_TOKENIZERS if it is set."""
+    """Return the tokenizers by kind; those of BRIM_TOKENIZERS if it is set."""
     inputs = os.environ.get("BRIM_TOKENIZERS")
     if inputs is None:
         write_tokenizers(folder)
@@ -112,7 +112,7 @@ def write_tokenizers(folder: Path) -> None:
 
 
 def _metaspace(corpus: list[str], name: str) -> dict[str, Any]:
-    """BPE of characters, with bytes for those that it does not know: as a file, because no API makes all of it."""
+    """Write a BPE tokenizer of characters with byte fallback as a file, because no API creates all of it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="[UNK]"))
