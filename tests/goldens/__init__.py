@@ -1,1 +1,1 @@
-"""What version 0.1.0 has left behind, finished and killed, for the versions after it to know again."""
+"""Files that version 0.1.0 wrote, from finished and killed jobs, which later versions must be able to read."""

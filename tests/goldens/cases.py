@@ -1,8 +1,8 @@
-"""The jobs of the goldens: what is run, where its ledgers are, when it is killed, and how what it left is reported.
+"""The jobs of the goldens: their commands, ledgers, kills, and the report of the files that they leave.
 
-`make.py` runs them with the version whose state is kept; tests/guarantees/test_goldens.py with the version at hand.
-Only public things are used: the command, `import brim`, and files on disk. The names of the latter are in one place
-below, so that a format that changes on purpose changes here.
+`make.py` runs them with the version whose state is kept; tests/guarantees/test_goldens.py with the current version.
+They use only public interfaces: the command, `import brim`, and files on disk. The names of these files are defined
+in one place below, so that a deliberate format change is made in this module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOME = Path(__file__).parent
 INPUTS = HOME / "inputs"
 VERSION = 2  # of computed jobs; builds and tensors are as in version 1
 
-# Names on disk that users' folders have today.
+# File names that exist in folders of users.
 LEDGER = "ledger.jsonl"
 LOCK = "lock"
 SHARDS = f"out/.brim/{LEDGER}"
@@ -41,8 +41,11 @@ MODEL = ("--model", "steps:model", "--column", "text", "--keep", "id", "--batch-
 
 @dataclass(frozen=True)
 class Case:
-    """`words` is what follows `python` (a script) or, without it, `brim`. `kills`: how far it is when it is killed, as
-    the receipts that a ledger has; a script that kills itself is told the number in $GOLDEN_KILL."""
+    """A job of the goldens.
+
+    `words` are the arguments of `python` (a script) or `brim`. `kills` states when the job is killed, by the number of
+    receipts in a ledger; a script that kills itself reads the number from $GOLDEN_KILL.
+    """
 
     name: str
     words: tuple[str, ...]
@@ -60,7 +63,7 @@ class Case:
 
 
 def home(version: int) -> Path:
-    """The folder with the goldens that jobs of this format version left."""
+    """Return the folder with the goldens of this format version."""
     return HOME if version == 1 else HOME / f"v{version}"
 
 
@@ -100,7 +103,7 @@ CASES = (
     _vectors(".npy"),
     _vectors(".parquet"),
     Case("cache-file", ("cached.py", "large.jsonl"), {"units": (f"out/*/units/{LEDGER}", 1)}, script=True),
-    Case("cache-dataset", ("cached.py", "saved"), script=True),  # one unit: nothing to be killed in the middle of
+    Case("cache-dataset", ("cached.py", "saved"), script=True),  # a single unit, so no kill between units
     *(
         Case(f"tensors-{name.replace('.', '-')}", ("tensors.py", name), {"rows": ("", 150)}, script=True)
         for name in ("plain.safetensors", "sharded.safetensors", "vectors.parquet")
@@ -110,7 +113,7 @@ CASES = (
 
 COMPUTED = tuple(case for case in CASES if case.verb in ("map", "tokenize", "embed", "cached.py"))
 UNCHANGED = tuple(case for case in CASES if case not in COMPUTED)
-# What version 2 changed, in addition to the bytes of Parquet and the identity of every computed job.
+# Changes of version 2, in addition to the bytes of Parquet and the identity of every computed job.
 NEW = (
     _computed("map-hive", "map", "--fn", "steps.py:keep"),
     _computed("map-unreadable", "map", "--fn", "steps.py:keep", "--on-error", "quarantine"),
@@ -133,25 +136,25 @@ CURRENT = (*UNCHANGED, *map(_of_version_2, (*COMPUTED, *NEW)))
 
 
 def records(ledger: Path | bytes) -> Iterator[dict[str, Any]]:
-    """The lines of a ledger, without their checksums and without the versions that wrote them."""
+    """Return the records of a ledger, without their checksums and the versions that wrote them."""
     data = ledger.read_bytes() if isinstance(ledger, Path) else ledger
     for line in data.splitlines():
         try:
             record = json.loads(line.partition(b" ")[2])
         except ValueError:
-            continue  # torn by a kill
+            continue  # incomplete because of a kill
         record.pop("versions", None)
         yield record
 
 
 def receipts(folder: Path, pattern: str) -> list[str]:
-    """The names that the ledgers of that pattern have receipts for."""
+    """Return the names of the receipts in the ledgers that match the pattern."""
     actual = [record for path in folder.glob(pattern) if path.exists() for record in records(path)]
     return sorted({record["name"] for record in actual if record["type"] == "shard"})
 
 
 def told(folder: Path) -> dict[str, Any]:
-    """What a destination holds: the records of its ledgers, and of every other file its SHA-256 and its rows."""
+    """Return the content of a destination: the records of its ledgers, and the SHA-256 and rows of every other file."""
     files, rows, ledgers = {}, {}, {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != LOCK):
         name = path.relative_to(folder).as_posix()
@@ -165,7 +168,7 @@ def told(folder: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> str | None:
-    """A digest of rows and names of columns, which no release of pyarrow writes otherwise."""
+    """Return a digest of rows and column names that does not depend on the release of pyarrow."""
     if path.suffix == ".parquet":
         table = pq.read_table(path)
     elif path.suffix == ".arrow":
@@ -177,12 +180,12 @@ def _rows(path: Path) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """What the goldens depend on besides brim: bytecode on Python, bytes of Parquet and Arrow on pyarrow."""
+    """Return the versions that goldens depend on besides brim: Python for bytecode, pyarrow for the bytes of files."""
     return {"python": "{}.{}".format(*sys.version_info), "pyarrow": pa.__version__}
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """A tar that depends on the files alone; their dates are kept, to the nanosecond."""
+    """Write a tar that depends only on the files; their dates are kept, to the nanosecond."""
     body = io.BytesIO()
     with tarfile.open(fileobj=body, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(folder.rglob("*")):
@@ -210,7 +213,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def inputs(folder: Path) -> Path:
-    """A folder with all sources, as the goldens were made from them."""
+    """Extract the sources from which the goldens were made."""
     unpack(HOME / "inputs.tar.xz", folder)
     if (home(VERSION) / "inputs.tar.xz").exists():
         unpack(home(VERSION) / "inputs.tar.xz", folder)

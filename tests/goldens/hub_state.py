@@ -1,4 +1,4 @@
-"""What a test Hub and a machine hold, written to a folder and put back: also objects that no commit names yet."""
+"""Save and restore the state of a test Hub and a machine, including objects that no commit refers to yet."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.hub import TestHub
 from tests.hub.store import Entry
 from tests.publishing import DEST, REPO, Machine
 
-SCOPE = "default/*"  # the config and the splits that a publication is of
+SCOPE = "default/*"  # the config and the splits of a publication
 ARGUMENTS = ("--rows-per-shard", "1", "--workers", "1", "--json")
 
 
 def state_name(hub: TestHub) -> str:
-    """The folder of a publication's ledger in the user's state: it tells stores, repositories and splits apart."""
+    """Return the name of a publication's ledger folder in the user's state, unique per Hub, repository and splits."""
     return f"ada--data-{hashlib.sha256(f'{hub.endpoint} {DEST} {SCOPE}'.encode()).hexdigest()[:12]}"
 
 

@@ -1,12 +1,12 @@
-"""Commands that an earlier version was killed in, for tests that resume them with the present version.
+"""Commands that were killed in an earlier version, for tests that resume them with the current version.
 
     PYTHONPATH=OLD/src python -m tests.goldens.interrupted NAME...
 
 makes cases with the version in OLD: those of packaged files with 0.1 (97e1d66), those of computed rows with the last
 version before the runner was rewritten (846e4a7), because 0.1 wrote computed jobs of format 1. Each case is a list of
-commands; the last one that ran was killed right after it had written a number of receipts. Kept are the folder as it
-was left, the objects of its bucket, and what an uninterrupted run of all commands leaves. Later versions must not make
-them again: that would prove nothing.
+commands; the last one that ran was killed right after it had written a number of receipts. The case stores the folder
+after the kill, the objects of its bucket, and the result of an uninterrupted run of all commands. Do not make the
+cases again with later versions, because then they would not test compatibility.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ FACTS = HOME / "interrupted.json"
 CORE = ("--workers", "1", "--memory", "600MB", "--quiet")
 ONE_ROW = ("--rows-per-shard", "1", "--label-from", "parent")
 UNITS = ("--unit-size", "700")
-ENDPOINT = "http://endpoint.example:1234"  # in what is kept; tests have another one
+ENDPOINT = "http://endpoint.example:1234"  # in the stored files; tests have another endpoint
 SOURCE_ROOT = "/the/folder/of/the/test"
 _HEADER = struct.Struct("<QQ")
-# Kills the process when its ledger has so many receipts. It counts those of shards and those of units.
+# Kills the process when its ledger has this many receipts, counting those of shards and of units.
 KILLER = """
 import os, sys
 from brim.cli import main
@@ -71,9 +71,9 @@ main()
 
 @dataclass(frozen=True)
 class Interrupted:
-    """Commands of brim. `kill` is the number of the one that was killed, after so many receipts; `rest` follow it.
+    """Commands of brim. `kill` is the index of the one that is killed, after how many receipts; `rest` follow it.
 
-    `change` changes the source before the command that is killed. `$BUCKET` in a word is the prefix in the bucket.
+    `change` modifies the source before the command that is killed. `$BUCKET` in a word is the prefix in the bucket.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Interrupted:
     receipts: int
     rest: tuple[tuple[str, ...], ...] = ()
     change: Callable[[Path], None] | None = None
-    again: tuple[str, ...] | None = None  # how the killed command is resumed, if by other words
+    again: tuple[str, ...] | None = None  # how the killed command is resumed, if its arguments differ
 
     @property
     def archive(self) -> Path:
@@ -98,7 +98,7 @@ class Interrupted:
 
 
 def _change_files(folder: Path) -> None:
-    """A new file before all others, one with other content, and one less: shards get other names."""
+    """Add a file before all others, change one, and remove one, so that shards get other names."""
     (folder / "files/a/aa.bin").write_bytes(b"new" * 100)
     (folder / "files/b/f05.bin").write_bytes(b"other" * 100)
     (folder / "files/b/f11.bin").unlink()
@@ -127,7 +127,7 @@ CASES = (
             ("build", "files/b", "out", *ONE_ROW[:2], "--append", *CORE),
         ),
         1,
-        9,  # the six that exist get receipts of the new job first
+        9,  # the six existing shards get receipts of the new job first
     ),
     Interrupted("update", (_BUILD, (*_BUILD, "--update")), 1, 4, change=_change_files),
     Interrupted(
@@ -181,7 +181,7 @@ def run(arguments: tuple[str, ...], folder: Path, bucket: str, environment: dict
 
 
 def results(folder: Path, s3: S3Server, prefix: str) -> dict[str, Any]:
-    """Return the records of all ledgers, and of all other files the SHA-256 and the rows; of folder and bucket."""
+    """Return the records of all ledgers, and the SHA-256 and rows of all other files, of the folder and the bucket."""
     downloaded = folder / "bucket"
     for name, body in objects(s3, prefix).items():
         (downloaded / name).parent.mkdir(parents=True, exist_ok=True)
@@ -199,10 +199,10 @@ def objects(s3: S3Server, prefix: str) -> dict[str, bytes]:
 
 
 def replace_text(folder: Path, texts: dict[str, str]) -> None:
-    """Replace addresses of the place where files were made, in those that name them."""
+    """Replace the folder and the endpoint in the files that contain them."""
     for path in (*folder.glob("state*/destination"), *folder.glob("saved.plan")):
         data = path.read_bytes()
-        if path.name == "saved.plan" and not data.startswith(b"{"):  # Arrow, a header, where it is, and a checksum
+        if path.name == "saved.plan" and not data.startswith(b"{"):  # Arrow, a header, its offset, and a checksum
             start, length = _HEADER.unpack_from(data, len(data) - 40 - _HEADER.size)
             header = data[start : start + length]
             for text, new in texts.items():
@@ -216,7 +216,7 @@ def replace_text(folder: Path, texts: dict[str, str]) -> None:
 
 
 def make(case: Interrupted, s3: S3Server) -> dict[str, Any]:
-    """Make the folder that a killed command leaves, and what an uninterrupted one leaves."""
+    """Make the folder of a killed command, and the result of an uninterrupted one."""
     finished: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as destination:
         for kind in ("whole", "killed"):

@@ -1,16 +1,16 @@
-"""Make the goldens of a format version: run every case with it, whole and killed, and keep what it left.
+"""Make the goldens of a format version: run every case completely and with kills, and keep the files.
 
     PYTHONPATH=$PWD/src python -m tests.goldens.make VERSION
 
 Version 1 is that of brim 0.1.0, which wrote the goldens in this folder; later versions have a folder each, with the
-cases that changed. Goldens made again by later code would prove nothing, so existing ones are left as they are: a
-format that changes on purpose gets a new version. Kills are real: SIGKILL to the whole session of a process when its
-ledger has so many receipts; a run that was too quick is done again. Kept in the folder of a version:
+changed cases. Goldens that later code makes again would not test compatibility, so existing ones are not replaced: a
+deliberate format change gets a new version. Kills are real: SIGKILL to the whole session of a process when its
+ledger has the given number of receipts; a run that finishes too early is repeated. The folder of a version contains:
 
     inputs.tar.xz     the sources, with their dates
-    CASE.tar.xz       `finished`, and a folder for each kill: `out` as it was left
-    goldens.json      facts, fingerprints, names, receipts and SHA-256 of all that, to be compared and to be read
-    hub.tar.xz        version 1: what the test Hub and a machine held after a publish, and after one that was killed
+    CASE.tar.xz       `finished`, and a folder per kill with its `out`
+    goldens.json      facts, fingerprints, names, receipts and SHA-256 of all files, for comparison and for readers
+    hub.tar.xz        version 1: the state of the test Hub and a machine after a publish, and after a killed one
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.publishing import DEST, REPO, Machine
 
 DATE_NS = 1_700_000_000_123_456_789
 TRIES = 40
-SETUP = "setup.pickle"  # what a run hands to its workers
+SETUP = "setup.pickle"  # the arguments that a run passes to its workers
 
 
 def make_inputs(folder: Path) -> None:
@@ -63,7 +63,7 @@ def make_inputs(folder: Path) -> None:
 
 
 def make_new_inputs(folder: Path) -> None:
-    """Write the sources of what version 2 changed."""
+    """Write the sources of the cases that version 2 changed."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -117,7 +117,7 @@ def start(case: Case, folder: Path, **environment: str) -> subprocess.Popen[byte
 
 
 def kill_midway(case: Case, folder: Path, pattern: str, count: int) -> dict[str, Any]:
-    """Run it until its ledger has so many receipts, and kill all of it; what it had finished then."""
+    """Run a case until its ledger has `count` receipts, kill its session, and return the finished work."""
     for _ in range(TRIES):
         shutil.rmtree(folder / "out", ignore_errors=True)
         if not pattern:
@@ -151,7 +151,7 @@ def make_case(case: Case, work: Path) -> dict[str, Any]:
         facts["killed"][name] = kill_midway(case, folder, pattern, count)
         (folder / "out").rename(remaining / name)
     for path in remaining.rglob(SETUP):
-        path.write_bytes(b"")  # the paths of this machine; every run writes its own
+        path.write_bytes(b"")  # contain paths of this machine and are written by every run
     for path in remaining.rglob("*"):
         os.utime(path, ns=(0, DATE_NS))
     cases.pack(remaining, case.archive)
@@ -159,7 +159,7 @@ def make_case(case: Case, work: Path) -> dict[str, Any]:
 
 
 def make_hub(work: Path) -> dict[str, Any]:
-    """A publication that was finished, one killed while it sent, and a saved plan with one part of three done."""
+    """Make a finished publication, one killed while uploading, and a saved plan with one of three parts done."""
     source, remaining = cases.inputs(work / "hub-inputs") / "files", work / "hub-kept"
     records: dict[str, Any] = {}
     for kind in ("finished", "killed", "plan"):
