@@ -50,7 +50,7 @@ class CookOptions(Options):
     salt: Annotated[bool, Option("Add salt.")] = True
     spices: Annotated[Names, Option("Spice for DEST.", "SPICE", python="Or a dict of spices.")] = ()
     dish: Annotated[Path | None, Option("Where it is served.", "DEST")] = None
-    # The option that the tests below look for.
+    # The option that the tests below look up.
     oven_heat: Annotated[int, Option("Degrees of the oven.", "N", minimum=1, maximum=300, old="warmth")] = 180
 
 
@@ -81,7 +81,7 @@ def completions(*arguments: str) -> list[str]:
 
 
 def test_declared_option_is_on_the_command_line() -> None:
-    """Its flag is parsed as people write numbers, shown by both help pages and completed."""
+    """The flag accepts sizes as people write them, and both help pages and completion show it."""
     assert typed("soup", "--oven-heat", "200").oven_heat == 200
     assert typed("soup", "--oven-heat=2e2", "--size", "3MB") == CookOptions("soup", oven_heat=200, size="3MB")
     created = click_command("cook", COOK)
@@ -96,7 +96,7 @@ def test_declared_option_is_on_the_command_line() -> None:
 
 
 def test_declared_option_is_in_python() -> None:
-    """It is a keyword argument with its type and default, and the docstring explains it."""
+    """The option is a keyword argument with its type and default, and the docstring explains it."""
     assert cook("soup", oven_heat=90) == 90
     parameter = inspect.signature(cook).parameters["oven_heat"]
     assert (parameter.default, parameter.annotation, parameter.kind) == (180, int, parameter.KEYWORD_ONLY)
@@ -108,7 +108,7 @@ def test_declared_option_is_in_python() -> None:
 
 
 def test_declared_option_is_checked_with_one_message() -> None:
-    """The same sentence names the keyword in Python and the flag in the terminal, which adds a hint."""
+    """The same message names the keyword in Python and the flag in the terminal, which adds a hint."""
     with pytest.raises(ArgumentError) as in_python:
         cook("soup", oven_heat=301)
     assert in_python.value.message == "oven_heat= takes a number from 1 to 300, not 301."
@@ -123,7 +123,7 @@ def test_declared_option_is_checked_with_one_message() -> None:
 
 
 def test_deprecated_name_is_accepted_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    """The old name works in both, and both name the present one."""
+    """The earlier name works in Python and in the terminal, with a warning that names the current one."""
     with pytest.warns(DeprecationWarning, match="warmth= is now oven_heat="):
         assert cook("soup", warmth=70) == 70  # type: ignore[call-arg]
     assert typed("soup", "--warmth", "70").oven_heat == 70
@@ -131,12 +131,13 @@ def test_deprecated_name_is_accepted_with_a_warning(capsys: pytest.CaptureFixtur
 
 
 def test_declared_option_is_in_the_docs() -> None:
-    """The table of the reference has its flag, its keyword and its help."""
+    """The table of the reference has the option's flag, keyword and help."""
     assert "| `--oven-heat N` | `oven_heat` | Degrees of the oven. (default: 180) |" in list(options_table(CookOptions))
 
 
 def test_help_texts_fit_the_terminal_and_python() -> None:
-    """Only the terminal repeats options and switches one off; only Python has other types and argument names."""
+    """Repeated options and switches to turn off exist only in the terminal, other types and argument names only in
+    Python."""
     help_texts = {name: item.help for name, item in declared_options(CookOptions).items()}
     assert help_texts["salt"] == "Do not add salt."
     assert help_texts["spices"] == "Spice for DEST. May be repeated."
@@ -149,7 +150,7 @@ def test_help_texts_fit_the_terminal_and_python() -> None:
 
 
 def test_options_have_one_order() -> None:
-    """Help, signature and docstring list panel after panel, and in each the common options first."""
+    """Help, signature and docstring list one panel after the other, with the common options first in each."""
     for function in (brim.build, brim.select, brim.verify):
         items = [item for item in declared_options(function.options).values() if item.is_keyword]  # type: ignore[attr-defined]
         assert items == sorted(items, key=lambda item: (PANELS.index(item.panel), not item.option.common))
@@ -160,7 +161,7 @@ def test_options_have_one_order() -> None:
 
 
 def test_unexpected_argument_is_named() -> None:
-    """A second word, such as the result of a glob without quotes, is refused with what to do."""
+    """A second value, such as the result of a glob without quotes, is refused with the solution."""
     with pytest.raises(InputError) as caught:
         typed("soup", "salad")
     assert caught.value.words[0] == "Unexpected argument 'salad'."
@@ -168,7 +169,7 @@ def test_unexpected_argument_is_named() -> None:
 
 
 def test_wrapped_command_keeps_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
-    """What follows the wrapped command is not read: not even a deprecated name, or --help-all."""
+    """Arguments of the wrapped command are not parsed, not even a deprecated name or --help-all."""
     observed: list[Any] = []
     wrapper = click_command("run", COOK._replace(run=observed.append, is_wrapper=True, options=_Wrapper))
     wrapper.main(["--oven-heat", "7", "x", "--warmth", "3", "--help-all"], "brim run", standalone_mode=False)
@@ -198,13 +199,13 @@ def command(path: str) -> click.Command:
 
 
 def test_every_command_is_looked_at() -> None:
-    """The tests below walk every command of the page."""
+    """The tests below cover exactly the existing commands."""
     assert {name.partition(" ")[0] for name in commands()} | {"help"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("path", commands())
 def test_help_fits_a_small_terminal(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The help of a command has at most 45 lines of at most 80 characters, also with all options no longer line."""
+    """The help of a command has at most 45 lines, and no line has more than 80 characters, also with --help-all."""
     monkeypatch.setenv("COLUMNS", "80")
     created: Any = command(path)
     context = click.Context(created, info_name=f"brim {path}")
@@ -217,7 +218,8 @@ def test_help_fits_a_small_terminal(path: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("path", commands())
 def test_help_names_what_help_all_adds(path: str) -> None:
-    """More options, or only an explanation; values of options are written as people type them."""
+    """The short help mentions --help-all exactly if that shows more; values of options are written as people type
+    them."""
     created: Any = command(path)
     context = click.Context(created, info_name=f"brim {path}")
     short, full = (help_page(created, context, show_all=show_all) for show_all in (False, True))
@@ -227,7 +229,7 @@ def test_help_names_what_help_all_adds(path: str) -> None:
 
 @pytest.mark.parametrize("path", commands())
 def test_options_are_explained(path: str) -> None:
-    """Every option has a help text that is a sentence and true in Python too; the docstring is complete."""
+    """Every option has a help text that is a sentence and also true in Python; the docstring is complete."""
     created: Any = command(path)
     wrong = {
         name: item.option.help
@@ -246,7 +248,7 @@ def test_options_are_explained(path: str) -> None:
 
 @pytest.mark.parametrize("path", commands())
 def test_earlier_command_lines_are_accepted(path: str) -> None:
-    """Every flag of version 0.1 is accepted and takes a value, or none, as it did; so do the arguments."""
+    """Every flag and argument of version 0.1 is accepted, and takes a value or none as before."""
     before, created = EARLIER["commands"][path], command(path)
     arguments = [param for param in created.params if isinstance(param, click.Argument)]
     options = [param for param in created.params if isinstance(param, click.Option)]
@@ -259,7 +261,7 @@ def test_earlier_command_lines_are_accepted(path: str) -> None:
 
 @pytest.mark.parametrize("name", EARLIER["functions"])
 def test_earlier_calls_of_python_are_accepted(name: str) -> None:
-    """Every parameter of version 0.1 is accepted, at its position and with its default, perhaps by an old name."""
+    """Every parameter of version 0.1 is accepted at its position and with its default, possibly under an old name."""
     function: Any = getattr(brim, name)
     renamed = old_names(function.options) if hasattr(function, "options") else {}
     parameters = inspect.signature(function).parameters
@@ -280,7 +282,7 @@ def test_earlier_calls_of_python_are_accepted(name: str) -> None:
     "name", ["build", "check", "clean", "info", "plan", "select", "unpack", "verify", "watch", "why"]
 )
 def test_docstrings_explain_every_keyword(name: str) -> None:
-    """help() has a first line, every keyword, what is returned, and an example."""
+    """help() has a summary line, every keyword, the return value, and an example."""
     function: Any = getattr(brim, name)
     text = inspect.getdoc(function) or ""
     assert text.splitlines()[0].endswith((".", ":"))
@@ -305,5 +307,5 @@ def test_public_members_have_docstrings() -> None:
 
 
 def test_largest_cell_is_that_of_the_format() -> None:
-    """`brim.check` declares the limit without loading the format."""
+    """`brim.check` declares its limit without loading the format."""
     assert inspect.signature(brim.check).parameters["max_cell_bytes"].default == MAX_CELL_BYTES

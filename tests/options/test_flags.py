@@ -1,4 +1,4 @@
-"""One flag, one meaning: what an option takes is the same with every command."""
+"""A flag has the same meaning and values in every command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 from brim.cli.commands import COMMANDS
 from brim.options.declare import PARTS, Declared, declared_options
 
-# The same thing, of which each command has its own kinds.
+# The same concept, with kinds that differ between commands.
 KINDS = {"--format", "--dtype", "--drop", "--log", "--prompt"}
 # Options of a step in one command, and of the output in another.
 SEVERAL_PANELS = {
@@ -27,7 +27,7 @@ READS = {"plan", "check", "info", "build", "select", "verify", "unpack", "map", 
 
 
 def flags() -> dict[str, dict[str, Declared]]:
-    """Return the declarations by flag and command; subcommands are experiments and estimates of their own."""
+    """Return the declarations by flag and command; subcommands of experiments and estimates count separately."""
     actual: dict[str, dict[str, Declared]] = defaultdict(dict)
     for name in COMMANDS:
         if name == "help":
@@ -40,7 +40,7 @@ def flags() -> dict[str, dict[str, Declared]]:
 
 
 def test_a_flag_takes_the_same_value_with_every_command() -> None:
-    """What a flag takes (NAME, SIZE, ROWS, nothing) is its meaning in short: the same for all commands."""
+    """The placeholder of a flag (NAME, SIZE, ROWS, none) is the same in all commands."""
     for flag, commands in flags().items():
         metavars = {None if item.is_switch else item.metavar for item in commands.values()}
         assert len(metavars) == 1 or flag in KINDS, (flag, metavars)

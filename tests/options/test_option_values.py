@@ -1,4 +1,4 @@
-"""Every option with a fixed set of values, or a least one: what is not among them is refused before anything runs."""
+"""Options with fixed values or a minimum refuse all other values before anything runs."""
 
 import subprocess
 import sys
@@ -151,7 +151,7 @@ def _fails(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of files, a table and rows, and what computes them: none of it would be refused."""
+    """Create a folder of files, a table and rows, and the code that computes them; all are valid inputs."""
     from tokenizers import Tokenizer, models
 
     home = tmp_path_factory.mktemp("source")
@@ -169,7 +169,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", PYTHON)
 def test_python_refuses_what_is_not_known(source: Path, tmp_path: Path, name: str) -> None:
-    """A value that an option does not have is an error that names no flag, and nothing is written."""
+    """An invalid value is an error that names no flag, and nothing is written."""
     dest = tmp_path / "dest"
     with pytest.raises(InputError) as caught:
         PYTHON[name](source, dest)
@@ -196,7 +196,7 @@ for line in sys.stdin.read().splitlines():
 
 
 def test_the_terminal_refuses_what_is_not_known(source: Path) -> None:
-    """Every such command ends with 2, has run nothing, and leaves nothing at DEST."""
+    """Every command with an invalid value exits with 2, runs nothing, and leaves nothing at DEST."""
     result = subprocess.run(
         [sys.executable, "-c", _RUN], input="\n".join(COMMANDS), cwd=source, capture_output=True, text=True, timeout=300
     )
