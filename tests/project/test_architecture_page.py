@@ -12,7 +12,7 @@ PAGE = (Path(__file__).parents[2] / "docs/contributing/architecture.md").read_te
 
 
 def test_files_that_the_page_names_exist() -> None:
-    """Every file that the page names by its path exists."""
+    """Every file path on the page exists."""
     names = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", PAGE))
     local = {name for name in names if not name.startswith("tests/")}
     known_values = {path.name for path in SOURCE.rglob("*.py")}
@@ -20,7 +20,7 @@ def test_files_that_the_page_names_exist() -> None:
 
 
 def test_where_is_table_has_forty_answers() -> None:
-    """Each row names one file, and no file is named twice."""
+    """Each row names one file, and each file appears once."""
     table = PAGE.partition("## Where is…")[2].partition("\n## ")[0]
     answers = re.findall(r"^\| [^|]+ \| `([a-z_/]+\.py)`", table, re.MULTILINE)
     assert len(answers) >= 40

@@ -1,4 +1,4 @@
-"""The docstrings of public functions: complete, and with examples that run."""
+"""The docstrings of public functions are complete, and their examples run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FUNCTIONS = [name for name in brim.__all__ if inspect.isfunction(getattr(brim, n
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with everything that the examples read."""
+    """Create a folder with all files that the examples read."""
     folder = tmp_path_factory.mktemp("samples")
     write_files(folder / "photos", {"cat/1.txt": b"meow", "dog/2.txt": b"woof"})
     write_files(folder / "study", sessions())
@@ -66,7 +66,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_docstring_is_complete(name: str) -> None:
-    """Every parameter is explained, and there are the sections of a reference."""
+    """The docstring explains every parameter and has all sections of a reference."""
     function = getattr(brim, name)
     text = inspect.getdoc(function) or ""
     missing = [section for section in ("Returns:", "Raises:", "Examples:") if section not in text]
@@ -80,14 +80,14 @@ def test_docstring_is_complete(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({*FUNCTIONS} - {"push_to_hub"}))
 def test_examples_run(name: str, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every line of the examples runs and prints what the docstring shows."""
+    """Every line of the examples runs and prints the output in the docstring."""
     monkeypatch.chdir(samples)
     monkeypatch.setenv("BRIM_CACHE", str(samples / "cache"))
     run_examples(name)
 
 
 def test_example_of_push_to_hub_runs(machine: Machine) -> None:
-    """It runs in a separate process, because the address of the Hub is read when its client is imported."""
+    """The example runs in a separate process, because the Hub's client reads the address at import time."""
     machine.python(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{RUN.format(name='push_to_hub')}")
 
 

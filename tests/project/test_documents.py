@@ -1,4 +1,4 @@
-"""README.md and docs/ are true: every block of code is run and its output compared, or says why it is not.
+"""The code blocks of README.md and docs/ run with the output that they show, or state why they are not run.
 
 tests/documents.py runs pages and explains their comments. Commands and options of blocks that are not run must still
 exist, and their Python must compile.
@@ -41,19 +41,19 @@ def all_reasons() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "reason"), all_reasons())
 def test_reasons_for_blocks_not_run_name_existing_files(where: str, reason: str) -> None:
-    """A test file or script that a reason names exists."""
+    """The test file or script in a reason exists."""
     assert not [name for name in re.findall(r"[\w/]+\.py", reason) if not (ROOT / name).exists()], where
 
 
 @pytest.mark.parametrize("page", pages())
 def test_extras_are_named_as_they_can_be_installed(page: str) -> None:
-    """From a checkout: a package index may have another project named brim."""
+    """Pages install extras from a checkout, because a package index may have another project named brim."""
     assert re.findall(r"brim\[[a-z0-9,]+\]", (ROOT / page).read_text()) == []
 
 
 @pytest.mark.parametrize("page", [*pages(), *(str(path.relative_to(ROOT)) for path in ROOT.glob("adr/*.md"))])
 def test_links_to_files_exist(page: str) -> None:
-    """Links of README.md and of pages to files of the repository lead to files that exist, as on a code host."""
+    """Links of README.md and of pages to repository files lead to existing files, as on a code host."""
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)|(?:src|srcset)=\"([^\"]+)\"", (ROOT / page).read_text())
     local = [link for pair in links for link in pair if link and not re.match(r"[a-z]+:", link)]
     generated = set(re.findall(r"^docs/.*\.md$", (ROOT / ".gitignore").read_text(), re.M))
@@ -64,7 +64,7 @@ def test_links_to_files_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", pages())
 def test_commands_and_python_exist(page: str, group: Any) -> None:
-    """Every command and option that is shown exists, and Python compiles."""
+    """Every command and option on the pages exists, and the Python code compiles."""
     for block in blocks_of(page):
         location = f"{page}:{block.line}"
         if block.kind == "python":
@@ -99,12 +99,12 @@ def check_command(command: str, group: Any, where: str) -> None:
 
 @pytest.mark.parametrize("page", RUN)
 def test_pages_run(page: str, tmp_path: Path) -> None:
-    """Blocks of a page, from the first to the last, with the output that the page shows."""
+    """The blocks of a page run in order and print the output on the page."""
     assert check_page(page, tmp_path) == []
 
 
 def test_twenty_tasks(tmp_path: Path) -> None:
-    """The tasks of the cheat sheet, in order, each with the output that the table names."""
+    """The tasks of the cheat sheet run in order and print the output in the table."""
     rows = re.findall(r"^\| +(\d+) \| (.+?) \| `(.+?)` \| `(.+?)` \|$", (ROOT / CHEAT_SHEET).read_text(), re.M)
     assert len(rows) == 20
     wrong = []
@@ -116,7 +116,7 @@ def test_twenty_tasks(tmp_path: Path) -> None:
     assert not wrong
 
 
-# Rows of the README's table that cannot run here, and what runs them.
+# Rows of the README's table that cannot run in this test, and the tests that run them.
 NOT_RUN = {
     "embed": "needs torch; make test-embed",
     "run": "names a program of the reader's",
@@ -125,7 +125,7 @@ NOT_RUN = {
 
 
 def test_commands_of_the_readme_table_run(tmp_path: Path, group: Any) -> None:
-    """The table "I want to … / type …" works from top to bottom, after the blocks above it."""
+    """The commands of the table "I want to … / type …" run in order, after the blocks above it."""
     commands = re.findall(r"^\| .+ \| `(brim .+)` \|$", (ROOT / "README.md").read_text(), re.M)
     assert len(commands) >= 9
     with reader(tmp_path, "README.md") as shell:
@@ -144,7 +144,7 @@ def test_figures_are_what_was_measured() -> None:
 
 
 def test_every_benchmark_writes_its_tables() -> None:
-    """A benchmark that prints tables takes --json, and writes them so that they appear on the page."""
+    """A benchmark that prints tables accepts --json, so that its results can appear on the page."""
     texts = {path.name: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
     printing = {name for name, text in texts.items() if "print_part(" in text and name != "tables.py"}
     written = {

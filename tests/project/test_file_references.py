@@ -1,4 +1,4 @@
-"""Docstrings and comments name files that exist."""
+"""Docstrings and comments refer only to existing files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NAMES = {
     for folder in ("src", "tests", "benchmarks", "examples", "docs")
     for path in ROOT.joinpath(folder).rglob("*.*")
 }
-# A module or page as prose names one: `ledger.py`, state/ledger.py, docs/concepts/scale.md.
+# A module or page in prose: `ledger.py`, state/ledger.py, docs/concepts/scale.md.
 REFERENCE = re.compile(r"(?<![\w./*{<-])((?:[\w-]+/)*[\w-]+\.(?:py|md))(?![\w/*}])")
 
 
-# Files of a user in examples.
+# User files in examples.
 EXAMPLES = {"FILE.py", "path/to/file.py", "train.py"}
 
 
@@ -42,7 +42,7 @@ def prose_of(path: Path) -> Iterator[tuple[int, str]]:
     "package", sorted(path.name for path in ROOT.joinpath("src/brim").iterdir() if path.name != "__pycache__")
 )
 def test_docstrings_name_existing_files(package: str) -> None:
-    """A file that a docstring or a comment names exists: with its folder from the root or src/brim, or by its name."""
+    """A file in a docstring or comment exists: by its path from the root or src/brim, or by its name."""
     start = ROOT / "src/brim" / package
     wrong = []
     for path in [start] if start.is_file() else start.rglob("*.py"):

@@ -24,7 +24,7 @@ def commands() -> list[str]:
 
 @pytest.mark.slow
 def test_every_command_runs_as_written(tmp_path: Path) -> None:
-    """Each command ends well, in the order of the page, and what it publishes is what the recipe expects."""
+    """Every command of the page succeeds in order, and the published dataset meets the expectations of the recipe."""
     machine_folder = tmp_path / "machine"
     make_arc(machine_folder / "ds004884", 902)
     actual = commands()
@@ -49,7 +49,7 @@ def test_every_command_runs_as_written(tmp_path: Path) -> None:
 
 
 def test_the_plan_of_the_trap_is_made_from_the_tree(tmp_path: Path) -> None:
-    """What docs/concepts/why-uploads-fail.md shows is what brim plan prints for that tree, memory aside."""
+    """The plan in docs/concepts/why-uploads-fail.md is the output of brim plan for that tree, except for memory."""
     make_arc(tmp_path / "ds004884", 902, sparse_sizes=True)
     command = [sys.executable, "-m", "brim", "plan", "ds004884/", "--recipe", "arc"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)

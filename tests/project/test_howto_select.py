@@ -1,4 +1,4 @@
-"""The results of the guides about selecting; make test-docs runs the pages with their output."""
+"""The results of the guides about selecting. `make test-docs` runs the pages and compares their output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 def run(machine: Machine, page: str, count: int) -> dict[str, str]:
-    """What each command of a page printed; each ends well."""
+    """Return the output of each command of a page; all must succeed."""
     messages = {}
     actual = commands(page)
     assert len(actual) == count
@@ -70,7 +70,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_one_subject(machine: Machine) -> None:
-    """The files of one person, as they were, and those of one column alone."""
+    """The guide gives the unchanged files of one person, and those of one column alone."""
     message = run(machine, "one-subject-from-the-hub.md", 6)
     existing = files(machine.folder / "ds")
     subset = files(machine.folder / "files")
@@ -99,7 +99,7 @@ def test_split(machine: Machine) -> None:
 
 
 def test_tokenise(machine: Machine) -> None:
-    """Ids of all rows, and of the chosen ones in blocks."""
+    """The guide gives the ids of all rows, and packed blocks of the selected rows."""
     run(machine, "tokenize-from-the-hub.md", 4)
     rows = [pq.read_table(path) for path in sorted((machine.folder / "tokens" / "data").iterdir())]
     assert sum(map(len, rows)) == 300

@@ -1,4 +1,4 @@
-"""docs/how-to/train.md: what brim built feeds a DataLoader: ranks, a stop in the middle of an epoch, large rows."""
+"""docs/how-to/train.md: a DataLoader reads brim's datasets with ranks, a stop within an epoch, and large rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ids_of(stream: datasets.IterableDataset) -> list[tuple[int, ...]]:
 
 
 def test_ranks_share_an_epoch(tokens: Path) -> None:
-    """Two ranks see every row once."""
+    """Two ranks together see every row once."""
     from datasets.distributed import split_dataset_by_node
 
     whole = ids_of(stream_of(tokens))
@@ -58,7 +58,7 @@ def test_ranks_share_an_epoch(tokens: Path) -> None:
 
 
 def test_batches_and_epochs(tokens: Path) -> None:
-    """A DataLoader gives tensors; another epoch has the same rows in another order."""
+    """A DataLoader returns tensors; another epoch has the same rows in another order."""
     from torch.utils.data import DataLoader
 
     stream = stream_of(tokens).select_columns(["input_ids"]).shuffle(seed=1, buffer_size=100).with_format("torch")
@@ -73,7 +73,7 @@ def test_batches_and_epochs(tokens: Path) -> None:
 
 
 def test_a_stop_in_the_middle_of_an_epoch(tokens: Path) -> None:
-    """State that was kept continues with the next row."""
+    """A restored state continues with the next row."""
     whole, stream = ids_of(stream_of(tokens)), stream_of(tokens)
     observed = []
     for row in stream:
@@ -102,7 +102,7 @@ print(*held)
 
 
 def test_large_rows_are_not_held(tmp_path: Path) -> None:
-    """Rows of 60 MB stream one after the other, as the page says: the last of a shard takes no more than the first."""
+    """Rows of 60 MB are streamed one at a time: the last row of a shard takes no more memory than the first."""
     source = tmp_path / "source"
     source.mkdir()
     for number in range(8):
@@ -118,4 +118,4 @@ def test_large_rows_are_not_held(tmp_path: Path) -> None:
     flat, usual = held("one"), held("all")
     assert len(flat) == 8
     assert max(flat) <= flat[1] + 130_000_000
-    assert max(usual) >= max(flat) + 200_000_000  # what the option is for
+    assert max(usual) >= max(flat) + 200_000_000  # the purpose of the option

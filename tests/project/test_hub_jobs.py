@@ -1,7 +1,7 @@
 """examples/hub-jobs: a saved plan in parts, each as a Job on the Hub.
 
-`hf jobs run` is the real client with --dry-run, which checks the command; the command of the job then runs on this
-machine, because no server for Jobs can be installed.
+The real client `hf jobs run` checks the command with --dry-run. The job's command then runs on this machine, because
+no server for Jobs can be installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What each command's processes import, and above all what they do not: it is paid for in every worker."""
+"""The modules that each command and its workers import, and those that they avoid, because every worker pays for
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("tokenizers")
-# Each of these costs a worker 10 to 300 ms and up to 85 MB.
+# Each of these adds 10 to 300 ms and up to 85 MB to a worker.
 HEAVY = (
     "pandas",
     "datasets",
@@ -52,7 +53,7 @@ if "brim.execution.worker" in " ".join(sys.orig_argv):
 
 
 def worker_modules(tmp_path: Path, *arguments: str) -> list[set[str]]:
-    """The modules of each worker of a real job, as they are at its end."""
+    """Return the modules of each worker of a real job, as loaded at its end."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "sitecustomize.py").write_text(_TOLD)
@@ -71,7 +72,8 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_workers_of_tokenize(tmp_path: Path, source: Path) -> None:
-    """Nothing of the command line, of finding sources, of the Hub; no pandas though it is installed."""
+    """Workers of tokenize load nothing of the command line, source discovery or the Hub, and no pandas even if
+    installed."""
     from tests.generators.tokenizers import made_tokenizers
 
     created = made_tokenizers(tmp_path)
@@ -83,7 +85,8 @@ def test_workers_of_tokenize(tmp_path: Path, source: Path) -> None:
 
 
 def test_workers_of_map(tmp_path: Path, source: Path) -> None:
-    """Nothing of the command line, of finding sources or of other steps; pandas only where the function wants it."""
+    """Workers of map load nothing of the command line, source discovery or other steps; pandas only if the function
+    uses it."""
     (tmp_path / "own.py").write_text("def same(row):\n    return row\n")
     actual = worker_modules(tmp_path, "map", str(source), str(tmp_path / "out"), "--fn", "own:same")
     assert actual
@@ -94,7 +97,8 @@ def test_workers_of_map(tmp_path: Path, source: Path) -> None:
 
 
 def test_workers_of_embed(tmp_path: Path, source: Path) -> None:
-    """Nothing of the command line, of finding sources or of other steps; of models only the one that is asked for."""
+    """Workers of embed load nothing of the command line, source discovery or other steps, and only the requested
+    model."""
     (tmp_path / "own.py").write_text(
         "import numpy\ndef model():\n    return lambda given: numpy.ones((len(given['text']), 4), numpy.float32)\n"
     )
@@ -115,7 +119,7 @@ def test_workers_of_embed(tmp_path: Path, source: Path) -> None:
 
 
 def test_a_worker_that_waits(tmp_path: Path) -> None:
-    """One that is started before there is a job has loaded brim and Arrow, and no step but the one it is for."""
+    """A worker that is started before there is a job has loaded brim, Arrow and the step that it is for."""
     from brim.execution.worker_process import _MODULES, _STEP_MODULES
 
     for step in ("map_step", "tokenize_step", "embed_step"):
@@ -131,7 +135,7 @@ def test_a_worker_that_waits(tmp_path: Path) -> None:
 
 
 def test_a_function_may_use_pandas(tmp_path: Path, source: Path) -> None:
-    """pyarrow, which has looked for it in vain before, knows it as soon as the function has imported it."""
+    """pyarrow accepts pandas objects once the function imports pandas, although an earlier lookup failed."""
     pytest.importorskip("pandas")
     (tmp_path / "own.py").write_text(
         "def frame(rows):\n"
@@ -148,7 +152,7 @@ def test_a_function_may_use_pandas(tmp_path: Path, source: Path) -> None:
 
 
 def command_modules(*arguments: str) -> set[str]:
-    """The modules of a command at its end."""
+    """Return the modules of a command at its end."""
     code = (
         "import contextlib, io, json, os, sys\n"
         f"sys.argv = ['brim', *{list(arguments)}]\n"
@@ -165,7 +169,7 @@ def command_modules(*arguments: str) -> set[str]:
 
 
 def test_a_small_build(tmp_path: Path) -> None:
-    """What a folder of files has nothing to do with is not loaded: pages, recipes, BIDS, HTTP."""
+    """A build of a folder of files loads no pages, recipes, BIDS or HTTP."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "one.bin").write_bytes(b"1")
     modules = command_modules("build", str(tmp_path / "files"), str(tmp_path / "out"), "--quiet", "--workers", "1")
@@ -184,7 +188,7 @@ def test_a_small_build(tmp_path: Path) -> None:
 
 
 def test_the_command_imports_only_its_verb() -> None:
-    """The list needs no parser; the help of a command imports no other command and nothing that it would run."""
+    """The list of commands needs no parser; a command's help imports no other command and nothing that runs it."""
     from brim.cli.commands import COMMANDS
 
     names = [name for name in COMMANDS if name != "help"]
@@ -210,7 +214,8 @@ def test_the_command_imports_only_its_verb() -> None:
     "arguments", ["select nothing out", "build nothing out", "verify nothing", "unpack nothing out"]
 )
 def test_numpy_is_loaded_before_the_parser(arguments: str, tmp_path: Path) -> None:
-    """Calls that are deeper than a block of Python's stack cost a block each while it is loaded."""
+    """NumPy is imported before the parser: from deeper in the stack, calls during its import would each allocate a
+    block."""
     command = [sys.executable, "-X", "importtime", "-m", "brim", *arguments.split()]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 2
@@ -219,7 +224,7 @@ def test_numpy_is_loaded_before_the_parser(arguments: str, tmp_path: Path) -> No
 
 
 def test_verbs_that_look_at_a_dataset(tmp_path: Path) -> None:
-    """Nothing of the Hub, of HTTP, of models: each would cost 0.1 s and more."""
+    """Commands that inspect a dataset load nothing of the Hub, HTTP or models, each of which takes at least 0.1 s."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "one.txt").write_bytes(b"1")
     source, out = str(tmp_path / "files"), str(tmp_path / "out")

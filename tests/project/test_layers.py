@@ -1,4 +1,4 @@
-"""The house stands as docs/contributing/architecture.md draws it."""
+"""The imports between packages follow the layers in docs/contributing/architecture.md."""
 
 import ast
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import brim
 
 SOURCE = Path(brim.__file__).parent
-# Imports lead from left to right, and never back.
+# A package may import those to its right and none to its left.
 ORDER = [
     "__main__",
     "cli",
@@ -46,7 +46,7 @@ MOST_LINES = 650
 
 
 def room_of(module: str) -> str:
-    """The package or module at the root that a dotted name lies in; the root itself is `brim`."""
+    """Return the package or root module that contains a dotted name; the root itself is `brim`."""
     first = module.split(".")[1] if "." in module else ""
     return first if first in ORDER else "brim"
 
@@ -70,7 +70,7 @@ def modules() -> dict[str, Path]:
 
 
 def test_one_dataclass() -> None:
-    """That of brim.records, which costs a tenth of the standard one's time when a module is loaded."""
+    """All modules use the dataclass of brim.records, which loads in a tenth of the standard one's time."""
     actual = [
         f"{module}: from brim.records import dataclass"
         for module, path in modules().items()
@@ -83,7 +83,7 @@ def test_one_dataclass() -> None:
 
 
 def test_imports_go_one_way() -> None:
-    """Every import leads down; from everywhere, `brim` itself may be asked for its version."""
+    """Every import leads to a lower layer; any module may import the version from `brim`."""
     wrong = []
     for module, path in modules().items():
         budget = room_of(module)
@@ -95,7 +95,7 @@ def test_imports_go_one_way() -> None:
 
 
 def test_monitor_depends_only_on_memory_state_and_root_modules() -> None:
-    """It could be a separate package."""
+    """The monitor could be a separate package."""
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")} - {"monitor", "memory", "state"}
     wrong = [
         f"{module} imports {name}"
@@ -108,7 +108,7 @@ def test_monitor_depends_only_on_memory_state_and_root_modules() -> None:
 
 
 def test_a_name_is_found_once() -> None:
-    """No file name and no public class name occurs twice, so that a search finds the right one."""
+    """File names and public class names are unique, so that a search finds the right one."""
     files = [path.name for path in modules().values() if not path.name.startswith("__")]
     assert not {name for name in files if files.count(name) > 1}
     classes = [
@@ -120,7 +120,7 @@ def test_a_name_is_found_once() -> None:
     assert not {name for name in classes if classes.count(name) > 1}
 
 
-# Questions about the kind of a location, and the modules that ask them because a feature exists for that kind only.
+# Attributes for the kind of a location, and the modules that use them because a feature exists for that kind only.
 KINDS = {"is_local", "is_bucket", "is_hub_bucket", "is_repository", "is_object_address", "is_dataset_address"}
 ASKING = {
     "api.compute_api": "--image reads a folder of pictures, local or in a bucket",
@@ -144,10 +144,11 @@ def names_in(tree: ast.AST) -> set[str]:
 
 
 def test_storage_alone_distinguishes_locations() -> None:
-    """No other package tests the type of a location; where one asks for its kind, a feature exists for that only."""
+    """Only the storage package tests the type of a location; other modules ask for its kind only for a special
+    feature."""
     wrong, asking = [], set()
     for module, path in modules().items():
-        if room_of(module) in ("storage", "monitor"):  # which imports no storage
+        if room_of(module) in ("storage", "monitor"):  # a package that imports no storage
             continue
         tree = ast.parse(path.read_text())
         names = names_in(tree)
@@ -163,7 +164,7 @@ def test_storage_alone_distinguishes_locations() -> None:
 
 
 def test_the_runner_asks_no_destination_for_its_type() -> None:
-    """What differs between folders, repositories and caches is in the methods and paths of their destinations."""
+    """Differences between folders, repositories and caches are in the methods and paths of their destinations."""
     kinds = {"Destination", "FilesDestination", "HubDestination", "CacheDestination", "DestinationPaths"}
     requested = [
         f"{module}: isinstance {name}"
@@ -176,7 +177,7 @@ def test_the_runner_asks_no_destination_for_its_type() -> None:
 
 
 def test_backends_import_the_network_libraries() -> None:
-    """A process that works on local files loads none of them."""
+    """A process that works on local files loads no network library."""
     actual = {
         module
         for module, path in modules().items()
@@ -189,12 +190,12 @@ def test_backends_import_the_network_libraries() -> None:
 
 
 def test_no_room_hides_a_function() -> None:
-    """A package or module at the root that is called like a public function would take its place once imported."""
+    """No package or root module has the name of a public function, which it would replace once imported."""
     assert not {room_of(module) for module in modules()} & {name for name in brim.__all__ if not name.startswith("_")}
 
 
 def test_packages_are_empty() -> None:
-    """What a package imports, every worker would."""
+    """Package __init__ files are empty, because every worker would execute their imports."""
     full = [
         p for p in SOURCE.rglob("__init__.py") if p.parent not in (SOURCE, SOURCE / "cli") and p.read_text().strip()
     ]
@@ -202,12 +203,12 @@ def test_packages_are_empty() -> None:
 
 
 def test_modules_stay_small() -> None:
-    """No module outgrows a reader."""
+    """No module exceeds a readable length."""
     assert not [f"{p.name}: {n}" for p in SOURCE.rglob("*.py") if (n := len(p.read_text().splitlines())) > MOST_LINES]
 
 
 def test_importing_brim_is_light() -> None:
-    """`import brim`, its functions and even a plan pull in no optional library, and no pandas."""
+    """`import brim`, its functions and a plan import no optional library and no pandas."""
     code = (
         "import sys, brim; brim.plan, brim.table, brim.verify, brim.TensorWriter; "
         "optional = ('datasets', 'pandas', 'torch', 'safetensors', 'polars', 'huggingface_hub'); "
@@ -218,7 +219,7 @@ def test_importing_brim_is_light() -> None:
 
 
 def test_public_names() -> None:
-    """The public interface is this and nothing else."""
+    """The public interface is exactly this list."""
     assert brim.__all__ == [
         "ArgumentError",
         "BrimError",

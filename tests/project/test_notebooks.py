@@ -1,4 +1,4 @@
-"""Notebooks: those that are examples run, the bar is shown and the kernel can be interrupted (make test-notebooks)."""
+"""Example notebooks run, show the progress bar, and can be interrupted (make test-notebooks)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "notebooks"
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A real kernel of this Python, as a notebook has one."""
+    """A real kernel of this Python, as notebooks use it."""
     from jupyter_client.manager import KernelManager
 
     monkeypatch.setenv("BRIM_CACHE", str(tmp_path / "cache"))
@@ -36,7 +36,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def replies(client: Any, requested: str) -> list[dict[str, Any]]:
-    """What the kernel sends for one cell, until it is idle again."""
+    """Return the messages that the kernel sends for one cell, until it is idle again."""
     actual = []
     until = time.monotonic() + 120
     while time.monotonic() < until:
@@ -62,7 +62,7 @@ made["m"][:] == list(range(40))
 
 
 def test_a_kernel_is_interrupted_and_goes_on(kernel: Any, tmp_path: Path) -> None:
-    """The cell ends with KeyboardInterrupt, the kernel lives, and the same cell does the rest."""
+    """The cell ends with KeyboardInterrupt, the kernel survives, and running the cell again finishes the job."""
     manager, client = kernel
     requested = client.execute(CELL.replace("SECONDS", "float(os.environ.get('SLOW', '0.5'))"))
     until = time.monotonic() + 60
@@ -79,7 +79,7 @@ def test_a_kernel_is_interrupted_and_goes_on(kernel: Any, tmp_path: Path) -> Non
     report = replies(client, requested)
     shown = [message["content"]["data"] for message in report if message["msg_type"] == "execute_result"]
     assert shown == [{"text/plain": "True"}]
-    assert len(list(tmp_path.glob("mark-*"))) < 10  # what was finished is not done again
+    assert len(list(tmp_path.glob("mark-*"))) < 10  # finished work is not repeated
     bars = [m["content"]["data"] for m in report if m["msg_type"] in ("display_data", "update_display_data")]
     assert bars
     assert all("<progress" in bar["text/html"] for bar in bars)
@@ -88,7 +88,7 @@ def test_a_kernel_is_interrupted_and_goes_on(kernel: Any, tmp_path: Path) -> Non
 
 
 def test_an_error_in_a_cell_is_the_functions_own(kernel: Any) -> None:
-    """Of a type that the notebook itself defines, with the line of the cell."""
+    """The error has a type that the notebook defines, and shows the line number of the cell."""
     _, client = kernel
     requested = client.execute(
         "import brim\nclass Own(Exception): pass\ndef bad(row):\n    raise Own('no good')\n"
@@ -102,7 +102,8 @@ def test_an_error_in_a_cell_is_the_functions_own(kernel: Any) -> None:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.ipynb")))
 def test_the_examples_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From their first cell to their last, in an empty folder; what is stored was run, without a path of anybody's."""
+    """Every example runs from the first to the last cell in an empty folder; stored outputs come from a run and contain
+    no local path."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     before = dict(os.environ)
     try:

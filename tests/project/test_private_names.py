@@ -21,9 +21,9 @@ ADAPTERS = {
     "pyarrow": "block_pandas.py",
     "torch": "loader/torch_private.py",
 }
-STANDARD = {"_exit", "_Hash", "_typeshed"}  # private names of Python's own library
+STANDARD = {"_exit", "_Hash", "_typeshed"}  # private names of Python's standard library
 ASKING = {"getattr", "setattr", "hasattr", "delattr"}
-Found = tuple[int, str, bool]  # line, name, whether it is asked of `self`
+Found = tuple[int, str, bool]  # line, name, and whether it is an attribute of `self`
 
 
 def is_private(name: str) -> bool:
@@ -39,7 +39,7 @@ def parts(dotted: str | None) -> list[str]:
 
 
 def touched(tree: ast.AST) -> Iterator[Found]:
-    """Private names that are imported from elsewhere, or asked of an object."""
+    """Return private names that are imported from other modules or read from an object."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names, own = [part for alias in node.names for part in parts(alias.name)], False
@@ -61,7 +61,7 @@ def touched(tree: ast.AST) -> Iterator[Found]:
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
-    """Names that a module of brim gives itself: functions, classes, variables, attributes of `self`, slots."""
+    """Return names that a module of brim defines: functions, classes, variables, attributes of `self`, slots."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -79,13 +79,13 @@ def trees() -> dict[str, ast.Module]:
 
 @functools.cache
 def own_names() -> frozenset[str]:
-    """Private names that are brim's own, in any module but the adapters."""
+    """Return the private names that brim defines in modules other than the adapters."""
     outside = (tree for name, tree in trees().items() if name not in ADAPTERS.values())
     return frozenset(name for tree in outside for name in defined(tree)) | STANDARD
 
 
 def strangers(tree: ast.AST) -> list[str]:
-    """Private names that a module touches and that are not brim's, or that are an adapter's."""
+    """Return private names that a module uses and that brim does not define, or that belong to an adapter."""
     adapted = {name for listed in NAMES.values() for name in listed}
     return [
         f"line {line}: {name}"
@@ -103,7 +103,7 @@ def stream() -> Any:
 
 
 def formatted() -> Any:
-    """The step of a stream that decodes its rows for the next one, which renames a column."""
+    """Return the step of a stream that decodes its rows for the next one, which renames a column."""
     return stream().rename_column("n", "m")._ex_iterable.ex_iterable
 
 
@@ -116,7 +116,7 @@ def module(name: str) -> Callable[[], Any]:
     return lambda: importlib.import_module(name)
 
 
-# For each library, private names and what has them.
+# For each library, its private names and the objects that have them.
 NAMES: dict[str, dict[str, Callable[[], Any]]] = {
     "huggingface_hub": {
         "_http": module("huggingface_hub.utils"),
@@ -139,7 +139,7 @@ NAMES: dict[str, dict[str, Callable[[], Any]]] = {
     "pyarrow": {"_pandas_api": module("pyarrow.lib")},
     "torch": {"_utils": module("torch.utils.data")},
 }
-# Names without an underscore that are reached through a private one, or compared with.
+# Names without an underscore that are reached through a private name or compared with one.
 BEHIND = {
     "huggingface_hub": [("huggingface_hub.utils._http", "default_client_factory")],
     "datasets": [
@@ -156,7 +156,7 @@ BEHIND = {
 
 
 def test_private_names_have_one_place() -> None:
-    """A private name of another library is touched in the adapter of that library and nowhere else."""
+    """A private name of another library is used only in the adapter of that library."""
     actual = {module: strangers(tree) for module, tree in trees().items() if module not in ADAPTERS.values()}
     assert not {module: names for module, names in actual.items() if names}
 
@@ -174,20 +174,20 @@ def test_private_names_have_one_place() -> None:
     ],
 )
 def test_another_place_is_found(code: str) -> None:
-    """Each way to touch a private name is seen in a module that is no adapter."""
+    """Each way to use a private name is detected in a module other than an adapter."""
     assert strangers(ast.parse(code))
 
 
 @pytest.mark.parametrize("library", ADAPTERS)
 def test_list_is_whole(library: str) -> None:
-    """The names that are looked for below are those that the adapter touches, none more and none less."""
+    """The list below contains exactly the names that the adapter uses."""
     tree = trees()[ADAPTERS[library]]
     assert {name for _, name, _ in touched(tree)} - set(defined(tree)) == set(NAMES[library])
 
 
 @pytest.mark.parametrize("library", ADAPTERS)
 def test_private_names_are_there(library: str) -> None:
-    """The installed version of a library has every private name that its adapter touches."""
+    """The installed version of a library has every private name that its adapter uses."""
     installed = pytest.importorskip(library, reason=f"{library} is not installed")
     removed = [name for name, owner in NAMES[library].items() if not hasattr(owner(), name)]
     removed += [

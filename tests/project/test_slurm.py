@@ -1,4 +1,4 @@
-"""The Slurm example as it is documented, on a real Slurm of three daemons (make test-slurm)."""
+"""The documented Slurm example on a real Slurm of three daemons (make test-slurm)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def work(tmp_path: Path, slurm: Slurm) -> Path:
 
 
 def submit(slurm: Slurm, work: Path, *arguments: str, **extra: str) -> dict[str, str]:
-    """The numbers of the array and of what finishes, by brim-submit.sh."""
+    """Submit with brim-submit.sh; return the job ids of the array and of the finishing job."""
     message = slurm.run("./brim-submit.sh", *arguments, cwd=work, more=extra)
     return dict(re.findall(r"^(array|finish) (\d+)", message, re.MULTILINE))
 
@@ -76,7 +76,7 @@ def brim(work: Path, *arguments: str) -> str:
 
 
 def plan_of_rows(work: Path, function: str = "slow") -> dict[str, str]:
-    """A map of 30 units in a plan; what one machine makes of them."""
+    """Save the plan of a map of 30 units; return the result of a single machine."""
     arguments = ("map", "rows.jsonl", "--fn", f"steps.py:{function}", "--batch-size", "10", "--unit-size", "6KB")
     brim(work, arguments[0], arguments[1], "out", *arguments[2:], "--save", "m.plan")
     if function == "slow":
@@ -90,8 +90,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def test_a_build_by_an_array(slurm: Slurm, work: Path) -> None:
-    """Six parts on three nodes and a job that finishes them: the bytes of one machine. Submitted again, nothing is
-    left to do."""
+    """Six parts on three nodes and a finishing job give the bytes of one machine. Submitting again repeats no work."""
     source = write_files(work / "source", {f"f{i:03d}.bin": random_bytes(50_000, i) for i in range(24)})
     library.build(source, work / "one", rows_per_shard=1)
     brim(work, "plan", "source", "out", "--rows-per-shard", "1", "--save", "b.plan")
@@ -107,8 +106,8 @@ def test_a_build_by_an_array(slurm: Slurm, work: Path) -> None:
 
 
 def test_a_lost_node_and_a_part_that_fails(slurm: Slurm, work: Path) -> None:
-    """The node of a running part goes down: the part is requeued and continues. Another part fails: what finishes
-    (afterany) names it, submits it again, and publishes what one machine makes."""
+    """A part on a lost node is requeued and resumes. If another part fails, the finishing job (afterany) names it,
+    submits it again, and publishes the same result as a single machine."""
     expected = plan_of_rows(work)
     broken, slow = work / "broken", work / "slow"
     broken.touch()
@@ -125,7 +124,7 @@ def test_a_lost_node_and_a_part_that_fails(slurm: Slurm, work: Path) -> None:
         slurm.run("scontrol", "update", f"nodename={node}", "state=resume")
     slow.unlink()
     assert int(restarted) == 1
-    # The part that fails has ended when the first round is finished: fixed, it is done in the second.
+    # The failing part ends before the first round finishes; after the fix, the second round completes it.
     slurm._until(lambda: "a row that fails" in logs(work), "failing part", 120)
     broken.unlink()
     slurm.wait_all()
@@ -137,12 +136,12 @@ def test_a_lost_node_and_a_part_that_fails(slurm: Slurm, work: Path) -> None:
 
 
 def test_the_time_limit(slurm: Slurm, work: Path) -> None:
-    """Slurm warns before the time is over: brim exits 6, the script has the task requeued, and it ends in the same
-    bytes."""
+    """When Slurm announces the time limit, brim exits with 6, the script requeues the task, and the final bytes are the
+    same."""
     expected = plan_of_rows(work)
     slow = work / "slow"
     slow.touch()
-    # The warning may come a minute earlier than it is asked for: then brim has been there for ten seconds.
+    # The warning may arrive a minute early, when brim has run for ten seconds.
     jobs = submit(
         slurm, work, "m.plan", "1", "map",
         SBATCH_TIMELIMIT="2", SBATCH_SIGNAL="B:USR1@50", SBATCH_MEM_PER_NODE="600", SLOW=str(slow),
@@ -158,7 +157,7 @@ def test_the_time_limit(slurm: Slurm, work: Path) -> None:
 
 
 def test_the_memory_of_a_task(slurm: Slurm, work: Path) -> None:
-    """brim keeps within what --mem gives: work that needs more is its error 4, and not a kill by Slurm."""
+    """brim keeps within --mem: work that needs more ends with exit code 4 instead of a kill by Slurm."""
     arguments = ("--fn", "steps.py:hungry", "--unit-size", "6KB")
     refused = subprocess.run(
         ["sbatch", "--parsable", "--wait", "--mem=600", f"--output={work}/mem.log", "--wrap",
