@@ -11,7 +11,7 @@ CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubcla
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_errors_survive_pickling(kind: type[errors.BrimError]) -> None:
-    """An error that crosses a process keeps its message, hint and facts."""
+    """An error that is pickled between processes keeps its message, hint and facts."""
     error = kind("It broke.", hint="Mend it.", path="a/b", size=3)
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
@@ -21,12 +21,12 @@ def test_errors_survive_pickling(kind: type[errors.BrimError]) -> None:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_the_tree_in_the_docstring_is_complete(kind: type[errors.BrimError]) -> None:
-    """Every error stands in the module's drawing."""
+    """The docstring of the module lists every error class."""
     assert kind.__name__ in (errors.__doc__ or "")
 
 
 def test_exit_codes() -> None:
-    """Exit codes are those of the documentation."""
+    """Exit codes equal the documented ones."""
     codes = {kind.__name__: kind.exit_code for kind in CLASSES}
     assert codes["InputError"] == codes["SourceChangedError"] == codes["PlanMismatchError"] == 2
     assert (
@@ -38,7 +38,7 @@ def test_exit_codes() -> None:
 
 
 def test_errors_of_an_earlier_name_are_the_same_classes() -> None:
-    """`except brim.DoesNotFit` of an earlier script still works, with a warning; --json keeps the earlier name."""
+    """`except brim.DoesNotFit` of an earlier script works with a warning; --json keeps the earlier name."""
     for old, new in errors.RENAMED.items():
         with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
             assert getattr(errors, old) is getattr(errors, new)

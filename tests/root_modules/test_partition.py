@@ -16,7 +16,7 @@ _weights = st.lists(st.integers(0, 100), min_size=1, max_size=60)
 
 @given(_weights, st.integers(1, 150), st.one_of(st.none(), st.integers(1, 10)))
 def test_runs_are_full_and_within_the_limit(weights: list[int], limit: int, most: int | None) -> None:
-    """A run is within the limit unless it is one heavy item, and could not take the next item."""
+    """A run is within the limit unless it is one large item, and the next item would exceed the limit."""
     edges = fill(np.array(weights), limit, most).tolist()
     assert edges[0] == 0
     assert edges[-1] == len(weights)
@@ -30,7 +30,7 @@ def test_runs_are_full_and_within_the_limit(weights: list[int], limit: int, most
 
 @given(_weights, _weights, st.integers(1, 150))
 def test_added_items_leave_earlier_runs_alone(weights: list[int], more: list[int], limit: int) -> None:
-    """All runs but the last are the same after items were added at the end."""
+    """Adding items at the end changes only the last run."""
     before = fill(np.array(weights), limit).tolist()
     after = fill(np.array(weights + more), limit).tolist()
     assert after[: len(before) - 1] == before[:-1]
@@ -38,7 +38,7 @@ def test_added_items_leave_earlier_runs_alone(weights: list[int], more: list[int
 
 @given(_weights, st.integers(1, 60))
 def test_shared_runs_are_as_many_as_asked_for(weights: list[int], count: int) -> None:
-    """share() makes exactly that many runs and none is empty."""
+    """share() returns exactly the requested number of runs, and none is empty."""
     count = min(count, len(weights))
     edges = share(np.array(weights), count).tolist()
     assert len(edges) == count + 1
@@ -49,9 +49,9 @@ def test_shared_runs_are_as_many_as_asked_for(weights: list[int], count: int) ->
 @pytest.mark.parametrize(
     ("weights", "limit", "maximum", "edges"),
     [
-        ([5, 5, 5], 10, None, [0, 2, 3]),  # exactly full
+        ([5, 5, 5], 10, None, [0, 2, 3]),  # exactly at the limit
         ([5, 5, 5], 9, None, [0, 1, 2, 3]),
-        ([20, 1, 1], 10, None, [0, 1, 3]),  # a heavier one stands alone
+        ([20, 1, 1], 10, None, [0, 1, 3]),  # a larger item forms a run alone
         ([0, 0, 0], 10, 2, [0, 2, 3]),
         ([3, 3, 3, 3], 6, 2, [0, 2, 4]),
         ([], 10, None, [0]),
@@ -62,7 +62,7 @@ def test_where_runs_end(weights: list[int], limit: int, maximum: int | None, edg
 
 
 def test_several_limits_hold_at_once() -> None:
-    """Whichever is reached first."""
+    """A run ends at the limit that is reached first."""
     files, values = running(np.array([1, 1, 1, 9, 1])), running(np.array([5, 5, 5, 5, 5]))
     assert fill_all([(files, 10), (values, 15)]).tolist() == [0, 3, 5]
     assert fill_all([(files, 2), (values, 15)]).tolist() == [0, 2, 3, 4, 5]
@@ -117,7 +117,7 @@ STRUCT = pa.struct([("a", pa.string()), ("b", pa.int32())])
     ids=str,
 )
 def test_what_values_weigh(array: pa.Array, sizes: list[int]) -> None:
-    """Text and lists by their lengths, with four bytes each; wherever they stand in a larger array."""
+    """Text and lists weigh their lengths plus four bytes each, also in slices of a larger array."""
     assert column_bytes(pa.chunked_array([array])).tolist() == sizes
     if len(array) > 1:
         assert column_bytes(pa.chunked_array([array.slice(1), array.slice(0, 1)])).tolist() == [*sizes[1:], sizes[0]]
@@ -133,12 +133,12 @@ def test_nothing_weighs_nothing() -> None:
 
 
 def test_the_bounds_are_those_of_the_format() -> None:
-    """A change cuts every dataset otherwise, which makes its shards others."""
+    """The limits are part of the data format: a change would cut every dataset into other shards."""
     assert (cuts.GROUP_VALUE_BYTES, cuts.HELD_VALUE_BYTES) == (32_000_000, 16_000_000)
 
 
 def test_what_arrow_data_takes() -> None:
-    """As pyarrow says; views of strings too, which old ones cannot weigh."""
+    """Sizes equal those of pyarrow; string views work too, which old versions of pyarrow cannot measure."""
     table = pa.table({"a": pa.array([1, 2, 3], pa.int64()), "b": ["x", "yy", "zzz"]})
     assert cuts.arrow_bytes(table) == table.nbytes
     assert cuts.arrow_bytes(table["a"]) == 24

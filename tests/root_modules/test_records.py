@@ -1,4 +1,4 @@
-"""Classes of fields that are the standard ones in all but the time at which their methods are made."""
+"""brim's record classes equal standard dataclasses, except for the time at which their methods are created."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ TWINS: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("created", "options"), TWINS)
 def test_it_is_the_standard_one(created: Any, options: dict[str, Any]) -> None:
-    """Fields, signature, text, order, equality, hash: those of a twin made by the standard decorator."""
+    """Fields, signature, text, order, equality and hash equal those of the standard dataclass with the same fields."""
     space = {name: value for name, value in vars(created).items() if name in ("__post_init__", "__doc__")}
     about = [
         (each.name, each.type, dataclasses.field(default=each.default, default_factory=each.default_factory,
@@ -124,7 +124,7 @@ def test_equal_ones_are_one_key() -> None:
 
 
 def test_bases() -> None:
-    """Fields of the base come first; what is checked there is checked; own methods stay."""
+    """Fields of the base class come first, its checks run in subclasses, and methods of a subclass are kept."""
     created = Derived(1, c=2.5)
     assert (created.a, created.b, created.c, repr(created)) == (1, "b", 2.5, "own")
     assert repr(Grown(1)) == "Grown(a=1, b='b')"

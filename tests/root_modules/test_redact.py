@@ -1,4 +1,4 @@
-"""Secrets do not get into what is shown or kept; everything else stays readable."""
+"""Secrets are removed from printed and stored text; all other text stays readable."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from brim.redact import redact, redact_command
     ],
 )
 def test_secrets(text: str, shown: str) -> None:
-    """The value goes, the name of the option stays."""
+    """The value is hidden, and the name of the option stays."""
     assert redact(text) == shown
 
 
@@ -52,7 +52,7 @@ def test_secrets(text: str, shown: str) -> None:
     ],
 )
 def test_plain_texts_stay(text: str) -> None:
-    """What is no secret is shown."""
+    """Text without secrets is unchanged."""
     assert redact(text) == text
 
 
@@ -71,16 +71,16 @@ def test_commands() -> None:
 
 @given(st.text())
 def test_twice_is_once(text: str) -> None:
-    """Hiding what is hidden changes nothing."""
+    """Redacting text twice gives the same result as once."""
     assert redact(redact(text)) == redact(text)
 
 
 @pytest.mark.parametrize("text", ["PWD=/home/me", "--pass-through x", "--bypass x", "git@host:x", "ssh://git@host/x"])
 def test_what_only_looks_like_a_secret_stays(text: str) -> None:
-    """Folders, other options and plain user names are no secrets."""
+    """Folders, other options and plain user names are not redacted."""
     assert redact(text) == text
 
 
 def test_secrets_in_arguments() -> None:
-    """A value with blanks goes as a whole, and so does the password after a user's name."""
+    """A value with spaces is hidden completely, and so is the password after a user name."""
     assert redact_command(["x", "--token=two words", "-u", "me:pw"]) == ["x", "--token=***", "-u", "me:***"]

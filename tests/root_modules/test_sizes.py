@@ -19,7 +19,7 @@ def test_sizes_are_read_as_people_write_them(text: str | int, size: int) -> None
     "text", ["", "x", "5 apples", "-1", "0", "1e9", "GB", 0, "1..5GB", "1 GB 2", float("nan"), float("inf")]
 )
 def test_nonsense_is_refused(text: str | float) -> None:
-    """What is not a size above zero is an input error that shows how to write one."""
+    """A value that is not a size above zero is an input error that shows a correct size."""
     with pytest.raises(InputError, match="500MB"):
         parse_size(text)
 
@@ -29,7 +29,7 @@ def test_nonsense_is_refused(text: str | float) -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.00 KB"), (58_300_000, "58.3 MB"), (273e9, "273 GB"), (999_999, "1.00 MB")],
 )
 def test_sizes_are_printed_with_three_digits(size: int, text: str) -> None:
-    """A printed size carries its unit."""
+    """A printed size has a unit."""
     assert format_size(size) == text
 
 

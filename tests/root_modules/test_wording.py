@@ -1,4 +1,4 @@
-"""Options are named in the words of whoever reads: keywords in Python, flags in the terminal."""
+"""Messages name options as keywords in Python and as flags in the terminal."""
 
 import subprocess
 import sys
@@ -26,12 +26,12 @@ from brim.wording import worded
     ],
 )  # fmt: skip
 def test_python_reads_keywords(text: str, in_python: str) -> None:
-    """A text names options as Python does; what is to be typed and what is quoted stays."""
+    """In Python a message names keywords; commands to type and quoted text are unchanged."""
     assert worded(text) == in_python
 
 
 def test_the_terminal_reads_flags() -> None:
-    """In the process of the command a text names flags, with their values after a space."""
+    """In the terminal a message names flags, with their values after a space."""
     code = (
         "from brim.wording import use_terminal_names; use_terminal_names(); from brim.errors import InputError, named\n"
         "try:\n with named({'workers': 'num-proc'}): raise InputError('--workers, --on-error=skip.', hint='--fresh')\n"
@@ -42,14 +42,14 @@ def test_the_terminal_reads_flags() -> None:
 
 
 def test_a_function_has_its_own_names() -> None:
-    """A function whose parameters have other names uses them in its errors."""
+    """A function with other parameter names uses these in its errors."""
     with pytest.raises(InputError) as caught, named({"workers": "num-proc", "public": "private=False"}):
         raise InputError("--workers=0 is wrong.", hint="Leave --public out.")
     assert str(caught.value) == "num_proc=0 is wrong. Leave private=False out."
 
 
 def test_every_switch_is_known() -> None:
-    """An option without a value reads as what switches it on in Python, for every function that takes options."""
+    """A switch appears as the keyword value that turns it on, for every function that takes options."""
     functions = [value for name in brim.__all__ if hasattr(value := getattr(brim, name), "options")]
     assert len(functions) > 15
     for function in functions:
@@ -69,7 +69,7 @@ def test_every_switch_is_known() -> None:
     ],
 )
 def test_no_flag_is_named_in_python(tmp_path: Any, call: Any, arguments: str) -> None:
-    """A number that is too small is told by the name of the parameter."""
+    """The error for a number that is too small names the parameter."""
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(InputError, match=arguments) as caught:
