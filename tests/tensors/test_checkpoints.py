@@ -1,4 +1,4 @@
-"""What is safely there of an unfinished file of tensors."""
+"""The checkpoint log states which data of an unfinished tensor file is safely on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def filled(folder: Path) -> CheckpointLog:
 
 
 def test_checkpoints_are_read_back(folder: Path) -> None:
-    """As they were, and the last one states how many rows there are."""
+    """Checkpoints are read back as written, and the last one states the number of rows."""
     log = filled(folder)
     expected = [Checkpoint(10, {"a": (40, 1)}), Checkpoint(25, {"a": (100, 2), "b": (7, 3)})]
     assert log.checkpoints == expected
@@ -49,7 +49,7 @@ def test_checkpoints_are_read_back(folder: Path) -> None:
 
 @pytest.mark.parametrize(("back", "rows"), [(25, [10, 25]), (24, [10]), (10, [10]), (9, []), (0, [])])
 def test_rows_are_taken_back(folder: Path, back: int, rows: list[int]) -> None:
-    """Those that turn out to be damaged, now and for the next run."""
+    """take_back removes the checkpoints of damaged rows, in this run and the next."""
     log = filled(folder)
     log.take_back(back)
     assert [checkpoint.rows for checkpoint in log.checkpoints] == rows
@@ -61,7 +61,7 @@ def test_rows_are_taken_back(folder: Path, back: int, rows: list[int]) -> None:
 
 
 def test_whether_starting_over_loses_anything(folder: Path) -> None:
-    """Rows do, and files that only have to be renamed."""
+    """The log is empty unless it has rows of a job, or files that only have to be renamed."""
     log = CheckpointLog(folder)
     assert log.is_empty
     log.add(Checkpoint(5, {}))
@@ -79,7 +79,7 @@ def test_whether_starting_over_loses_anything(folder: Path) -> None:
 
 
 def test_one_writer_at_a_time(folder: Path) -> None:
-    """The other is told what is being written, and leaves nothing open."""
+    """A second writer is refused with the name of the file, and leaves no descriptor open."""
     log = CheckpointLog(folder)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(DestinationError, match=r"a\.npy is being written by another writer"):
@@ -100,7 +100,7 @@ def test_a_disk_without_locks_is_named(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_name_of_the_log_lasts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder is synced before anything depends on a line, and each line with the log."""
+    """The folder is synced before the first record, and the log after every record."""
     synced: list[str] = []
     plain = os.fsync
 
@@ -120,7 +120,7 @@ def test_the_name_of_the_log_lasts(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_others_may_go_on_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rights are those that the user's mask leaves."""
+    """The log has the permissions that the user's umask allows."""
     before = os.umask(0)
     try:
         CheckpointLog(folder).close()

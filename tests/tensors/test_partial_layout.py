@@ -1,4 +1,4 @@
-"""Where the bytes of tensors lie while they are unfinished, and what the files become."""
+"""The location of tensor bytes while a file is unfinished, and the names of the finished files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from brim.tensors import partial_layout
 from brim.tensors.partial_layout import BinaryLayout, Files, FileSpan, ParquetLayout, Request, layout_for
 from brim.tensors.tensor_files import Tensor
 
-A, B = Tensor("a", (2,), "float32"), Tensor("b", (), "int64")  # eight bytes per row, both
+A, B = Tensor("a", (2,), "float32"), Tensor("b", (), "int64")  # both have eight bytes per row
 TEXT = Tensor("t", (), "string")
 
 
@@ -27,7 +27,7 @@ def request(folder: Path, name: str = "x.safetensors", rows: Any = None, **optio
 
 
 def write(created: Any, files: Files, values: dict[str, list[bytes]]) -> None:
-    """As a writer does: each stream from its beginning."""
+    """Write each stream from its beginning, as a writer does."""
     for name, streams in values.items():
         for position, data in zip(created.find_spans[name], streams, strict=True):
             offset = 0
@@ -42,7 +42,7 @@ def values(rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def finish(created: Any, folder: Path, counts: dict[str, int], data: dict[str, list[bytes]]) -> dict[str, bytes]:
-    """What the files become, by their names."""
+    """Finish the layout; return the content of the files by name."""
     (folder / "partial").mkdir(exist_ok=True)
     files = Files(folder / "partial")
     write(created, files, data)
@@ -66,7 +66,7 @@ def safetensors(data: bytes) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize(("known_values", "rows"), [(3, 3), (5, 3), (None, 3), (None, 0), (0, 0)])
 def test_a_file_of_several_tensors(tmp_path: Path, known_values: int | None, rows: int) -> None:
-    """Known before, fewer than promised, or not known: the same file."""
+    """The file is the same whether the number of rows is known before, overestimated, or unknown."""
     layout = layout_for(request(tmp_path, rows=known_values, metadata={"m": "n"}))
     a, b = values(rows)
     actual = finish(layout, tmp_path, {"a": rows, "b": rows}, {"a": [a.tobytes()], "b": [b.tobytes()]})
@@ -78,7 +78,7 @@ def test_a_file_of_several_tensors(tmp_path: Path, known_values: int | None, row
 
 
 def test_where_values_go(tmp_path: Path) -> None:
-    """Into the final file if its size is known, at their offsets; else into a file for each tensor."""
+    """If the size is known, values go to their offsets in the final file, otherwise to one file per tensor."""
     direct = layout_for(request(tmp_path, rows={"a": 3, "b": 2}))
     assert isinstance(direct, BinaryLayout)
     (span,) = direct.find_spans["a"][0](8, 16)
@@ -93,7 +93,7 @@ def test_where_values_go(tmp_path: Path) -> None:
 
 
 def test_the_checksum_is_of_the_header(tmp_path: Path) -> None:
-    """Another layout by another library is noticed; a Parquet file has none."""
+    """The checksum detects a header with another layout; a Parquet file has none."""
     first, second = (layout_for(request(tmp_path, rows=rows)) for rows in (3, 4))
     assert first.checksum != second.checksum
     assert first.checksum == layout_for(request(tmp_path, rows=3)).checksum > 0
@@ -105,7 +105,7 @@ def test_the_checksum_is_of_the_header(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(("rows", "shards"), [(0, [0]), (1, [1]), (3, [3]), (4, [3, 1]), (6, [3, 3]), (7, [3, 3, 1])])
 def test_shards_of_rows(tmp_path: Path, rows: int, shards: list[int], is_known: bool) -> None:
-    """As many rows as fit, at least one; an index names them."""
+    """A shard has as many rows as fit, at least one, and an index lists the shards."""
     layout = layout_for(request(tmp_path, rows=rows if is_known else None, shard_bytes=16 * 3 + 15))
     a, b = values(rows)
     actual = finish(layout, tmp_path, {"a": rows, "b": rows}, {"a": [a.tobytes()], "b": [b.tobytes()]})
@@ -130,7 +130,7 @@ def test_a_row_larger_than_a_shard(tmp_path: Path) -> None:
 
 
 def test_what_a_request_says_of_itself(tmp_path: Path) -> None:
-    """All that decides the bytes: a changed one does not continue with another's."""
+    """The request contains all inputs that decide the bytes, so a changed one does not resume an earlier file."""
     assert request(tmp_path, rows=3, metadata={"a": "b"}, shard_bytes=40).facts() == {
         "tensors": ["a=(2, float32)", "b=(int64)"],
         "rows": {"a": 3, "b": 3},
@@ -143,7 +143,8 @@ def test_what_a_request_says_of_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("known_values", [4, 9, None])
 def test_a_file_for_each_array(tmp_path: Path, known_values: int | None) -> None:
-    """One that is alone has the name itself, others have theirs in it."""
+    """The file of a single tensor has the requested name; with several tensors, each file name contains the
+    tensor's."""
     a, b = values(4)
     for tensors, names in (((A, B), ["x.a.npy", "x.b.npy"]), ((A,), ["x.npy"])):
         layout = layout_for(request(tmp_path, "x.npy", known_values, tensors=tensors))
@@ -160,7 +161,7 @@ def test_a_file_for_each_array(tmp_path: Path, known_values: int | None) -> None
 
 
 def test_a_parquet_file(tmp_path: Path) -> None:
-    """Strings in two streams; columns without rows have their files too."""
+    """Strings take two streams; columns without rows have files too."""
     layout = layout_for(request(tmp_path, "x.parquet", 2, tensors=(A, TEXT), metadata={"m": "n"}))
     assert isinstance(layout, ParquetLayout)
     a, _ = values(2)
@@ -214,7 +215,7 @@ def test_whole_files_are_on_disk_before_they_get_their_names(
     options: dict[str, Any],
     synced: set[str],
 ) -> None:
-    """Everything that will be renamed has been synced, header and index included."""
+    """Every file is synced before it is renamed, including header and index."""
     actual: dict[str, int] = {}
     plain = os.fsync
 

@@ -1,4 +1,4 @@
-"""What a tensor is made of, and how batches become its bytes."""
+"""Tensor descriptions, and the conversion of batches to bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBERS = np.arange(24, dtype=np.float32).reshape(6, 4)
 
 
 def content(tensor: Tensor, value: Any) -> bytes:
-    """All bytes of a batch, one stream after the other."""
+    """Return all bytes of a batch, one stream after the other."""
     return b"".join(bytes(block) for stream in batch_for(tensor, value).streams for block in stream())
 
 
@@ -35,7 +35,7 @@ def content(tensor: Tensor, value: Any) -> bytes:
     ],
 )
 def test_ways_to_describe_a_tensor(inputs: Any, dims: tuple[int, ...], dtype: str) -> None:
-    """Names, NumPy types and torch types; the sizes of a row come first."""
+    """A tensor is described by name, NumPy type or torch type; the sizes of a row come first."""
     assert tensors_from({"t": inputs}) == (Tensor("t", dims, dtype),)
 
 
@@ -46,7 +46,7 @@ def test_ways_to_describe_a_tensor(inputs: Any, dims: tuple[int, ...], dtype: st
      {"\udc80": "int8"}, {}],
 )  # fmt: skip
 def test_what_describes_no_tensor(inputs: dict[str, Any]) -> None:
-    """A clear error, with an example of how to write it."""
+    """A wrong description is an error with an example of a correct one."""
     with pytest.raises(InputError):
         tensors_from(inputs)
 
@@ -66,14 +66,14 @@ def test_what_describes_no_tensor(inputs: dict[str, Any]) -> None:
     ids=["contiguous", "transposed", "big-endian", "strided", "arrow", "arrow slice", "arrow lists", "arrow tensor"],
 )  # fmt: skip
 def test_batches_become_the_same_bytes(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However a batch lies in memory, and in however small pieces it is turned."""
+    """Any memory layout of a batch, transposed in chunks of any size, gives the same bytes."""
     for piece_bytes in (tensor_batches.CHUNK_BYTES, 17):
         monkeypatch.setattr(tensor_batches, "CHUNK_BYTES", piece_bytes)
         assert content(Tensor("t", (4,), "float32"), value) == NUMBERS.tobytes()
 
 
 def test_memory_that_fits_is_not_copied() -> None:
-    """The bytes of a contiguous array are the array."""
+    """A contiguous array is written without a copy."""
     [stream] = batch_for(Tensor("t", (4,), "float32"), NUMBERS).streams
     [block] = stream()
     assert np.shares_memory(np.frombuffer(block, np.uint8), NUMBERS)
@@ -85,13 +85,13 @@ def test_memory_that_fits_is_not_copied() -> None:
      pa.array(["a", "", "é"]).dictionary_encode(), ("a", "", "é")],
 )  # fmt: skip
 def test_strings_are_lengths_and_text(value: Any) -> None:
-    """Two streams: where each string ends can be added up, and all text in one piece."""
+    """Strings take two streams: their lengths, from which the ends follow, and the concatenated text."""
     lengths = np.array([1, 0, 2], np.int64).tobytes()
     assert content(Tensor("id", (), "string"), value) == lengths + "aé".encode()
 
 
 def _turned() -> Any:
-    """Values that lie by rows and are meant by columns."""
+    """Return values whose memory is ordered by rows while the array is ordered by columns."""
     kind = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=[1, 0])
     values = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.float32)), 6)
     return pa.ExtensionArray.from_storage(kind, values)
@@ -117,14 +117,14 @@ def _turned() -> Any:
     ],
 )
 def test_a_batch_that_does_not_fit(tensor: Tensor, value: Any, arguments: str) -> None:
-    """The error names the tensor and both sides."""
+    """The error names the tensor, and the expected and actual type or shape."""
     with pytest.raises(InputError, match=arguments) as caught:
         batch_for(tensor, value)
     assert "'t'" in caught.value.message
 
 
 def test_raw_bits_stand_for_types_that_numpy_lacks() -> None:
-    """bfloat16 without torch: its bits, as the reader gives them."""
+    """bfloat16 works without torch: NumPy arrays hold its bits, as returned by the reader."""
     bits = np.array([[0x3F80, 0x4000]], np.uint16)
     assert content(Tensor("t", (2,), "bfloat16"), bits) == bits.tobytes()
     with pytest.raises(InputError, match=r"uint16.*float16"):

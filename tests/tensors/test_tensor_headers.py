@@ -1,4 +1,4 @@
-"""The headers of tensor files are those of the libraries, byte for byte."""
+"""The headers of tensor files equal those of the libraries, byte for byte."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ tensors = st.dictionaries(
 
 
 def whole_file(spec: dict[str, tuple[str, list[int], int]], metadata: dict[str, str] | None) -> bytes:
-    """What the library writes around whole tensors."""
+    """Return the file that the library writes for tensors in memory."""
     inputs, remaining = {}, []
     for name, (dtype, dims, rows) in spec.items():
         array = np.ones((rows, *dims), Tensor(name, tuple(dims), dtype).carrier)
@@ -53,19 +53,19 @@ def our_file(spec: dict[str, tuple[str, list[int], int]], metadata: dict[str, st
 
 @given(tensors, st.none() | st.dictionaries(st.text(st.characters(codec="utf-8")), st.text(), max_size=1))
 def test_any_names_types_and_shapes(spec: dict[str, Any], metadata: dict[str, str] | None) -> None:
-    """Order, spelling, offsets and padding are the library's, whatever the tensors are called."""
+    """Order, spelling, offsets and padding equal the library's for any tensor names."""
     assert our_file(spec, metadata) == whole_file(spec, metadata)
 
 
 def test_every_two_types() -> None:
-    """The library orders by type before name: every pair, both ways round."""
+    """The library sorts by type before name; every pair of types is checked in both orders."""
     for item, second in itertools.product(TYPES, repeat=2):
         spec = {"b": (item, [3], 2), "a": (second, [2, 2], 5)}
         assert our_file(spec, None) == whole_file(spec, None), (item, second)
 
 
 def test_several_notes_are_sorted() -> None:
-    """The library puts two or more in a random order; brim's is one of those it writes, and always the same."""
+    """The library orders several metadata entries randomly; brim writes one of these orders, always the same."""
     spec = {"a": ("float32", [2], 1)}
     notes = {"model": "clip", "by": "brim", "é\n": '"'}
     ours = our_file(spec, notes)
@@ -74,7 +74,7 @@ def test_several_notes_are_sorted() -> None:
 
 
 def test_a_library_that_writes_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """brim does not trust its own rendering: the library's answers to small shapes decide."""
+    """brim compares its headers with the library's for small shapes, and refuses a library that differs."""
     monkeypatch.setattr(ours, "_ALIGNMENT", 16)
     with pytest.raises(InputError, match="does not know"):
         SafetensorsLayout([Tensor("a", (2,), "float32")], None)
@@ -83,7 +83,7 @@ def test_a_library_that_writes_otherwise_is_refused(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("dtype", [name for name in TYPES if "bf" not in name and "float8" not in name])
 @pytest.mark.parametrize("shape", [(0, 3), (1,), (7, 5, 3), (123456, 2)])
 def test_npy_is_what_numpy_saves(dtype: str, shape: tuple[int, ...]) -> None:
-    """Header and values as of np.save."""
+    """Header and values equal those of np.save."""
     saved = io.BytesIO()
     array = np.ones(shape, Tensor("t", shape[1:], dtype).carrier)
     np.save(saved, array)
@@ -94,7 +94,7 @@ def test_npy_is_what_numpy_saves(dtype: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "no header", "wrong length", "not json", "empty"])
 def test_a_damaged_file_is_found(tmp_path: Path, damage: str) -> None:
-    """Opening looks at the size and the places, not at the values."""
+    """Opening a file checks its size and offsets, not its values."""
     whole = whole_file({"a": ("float32", [2], 3), "b": ("int8", [], 3)}, None)
     created = {
         "cut": whole[:-1],

@@ -1,4 +1,4 @@
-"""Tensors written batch by batch: the bytes of the libraries, whatever the batches, the format and the stops."""
+"""Tensors written batch by batch equal the files of the libraries, for any batches, format and interruptions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write(path: Path, whole: dict[str, Any], spec: dict[str, Any], step: int = 1
 @pytest.mark.parametrize("is_known", [True, False], ids=["rows known", "rows unknown"])
 @pytest.mark.parametrize("rows", [0, 1, 100, 131])
 def test_safetensors_is_what_the_library_saves(tmp_path: Path, rows: int, is_known: bool) -> None:
-    """Several tensors, no row, one row, odd sizes: the file is that of save_file around the whole tensors."""
+    """For several tensors, no rows, one row and odd sizes, the file equals save_file of the complete tensors."""
     whole = arrays(rows)
     numpy_safetensors.save_file(whole, tmp_path / "theirs.safetensors", metadata={"by": "test"})
     path = tmp_path / "ours.safetensors"
@@ -82,7 +82,7 @@ def test_safetensors_is_what_the_library_saves(tmp_path: Path, rows: int, is_kno
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "bool"])
 @pytest.mark.parametrize("is_known", [True, False], ids=["rows known", "rows unknown"])
 def test_safetensors_is_what_torch_saves(tmp_path: Path, torch: Any, dtype: str, is_known: bool) -> None:
-    """The original repair: torch batches, byte-identical to save_file({…: torch.cat(…)})."""
+    """The file of torch batches is byte-identical to save_file({…: torch.cat(…)}), which it replaces."""
     from safetensors.torch import load_file, save_file
 
     for rows in (0, 1, 100, 131):
@@ -102,7 +102,7 @@ def test_safetensors_is_what_torch_saves(tmp_path: Path, torch: Any, dtype: str,
 
 
 def test_save_file_is_what_torch_saves(tmp_path: Path, torch: Any) -> None:
-    """Lists and generators of torch batches; lists are empty afterwards."""
+    """save_file takes lists and generators of torch batches, and empties the lists."""
     from safetensors.torch import save_file
 
     vision, text = torch.randn(100, 5).bfloat16(), torch.randn(33, 4)
@@ -120,7 +120,7 @@ def _parts(rows: int) -> list[int]:
 @pytest.mark.parametrize("kind", ["list", "tuple", "generator", "one array", "mixed"])
 @pytest.mark.parametrize("sync_bytes", [tensor_writer.SYNC_BYTES, 100])
 def test_save_file(tmp_path: Path, kind: str, sync_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever holds the batches, and however many rows each tensor has: the bytes of save_file around the whole."""
+    """For any container of batches and any row counts, the bytes equal save_file of the complete tensors."""
     monkeypatch.setattr(tensor_writer, "SYNC_BYTES", sync_bytes)
     whole = {"text": numbers(50, 7), "vision": numbers(31, 2, dtype="float16")}
     numpy_safetensors.save_file(whole, tmp_path / "theirs.safetensors")
@@ -141,7 +141,7 @@ def test_save_file(tmp_path: Path, kind: str, sync_bytes: int, monkeypatch: pyte
 
 
 def test_save_file_checks_lists_before_it_writes(tmp_path: Path) -> None:
-    """A wrong batch at the end of a list is found at the start: nothing is written, and the list is untouched."""
+    """A wrong batch at the end of a list is found before anything is written, and the list is unchanged."""
     batches = [numbers(5, 7), numbers(5, 7), numbers(5, 8)]
     with pytest.raises(InputError, match=r"\(8,\).*\(7,\)"):
         brim.save_file({"text": batches}, tmp_path / "a.safetensors")
@@ -155,7 +155,7 @@ def test_save_file_checks_lists_before_it_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_npy_is_what_numpy_saves(tmp_path: Path, dtype: str, is_known: bool) -> None:
-    """One file for one tensor, one a tensor for several, without any optional library."""
+    """One tensor gives one .npy file and several give one file per tensor, without optional libraries."""
     whole = {"text": numbers(100, 7, dtype=dtype), "n": numbers(100, dtype=dtype)}
     np.save(tmp_path / "theirs.npy", whole["text"])
     rows = 100 if is_known else None
@@ -171,7 +171,7 @@ def test_npy_is_what_numpy_saves(tmp_path: Path, dtype: str, is_known: bool) -> 
 
 @pytest.mark.parametrize("rows", [0, 1, 500])
 def test_parquet(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors as fixed-size lists next to ids, in several row groups; the bytes depend on the values alone."""
+    """Vectors are fixed-size lists next to ids, in several row groups; the bytes depend only on the values."""
     monkeypatch.setattr("brim.tensors.tensor_files.ROW_GROUP_BYTES", 20_000)
     whole = {"key": np.array([f"é{i}" * (i % 3) for i in range(rows)], dtype=object), **arrays(rows)}
     spec = {"key": "string", **SPEC}
@@ -196,7 +196,7 @@ def test_parquet(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(("rows", "shards"), [(0, 1), (9, 1), (10, 1), (95, 10)])
 def test_shards(tmp_path: Path, rows: int, shards: int, is_known: bool) -> None:
-    """Parts of whole rows, each a file that the library would have written, and an index of them."""
+    """Shards hold complete rows, each is a file that the library could have written, and an index lists them."""
     whole = arrays(rows)
     path = tmp_path / "emb.safetensors"
     row_bytes = 7 * 4 + 6 * 2 + 1 + 8
@@ -217,7 +217,7 @@ def test_shards(tmp_path: Path, rows: int, shards: int, is_known: bool) -> None:
 
 
 def test_rows_of_shards_are_read_like_an_array(tmp_path: Path) -> None:
-    """Rows, slices, steps, lists and masks, over the borders of files; views where one file is enough."""
+    """Rows, slices, steps, lists and masks work across files, and are views if they lie in one file."""
     whole = {"text": numbers(95, 7)}
     write(tmp_path / "emb.safetensors", whole, {"text": (7, "float32")}, shard_size=10 * 28)
     text, array = brim.open_tensors(tmp_path / "emb.safetensors")["text"], whole["text"]
@@ -235,7 +235,7 @@ def test_rows_of_shards_are_read_like_an_array(tmp_path: Path) -> None:
 
 
 def test_reading_what_is_not_there(tmp_path: Path) -> None:
-    """Missing, unfinished and damaged files are errors that say so."""
+    """Missing, unfinished and damaged files are errors that name the problem."""
     with pytest.raises(SourceError, match="no "):
         brim.open_tensors(tmp_path / "a.safetensors")
     with pytest.raises(SourceError):
@@ -254,7 +254,7 @@ def test_reading_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_file_of_others_is_read(tmp_path: Path) -> None:
-    """Scalars and empty tensors, which brim does not write, are read."""
+    """Scalars and empty tensors, which brim does not write, can be read."""
     theirs = {"scale": np.full((), 3.0), "none": np.zeros((0, 4), np.int8), "w": numbers(3, 4)}
     numpy_safetensors.save_file(theirs, tmp_path / "a.safetensors")
     for name, array in brim.open_tensors(tmp_path / "a.safetensors").items():
@@ -315,14 +315,15 @@ def test_sharded_rows_of_torch_are_tensors_where_torch_asks(tmp_path: Path, torc
     assert torch.equal(rows[[3, 88, 20], [0, 2, 1]], whole[[3, 88, 20], [0, 2, 1]])
     assert torch.equal(torch.as_tensor(rows), whole)
     assert torch.equal(torch.cat([whole[:1], torch.as_tensor(rows)])[1:], whole)
-    if dtype != "bfloat16":  # which NumPy has not
+    if dtype != "bfloat16":  # a type that NumPy does not have
         assert np.array_equal(np.asarray(rows), whole.numpy())
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.npy", "a.parquet"])
 @pytest.mark.parametrize("is_known", [True, False])
 def test_resume(tmp_path: Path, name: str, is_known: bool) -> None:
-    """An error in the caller's loop loses nothing; the job continues after rows_done, and ends with the same bytes."""
+    """An error in the caller's loop loses no rows: the job resumes after rows_done, and the final bytes are the
+    same."""
     whole = arrays(100) | ({"key": [f"k{i}" for i in range(100)]} if name == "a.parquet" else {})
     spec = SPEC | ({"key": "string"} if name == "a.parquet" else {})
     rows = 100 if is_known else None
@@ -361,7 +362,7 @@ def _fail_after(completed: int, path: Path, whole: dict[str, Any], spec: dict[st
 
 
 def test_a_changed_request_does_not_go_on(tmp_path: Path) -> None:
-    """Other rows, other shapes: the error states what was before and what is now."""
+    """Resuming with other rows or shapes is an error that states the earlier and the present description."""
     path = tmp_path / "a.safetensors"
     writer = brim.TensorWriter(path, 50, text=(7, "float32"))
     writer.append(text=numbers(10, 7))
@@ -381,7 +382,7 @@ def test_a_changed_request_does_not_go_on(tmp_path: Path) -> None:
 
 
 def test_columns_in_another_order_do_not_go_on(tmp_path: Path) -> None:
-    """The files of columns are told by their order."""
+    """Resuming with columns in another order is an error."""
     spec = {"a": "int64", "b": "int64"}
     writer = brim.TensorWriter(tmp_path / "x.parquet", tensors=spec)
     writer.append(a=np.arange(3), b=np.arange(3))
@@ -393,7 +394,8 @@ def test_columns_in_another_order_do_not_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.npy", "a.parquet", "shards"])
 def test_fewer_rows_than_promised(tmp_path: Path, name: str) -> None:
-    """Closing is an error that keeps the data and says how to go on; truncate makes the file of what is there."""
+    """Closing with too few rows is an error that keeps the data and explains how to resume; truncate finishes the file
+    with the written rows."""
     path = tmp_path / ("a.safetensors" if name == "shards" else name)
     options = {"shard_size": 30 * 28} if name == "shards" else {}
     text = numbers(70, 7)
@@ -431,7 +433,7 @@ def test_fewer_rows_than_promised(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused_whole(tmp_path: Path, batch: dict[str, Any], arguments: str) -> None:
-    """Nothing of it is written, and the next one continues."""
+    """A batch that does not fit is refused completely, and the next batch is accepted."""
     path = tmp_path / "x.safetensors"
     a, b = numbers(10, 4), numbers(10, 2)
     with brim.TensorWriter(path, 10, a=(4, "float32"), b=(2, "float32")) as writer:
@@ -464,14 +466,15 @@ def test_a_batch_that_does_not_fit_is_refused_whole(tmp_path: Path, batch: dict[
     ],
 )
 def test_requests_that_cannot_be(tmp_path: Path, path: str, options: dict[str, Any], arguments: str) -> None:
-    """Found before anything is made."""
+    """Impossible requests are refused before any file is created."""
     with pytest.raises(InputError, match=arguments):
         brim.TensorWriter(tmp_path / path, **{"n": "int8", **options})
     assert not list(tmp_path.iterdir())
 
 
 def test_overwrite_replaces_all_of_an_earlier_result(tmp_path: Path) -> None:
-    """Shards that the new result has not are gone, and so is a whole file that became shards."""
+    """Overwriting removes shards of the earlier result that the new one does not have, and a single file that became
+    shards."""
     path, spec = tmp_path / "a.safetensors", {"t": (2, "float32")}
     write(path, {"t": numbers(50, 2)}, spec, shard_size=80)
     write(path, {"t": numbers(30, 2, seed=1)}, spec, shard_size=80, overwrite=True)
@@ -488,7 +491,7 @@ def test_overwrite_replaces_all_of_an_earlier_result(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_being_replaced_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
-    """Interrupted before its first receipt, an overwriting job continues from nothing, not from the old file."""
+    """An overwriting job that is interrupted before its first receipt starts from zero, not from the old file."""
     path, spec = tmp_path / "a.safetensors", {"t": (2, "float32")}
     write(path, {"t": numbers(20, 2)}, spec, rows=20)
     with pytest.raises(ZeroDivisionError), brim.TensorWriter(path, 20, tensors=spec, overwrite=True):
@@ -501,7 +504,7 @@ def test_a_file_that_is_being_replaced_is_not_taken_for_the_new_one(tmp_path: Pa
 
 
 def test_without_the_optional_libraries(tmp_path: Path) -> None:
-    """.npy and .parquet need neither torch nor safetensors; .safetensors states what to install."""
+    """.npy and .parquet need neither torch nor safetensors; for .safetensors the error names the package to install."""
     code = """
 import sys
 sys.modules["safetensors"] = sys.modules["torch"] = None
