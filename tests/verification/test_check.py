@@ -1,4 +1,4 @@
-"""brim check finds what would ruin a long run, and says it in a line."""
+"""brim check finds problems that would ruin a long run and reports each in one line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def flip(path: Path, position: int) -> None:
 
 
 class Counting(Progress):
-    """Adds up what is reported to it."""
+    """A progress object that adds up the reported bytes."""
 
     def __init__(self) -> None:
         self.total = self.done = 0
@@ -60,7 +60,7 @@ class Counting(Progress):
 
 
 def test_good_files_pass(tmp_path: Path) -> None:
-    """A whole source passes, sampled and in full; in full, every byte is read."""
+    """A source without problems passes with a sample and with --all, which reads every byte."""
     table = library.files(scans(tmp_path / "a"))
     report = check(table)
     assert report.ok
@@ -74,7 +74,8 @@ def test_good_files_pass(tmp_path: Path) -> None:
 
 
 def test_a_sample_finds_what_it_looks_at(tmp_path: Path) -> None:
-    """Damage in a sampled file is found; in another, only by --all. The sample is spread and always the same."""
+    """Damage in a sampled file is found; in other files only with --all. The sample is spread evenly and
+    deterministic."""
     root = scans(tmp_path / "a", 31)
     paths = sorted(root.rglob("*.gz"))
     paths[30].write_bytes(b"a text, not a brain")
@@ -90,7 +91,7 @@ def test_a_sample_finds_what_it_looks_at(tmp_path: Path) -> None:
 
 
 def test_damage_behind_the_header(tmp_path: Path) -> None:
-    """Truncated, flipped, followed by garbage, too short for its header: all named, with what is wrong."""
+    """Truncated, flipped, too short and overlong files are listed with their problem."""
     root = scans(tmp_path / "a", 8)
     paths = sorted(root.rglob("*.gz"))
     paths[1].write_bytes(paths[1].read_bytes()[:-1000])
@@ -98,7 +99,7 @@ def test_damage_behind_the_header(tmp_path: Path) -> None:
     paths[3].write_bytes(paths[3].read_bytes() + b"garbage")
     paths[4].write_bytes(gzip.compress(gzip.decompress(nifti())[:-10]))
     table = library.files(root)
-    assert check(table).ok  # the headers are right
+    assert check(table).ok  # the headers are valid
     report = check(table, everything=True)
     actual = named(report, "gzip, to the last byte")
     assert [item.name for item in report.failed] == [actual.name]
@@ -108,7 +109,7 @@ def test_damage_behind_the_header(tmp_path: Path) -> None:
 
 
 def test_images_and_plain_files(tmp_path: Path) -> None:
-    """Images are looked at by content, other files by name, in a mixed folder too."""
+    """Images are checked by content and other files by name, also in mixed folders."""
     root = tmp_path / "a"
     root.mkdir()
     pixels = np.zeros((20, 30, 3), np.uint8)
@@ -127,7 +128,7 @@ def test_images_and_plain_files(tmp_path: Path) -> None:
 
 
 def test_pointers_and_links(tmp_path: Path) -> None:
-    """Pointers of git-annex and Git LFS are named with the command that fetches the data; nothing else fails."""
+    """Pointers of git-annex and Git LFS are reported with the command that fetches the data; other files pass."""
     root = scans(tmp_path / "a", 3)
     write_files(root, {"lfs_T1w.nii.gz": LFS, "annex_T1w.nii.gz": ANNEX})
     (root / "link_T1w.nii.gz").symlink_to(".git/annex/objects/aa/bb/MD5E-s1--x.nii.gz")
@@ -141,7 +142,7 @@ def test_pointers_and_links(tmp_path: Path) -> None:
 
 
 def test_missing_files_of_a_table(tmp_path: Path) -> None:
-    """A table's files that are not there are named; the others are looked at."""
+    """Missing files of a table are listed; the existing ones are checked."""
     scans(tmp_path, 3)
     (tmp_path / "t.csv").write_text(
         "scan,age\n" + "".join(f"p{i:03d}/anat/p{i:03d}_T1w.nii.gz,{i}\n" for i in range(5)) + "p000/anat,7\n"
@@ -155,7 +156,7 @@ def test_missing_files_of_a_table(tmp_path: Path) -> None:
 
 
 def test_oversize_cells(tmp_path: Path) -> None:
-    """A file that no Parquet cell holds is found without being read; a format without cells does not mind."""
+    """A file too large for a Parquet cell is found without reading it; formats without cells accept it."""
     root = scans(tmp_path / "a", 1)
     with open(root / "huge_T1w.nii", "wb") as file:
         file.write(nib.Nifti1Image(np.zeros((4, 4, 4)), np.eye(4)).to_bytes())
@@ -167,18 +168,18 @@ def test_oversize_cells(tmp_path: Path) -> None:
 
 
 def test_several_columns(tmp_path: Path) -> None:
-    """Each file column has a separate sample, and a file in two columns is looked at once."""
+    """Each file column has a separate sample, and a file in two columns is checked once."""
     scans(tmp_path, 12)
     paths = [f"p{i:03d}/anat/p{i:03d}_T1w.nii.gz" for i in range(12)]
     rows = pa.table({"a": paths[:6], "b": [*([path, path] for path in paths[6:11]), paths[:1]]})
     table = library.table(rows, files=["a:nifti", "b:nifti"], root=tmp_path)
     actual = named(check(table, sample_size=2), "NIfTI headers")
-    assert actual.counted == 3  # a: first, last; b: first, last, which is the first of a
+    assert actual.counted == 3  # a: first, last; b: first, last; the first of b is also the first of a
     assert actual.detail.startswith("3 of 11")
 
 
 def test_metadata_that_names_this_machine(tmp_path: Path) -> None:
-    """A path of this machine in the metadata is a finding next to the others, not the end of the check."""
+    """A path of this machine in the metadata is one finding among others and does not end the check."""
     scans(tmp_path, 2)
     rows = pa.table({"scan": ["p000/anat/p000_T1w.nii.gz", "gone.nii.gz"], "from": [f"{tmp_path}/x", ""]})
     report = check(library.table(rows, files=["scan:nifti"], root=tmp_path))
@@ -187,7 +188,7 @@ def test_metadata_that_names_this_machine(tmp_path: Path) -> None:
 
 
 def test_reminder_of_faces(tmp_path: Path) -> None:
-    """Anatomical images are counted, by name, folder and column; masks and functional images are not."""
+    """Anatomical images are counted by name, folder and column; masks and functional images are not."""
     write_files(
         tmp_path,
         {
@@ -212,20 +213,20 @@ def test_reminder_of_faces(tmp_path: Path) -> None:
 
 
 def test_extra_checks_count(tmp_path: Path) -> None:
-    """What the caller looked at itself is part of the report."""
+    """Checks of the caller are part of the report."""
     extra = Check("229 subjects", False, 229, detail="expected 230")
     report = check(library.files(scans(tmp_path, 2)), extra=[extra])
     assert report.failed == [extra]
 
 
 def test_wrong_sample_size(tmp_path: Path) -> None:
-    """A sample has no negative size."""
+    """A negative sample size is an error."""
     with pytest.raises(InputError, match="sample_size="):
         check(library.files(scans(tmp_path, 1)), sample_size=-1)
 
 
 def test_500_empty_files_are_one_line(tmp_path: Path) -> None:
-    """The summary says it in one line, --list names every file, --allow-empty lets them pass."""
+    """The summary has one line, --list lists every file, and --allow-empty accepts them."""
     root = scans(tmp_path / "a", 3)
     write_files(root, {f"empty-{i:03d}.nii.gz": b"" for i in range(500)})
     failed = brim("check", root, check=3)
@@ -242,7 +243,7 @@ def test_500_empty_files_are_one_line(tmp_path: Path) -> None:
 
 
 def test_json(tmp_path: Path) -> None:
-    """One object for each check with all its files, then a final one, then the error; nothing else."""
+    """--json prints one object per check with all its files, then a summary and the error, and nothing else."""
     root = scans(tmp_path / "a", 4)
     (root / "bad.nii.gz").write_bytes(b"text")
     result = brim("check", root, "--all", "--json", check=3)
@@ -261,7 +262,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_the_table_is_aligned(tmp_path: Path) -> None:
-    """Counts stand in a column of their own, and the problem is printed next to the file."""
+    """Counts have a separate column, and the problem is printed next to the file."""
     root = scans(tmp_path / "a", 4)
     (root / "bad.nii.gz").write_bytes(b"text")
     lines = brim("check", root, check=3).stdout.splitlines()
@@ -275,7 +276,7 @@ def test_the_table_is_aligned(tmp_path: Path) -> None:
 
 
 def test_oversize_skip(tmp_path: Path) -> None:
-    """Files that a build would leave out on request are no failure; a wrong word is an error."""
+    """--oversize skip accepts files that a build would leave out; an unknown value is an error."""
     root = scans(tmp_path / "a", 1)
     with open(root / "huge_T1w.nii", "wb") as file:
         file.write(nib.Nifti1Image(np.zeros((4, 4, 4)), np.eye(4)).to_bytes())
@@ -286,7 +287,7 @@ def test_oversize_skip(tmp_path: Path) -> None:
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:
-    """Two streams of 400 MB inflated are read at the same time in a few megabytes."""
+    """Decompressing two streams of 400 MB at the same time takes a few megabytes."""
     for name in "ab":
         with gzip.open(tmp_path / f"{name}.bin.gz", "wb", compresslevel=1) as file:
             for _ in range(40):
@@ -311,7 +312,7 @@ def bids(root: Path) -> Path:
 
 
 def test_bids_validator(tmp_path: Path) -> None:
-    """Its errors fail the check and name the files; its warnings do not."""
+    """Errors of the BIDS validator fail the check and name the files; warnings do not."""
     if not os.path.exists(os.path.join(os.path.dirname(sys.executable), "bids-validator-deno")):
         pytest.skip("bids-validator-deno is not installed")
     root = bids(tmp_path / "a")
@@ -335,7 +336,7 @@ def fake_validator(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_bids_validator_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not installed: the error states what to install. Not a folder: the error says so."""
+    """The error names the package to install, or says that the path is not a folder."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="pip install bids-validator-deno"):
@@ -356,14 +357,14 @@ def test_bids_validator_that_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_bids_validator_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str) -> None:
-    """A validator that dies or says something else is an error that repeats its words, not a pass."""
+    """A validator that crashes or prints unexpected output is an error that quotes the output."""
     fake_validator(tmp_path / "bin", script, monkeypatch)
     with pytest.raises(InputError, match=message):
         bids_validator(tmp_path)
 
 
 def test_many_issues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long answer is read an issue at a time, wherever its pieces are cut."""
+    """A long answer is parsed one issue at a time, wherever its chunks are cut."""
     issues = [
         {"code": f"C{i % 3}", "severity": "error" if i % 2 else "warning", "location": f"/f{i}", "text": "x}]," * i}
         for i in range(1500)

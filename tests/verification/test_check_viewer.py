@@ -1,4 +1,4 @@
-"""`brim check` says whether the Hub's dataset viewer would refuse a dataset."""
+"""`brim check` reports whether the Hub's dataset viewer would refuse a dataset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dataset(tmp_path: Path) -> Path:
 def test_check_notes_row_groups_that_the_viewer_refuses(
     row_group_rows: int, page_index: bool, refused: bool, dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit is a thousandth of the real one, so that the file is small."""
+    """The test lowers the limit to a thousandth, so that a small file exceeds it."""
     monkeypatch.setattr(check_dataset, "_VIEWER_BYTES", check_dataset._VIEWER_BYTES // 1000)
     table = pa.table({"text": [f"{n:08d}" * 20 for n in range(4000)]})
     path = dataset / "data" / "train-00000-of-00001.parquet"

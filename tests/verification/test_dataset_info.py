@@ -1,4 +1,4 @@
-"""Inspecting datasets: brim info and brim check of a folder, the Hub and a bucket, written by brim or not."""
+"""brim info and brim check of datasets in a folder, on the Hub and in a bucket, written by brim or by other tools."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def aomic(tmp_path_factory: pytest.TempPathFactory) -> Layout:
 
 @pytest.fixture(params=["folder", "hub", "bucket"])
 def published(request: pytest.FixtureRequest, aomic: Layout, tmp_path: Path) -> Iterator[tuple[str, Run]]:
-    """A dataset at each kind of place, in several shards."""
+    """A dataset in several shards, at each kind of location."""
     options = ("--recipe", "aomic-piop1", "--shard-size", "20KB", "-q")
     if request.param == "folder":
         run = brim_run()
@@ -74,7 +74,7 @@ def published(request: pytest.FixtureRequest, aomic: Layout, tmp_path: Path) -> 
 
 
 def test_info_and_check_anywhere(published: tuple[str, Run]) -> None:
-    """Rows, columns and wholeness are reported; a recipe's expectations hold, and another's do not."""
+    """info reports rows, columns and completeness; its own recipe's expectations hold, and those of another fail."""
     address, run = published
     actual = json.loads(run("info", address, "--head", "3", "--json").stdout)
     assert (actual["rows"], actual["whole"], actual["problems"]) == (216, True, [])
@@ -99,7 +99,7 @@ def test_info_and_check_anywhere(published: tuple[str, Run]) -> None:
 
 
 def test_damage_in_what_is_published(aomic: Layout, tmp_path: Path) -> None:
-    """Missing shards, footers that cannot be read and a card that lies are told by name, by info and by check."""
+    """info and check name missing shards, unreadable footers and a wrong card."""
     out = tmp_path / "out"
     brim.build(brim.bids(aomic.root, recipe="aomic-piop1"), out, shard_size="20KB")
     shards = sorted((out / "data").glob("*.parquet"))
@@ -119,7 +119,7 @@ def test_damage_in_what_is_published(aomic: Layout, tmp_path: Path) -> None:
 
 
 def crooked_table(rows: int) -> pa.Table:
-    """What a loop that forgot one gradient writes: with `datasets`' types, and not by brim."""
+    """Write the table of a script that forgot one gradient, with the types of `datasets` and without brim."""
     image = nib.Nifti1Image(np.zeros((4, 5, 6), np.uint8), np.eye(4)).to_bytes()
     files = [[{"bytes": image, "path": f"{row}-{n}.nii"} for n in range(2)] for row in range(rows)]
     texts = [["0 1000"] * (1 if row == rows - 2 else 2) for row in range(rows)]
@@ -152,7 +152,7 @@ dwi = 20
 
 
 def test_datasets_that_brim_did_not_build(tmp_path: Path) -> None:
-    """Any Parquet dataset is looked at: lists out of line are found by row, headers of encoded columns too."""
+    """Any Parquet dataset is checked: lists of unequal length are found by row, and headers of encoded columns too."""
     folder = tmp_path / "other"
     (folder / "data").mkdir(parents=True)
     pq.write_table(crooked_table(10), folder / "data/train-00000-of-00001.parquet", compression="zstd")
@@ -176,7 +176,7 @@ def test_datasets_that_brim_did_not_build(tmp_path: Path) -> None:
 
 
 def test_verify_finds_lists_out_of_line(tmp_path: Path) -> None:
-    """What was built with a recipe is verified by it: a list that lost its partner is damage, whatever the receipts."""
+    """verify applies the recipe of the build: lists of unequal length are damage, even if the receipts match."""
     source = tmp_path / "source"
     for number in range(4):
         folder = source / f"sub-{number}"
@@ -203,7 +203,7 @@ def test_verify_finds_lists_out_of_line(tmp_path: Path) -> None:
 
 
 def _rewrite_receipt(ledger: Path, shard: Path) -> None:
-    """Make the ledger accept the changed shard, as a build without checks would have."""
+    """Change the receipt to match the changed shard, like a build that does not check its rows."""
     (receipt,) = Ledger(ledger.parent).receipts.values()
     data, lines = shard.read_bytes(), []
     for line in ledger.read_text().splitlines():
@@ -216,7 +216,7 @@ def _rewrite_receipt(ledger: Path, shard: Path) -> None:
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:
-    """Checking 60 MB of files takes no more than checking 6 MB."""
+    """Checking 60 MB of files takes no more memory than checking 6 MB."""
     peaks = []
     for count in (3, 30):
         source, out = tmp_path / f"source{count}", tmp_path / f"out{count}"
@@ -236,7 +236,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
 
 
 def test_full_arc_published(tmp_path: Path, whole_arc: Layout) -> None:
-    """The whole cohort, published and checked by its recipe: every count holds, from the shards alone."""
+    """The full cohort matches every count of its recipe after publishing, from the shards alone."""
     brim.build(brim.bids(whole_arc.root, recipe="arc"), tmp_path / "out", shard_size="100KB")
     report = brim.check(tmp_path / "out", recipe="arc")
     assert report.ok, [(check.name, check.detail) for check in report.failed]

@@ -1,4 +1,4 @@
-"""Damage that `brim verify` found is repaired by the command that it advises, and by nothing more than that."""
+"""The command that `brim verify` suggests repairs the damage and rewrites only the damaged files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.s3 import S3Server
 
 
 def flip(path: Path, when: float = 0.5) -> None:
-    """Change one bit of a file, and neither its size nor its date."""
+    """Flip one bit of a file and keep its size and date."""
     before, data = path.stat(), bytearray(path.read_bytes())
     data[int(when * (len(data) - 1))] ^= 1
     path.write_bytes(bytes(data))
@@ -179,7 +179,7 @@ def test_damage_that_cannot_be_recorded_is_said(many_files: Callable[..., Path],
 def test_a_dataset_on_the_hub_is_repaired_by_the_same_command(
     hub: TestHub, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Also from a machine that has not built it."""
+    """Another machine, without the ledger of the build, can repair the dataset too."""
     source = many_files(8)
     destination, second = HubDestination(hub, tmp_path / "one"), HubDestination(hub, tmp_path / "two")
     build = ("build", source, destination.address, "--num-shards", "4")

@@ -1,4 +1,4 @@
-"""What is said of a dataset that is there: which configs and splits are whole, unfinished or not brim's; its parts."""
+"""Reports on existing datasets: which configs and splits are complete, unfinished or foreign, and which parts exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ EACH = ("--rows-per-shard", "1")
 
 
 def test_unfinished_by_direct(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
-    """Of what `--direct` left unfinished, verify, unpack and info say how much exists and what to do: exit 3."""
+    """For an unfinished `--direct` build, verify, unpack and info report its progress and the next step, with exit code
+    3."""
     items = write_files(tmp_path / "many", {f"f{i:03d}.bin": random_bytes(300, i) for i in range(200)})
     small = write_files(tmp_path / "small", {"s.bin": random_bytes(300, 500)})
     machine.publish(small, "--config", "small")
@@ -53,7 +54,7 @@ def test_unfinished_by_direct(hub: TestHub, machine: Machine, tmp_path: Path) ->
 
 
 def test_begun_and_nothing_there(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A build that has only begun is unfinished too, and not "no dataset"."""
+    """A build without any shard yet is reported as unfinished, not as "no dataset"."""
     hub.create(REPO)
     hub.faults.add("batch", times=None, status=413)
     machine.publish(source, *EACH, "--direct", check=2)
@@ -63,7 +64,7 @@ def test_begun_and_nothing_there(hub: TestHub, machine: Machine, source: Path) -
 
 
 def test_unfinished_folder(source: Path, tmp_path: Path) -> None:
-    """A folder whose build was stopped is unfinished for verify and unpack alike."""
+    """verify and unpack report a stopped build in a folder as unfinished."""
     out = tmp_path / "out"
     brim("build", source, out, *EACH, "--quiet")
     ledger = out / ".brim" / "ledger.jsonl"
@@ -83,12 +84,12 @@ def parquet(rows: int) -> bytes:
 
 
 def test_states_of_all_parts(hub: TestHub, machine: Machine, source: Path) -> None:
-    """verify says of each config and split whether it is whole or not brim's, and info lists the same."""
+    """verify reports each config and split as complete or foreign, and info lists the same states."""
     machine.publish(source)
     put_by_hand(hub, {"other/train-00000-of-00001.parquet": parquet(3)})
     result = machine.run("verify", DEST)
     assert result.returncode == 0, result.stderr
-    assert "complete  1 shard, 5 rows" in result.stdout  # what no card names is no part of it
+    assert "complete  1 shard, 5 rows" in result.stdout  # not in any card, so it does not belong to the dataset
     card = hub.read(REPO, "README.md").decode()
     entry = "configs:\n- config_name: other\n  data_files:\n  - split: train\n    path: other/*.parquet\n"
     put_by_hand(hub, {"README.md": card.replace("configs:\n", entry, 1).encode()})
@@ -107,7 +108,8 @@ COUNT, LARGE = 58, 200_000
 
 
 def test_requests_of_a_verification(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
-    """Without --deep, 64 KB of each shard or its footer are read, with two requests: to the Hub and to its storage."""
+    """Without --deep, verify reads 64 KB or the footer of each shard with two requests: to the Hub and to its
+    storage."""
     source = write_files(tmp_path / "files", {f"f{i:02d}.bin": random_bytes(LARGE, i) for i in range(COUNT)})
     machine.publish(source, *EACH)
     before, sent = len(hub.log), hub.counters.bytes_sent
@@ -121,7 +123,7 @@ def test_requests_of_a_verification(hub: TestHub, machine: Machine, tmp_path: Pa
 def test_requests_of_a_verification_of_a_bucket(
     s3: S3Server, s3_proxy: FaultProxy, s3_prefix: str, tmp_path: Path
 ) -> None:
-    """The same of a bucket, which answers for itself: one request per shard."""
+    """In a bucket, verify reads the same bytes with one request per shard."""
     destination = BucketDestination(s3, tmp_path / "machine", s3_prefix.rstrip("/"), s3_proxy)
     source = write_files(tmp_path / "files", {f"f{i:02d}.bin": random_bytes(LARGE, i) for i in range(COUNT)})
     run(destination, "build", source, destination.address, "--quiet", *EACH)
@@ -143,7 +145,7 @@ def test_requests_of_a_verification_of_a_bucket(
     ],
 )
 def test_the_card_is_proved(source: Path, tmp_path: Path, old: str, new: str, arguments: str) -> None:
-    """A card that says other types, rows, splits, columns or bytes than the shards is found out."""
+    """A card with other types, rows, splits, columns or bytes than the shards is an error."""
     out = tmp_path / "out"
     brim("build", source, out, "--quiet")
     card = out / "README.md"
@@ -164,7 +166,7 @@ def test_the_bytes_of_the_card(source: Path, tmp_path: Path) -> None:
 
 
 def test_the_line_of_the_job(source: Path, tmp_path: Path) -> None:
-    """Damage to what a finished ledger says was built is found, also where the line is whole in itself."""
+    """Damage to the job record of a finished ledger is found, even if the record's own checksum matches."""
     out = tmp_path / "out"
     brim("build", source, out, "--quiet")
     ledger = out / ".brim" / "ledger.jsonl"
@@ -186,7 +188,7 @@ def test_the_line_of_the_job(source: Path, tmp_path: Path) -> None:
 
 
 def test_splits_whose_files_share_names(tmp_path: Path) -> None:
-    """Of splits (or configs) whose files have the same names, each is unpacked into a separate folder."""
+    """Splits or configs with equal file names are unpacked into separate folders."""
     write_files(tmp_path / "in", {f"{name}.bin": name.encode() for name in "abc"})
     (tmp_path / "in" / "t.csv").write_text("file,part\na.bin,train\nb.bin,train\na.bin,test\nc.bin,test\n")
     brim("build", tmp_path / "in" / "t.csv", tmp_path / "both", "--files", "file", "--split-by", "part", "--quiet")
@@ -200,7 +202,7 @@ def test_splits_whose_files_share_names(tmp_path: Path) -> None:
 
 
 def test_a_split_named_like_a_config(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """Its files do not go among the folders of that config."""
+    """A split named like a config has a separate folder from that config."""
     for config, split in (("default", "train"), ("default", "b"), ("b", "train")):
         machine.publish(source, "--config", config, "--split", split, "--quiet")
     result = machine.run("unpack", DEST, str(tmp_path / "back"))
@@ -214,7 +216,7 @@ def test_a_split_named_like_a_config(hub: TestHub, machine: Machine, source: Pat
 
 @pytest.mark.parametrize("verb", ["verify", "check", "info", "unpack"])
 def test_parts_that_are_not_there(source: Path, tmp_path: Path, verb: str) -> None:
-    """A config or split that a dataset does not have is an error that lists those that it has."""
+    """A config or split that a dataset does not have is an error that lists the existing ones."""
     brim("build", source, tmp_path / "out", "--quiet")
     extra = [tmp_path / "files"] if verb == "unpack" else []
     result = brim(verb, tmp_path / "out", *extra, "--from-split", "tset", check=2)
@@ -226,7 +228,8 @@ def test_parts_that_are_not_there(source: Path, tmp_path: Path, verb: str) -> No
 
 @pytest.mark.parametrize("arguments", [("verify",), ("info",), ("check",), ("unpack", "out"), ("select", "out")])
 def test_what_is_missing_is_told_apart(hub: TestHub, machine: Machine, arguments: tuple[str, ...]) -> None:
-    """A dataset, a branch, a right, and a server that is not a Hub: each in its words, whichever command reads."""
+    """A missing dataset, branch or permission, and a server that is not a Hub, have separate messages in every
+    command."""
     hub.create(REPO, private=True)
     pq.write_table(pa.table({"n": [1]}), shard := io.BytesIO())
     put_by_hand(hub, {"data/train-00000-of-00001.parquet": shard.getvalue()})

@@ -1,4 +1,4 @@
-"""Damage is found and named."""
+"""brim verify finds damage and names the damaged file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shard(out: Path, number: int) -> Path:
 
 
 def test_what_is_whole_is_whole(built: tuple[Path, Path]) -> None:
-    """A fresh build verifies, alone and against its source."""
+    """A new build passes verify, alone and compared with its source."""
     source, out = built
     brim("verify", out)
     assert "8 files are inside" in brim("verify", out, source).stdout
@@ -39,7 +39,7 @@ def test_what_is_whole_is_whole(built: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("where", ["start", "middle", "end"])
 def test_one_flipped_byte(built: tuple[Path, Path], where: str) -> None:
-    """A single changed byte anywhere in a shard is found, and the shard named."""
+    """A single changed byte anywhere in a shard is found, and the shard is named."""
     _, out = built
     path = shard(out, 2)
     position = {"start": 0, "middle": path.stat().st_size // 2, "end": path.stat().st_size - 1}[where]
@@ -54,7 +54,7 @@ def test_one_flipped_byte(built: tuple[Path, Path], where: str) -> None:
 
 
 def test_missing_truncated_and_extra_shards(built: tuple[Path, Path]) -> None:
-    """Each is named, all in one go."""
+    """One run of verify reports all missing, truncated and extra shards."""
     source, out = built
     missing, cut = shard(out, 0), shard(out, 1)
     extra = missing.with_name("train-00009-of-00004" + missing.suffix)
@@ -75,7 +75,7 @@ def test_missing_truncated_and_extra_shards(built: tuple[Path, Path]) -> None:
 
 
 def test_a_source_that_is_not_what_was_built(built: tuple[Path, Path]) -> None:
-    """Changed, missing and added source files are named; the file's date does not matter."""
+    """Changed, missing and added source files are named; a changed file date is not a difference."""
     source, out = built
     os.utime(source / "f000.bin", ns=(1, 1))
     brim("verify", out, source)
@@ -94,7 +94,7 @@ def test_a_source_that_is_not_what_was_built(built: tuple[Path, Path]) -> None:
 
 
 def test_the_card_is_held_against_the_shards(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """A card that says something else, or is gone, is found."""
+    """A card that differs from the shards, or is missing, is found."""
     source, out = many_files(4), tmp_path / "out"
     brim("build", source, out)
     card = out / "README.md"
@@ -115,7 +115,7 @@ def test_the_card_is_held_against_the_shards(many_files: Callable[..., Path], tm
 
 
 def test_without_a_ledger(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """A copy without .brim states what it could not prove, and still finds a missing shard."""
+    """Without .brim, verify reports which checks it could not make, and still finds a missing shard."""
     source, out = many_files(6), tmp_path / "out"
     brim("build", source, out, "--num-shards", "3")
     shutil.rmtree(out / ".brim")
@@ -126,7 +126,7 @@ def test_without_a_ledger(many_files: Callable[..., Path], tmp_path: Path) -> No
 
 
 def test_a_ledger_elsewhere(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """--state keeps the ledger out of the destination, and verify finds it there."""
+    """--state keeps the ledger outside the destination, and verify reads it from there."""
     source, out, state = many_files(4), tmp_path / "out", tmp_path / "state"
     brim("build", source, out, "--state", state)
     assert not list((out / ".brim").iterdir())
@@ -134,7 +134,7 @@ def test_a_ledger_elsewhere(many_files: Callable[..., Path], tmp_path: Path) -> 
 
 
 def test_paths_that_would_leave_the_folder(tmp_path: Path) -> None:
-    """unpack refuses absolute paths, .. and links that lead out, and writes nothing there."""
+    """unpack refuses absolute paths, `..` and links that lead out of the folder, and writes nothing there."""
     files = file_set(tmp_path / "files", {"x": b"evil"})
     leaf = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     for path in ("../escape", "/tmp/brim-escape", "a/../../escape", ""):
@@ -159,7 +159,7 @@ def test_paths_that_would_leave_the_folder(tmp_path: Path) -> None:
 
 
 def test_unpack_proves_what_it_unpacks(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """A damaged shard is refused; one without a receipt is unpacked, and said not to be proved."""
+    """unpack refuses a damaged shard; a shard without a receipt is unpacked with a note that it was not verified."""
     source, out = many_files(4), tmp_path / "out"
     brim("build", source, out)
     path = shard(out, 0)
@@ -173,7 +173,7 @@ def test_unpack_proves_what_it_unpacks(many_files: Callable[..., Path], tmp_path
 
 
 def test_values_of_the_table_are_compared(tmp_path: Path) -> None:
-    """A changed value in the source's table is found, although every file is the same."""
+    """A changed value in the source's table is found, although all files are the same."""
     source, out = write_files(tmp_path / "source", {"a.bin": b"a"}), tmp_path / "out"
     (source / "t.csv").write_text("f,age\na.bin,1\n")
     brim("build", source / "t.csv", out)
@@ -183,7 +183,7 @@ def test_values_of_the_table_are_compared(tmp_path: Path) -> None:
 
 
 def test_unpack_overwrites_nothing(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """A file with other content that is already there stays."""
+    """unpack does not overwrite an existing file with other content."""
     source, out, back = many_files(3), tmp_path / "out", tmp_path / "back"
     brim("build", source, out)
     write_files(back, {"f001.bin": b"mine"})
@@ -192,7 +192,7 @@ def test_unpack_overwrites_nothing(many_files: Callable[..., Path], tmp_path: Pa
 
 
 def test_webdataset_is_read_by_its_reader(tmp_path: Path) -> None:
-    """The webdataset library sees every sample with its files and metadata; tarfile agrees."""
+    """The webdataset library reads every sample with its files and metadata, and tarfile reads the same."""
     import webdataset
 
     contents = {f"a/{i}.png": random_bytes(500 + i, i) for i in range(5)} | {

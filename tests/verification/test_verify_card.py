@@ -22,7 +22,7 @@ FLIPS = 260
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset with files and values of several types. Tests put its card back."""
+    """A dataset with files and values of several types. Tests that change its card restore it."""
     folder = tmp_path_factory.mktemp("card")
     lines = ["file,label,n,x"]
     for number in range(12):
@@ -34,7 +34,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def findings(folder: Path) -> list[str]:
-    """What verify finds; nothing if all is well."""
+    """Return the findings of verify, which are empty for a valid dataset."""
     try:
         brim.verify(folder, progress=False)
     except VerificationError as error:
@@ -44,7 +44,8 @@ def findings(folder: Path) -> list[str]:
 
 @pytest.mark.long
 def test_verify_finds_every_flip_in_the_card_that_breaks_load_dataset(built: Path, tmp_path: Path) -> None:
-    """Of 260 flips of one bit in its YAML none passes after which `datasets` loads something else, or nothing."""
+    """Of 260 single-bit flips in the card's YAML, verify finds all that change or break the result of
+    `load_dataset`."""
     import datasets
 
     card = built / "README.md"
@@ -68,7 +69,7 @@ def test_verify_finds_every_flip_in_the_card_that_breaks_load_dataset(built: Pat
     finally:
         card.write_bytes(data)
     assert not broken
-    assert passed < FLIPS // 2  # some flips are in what `datasets` does not read
+    assert passed < FLIPS // 2  # some flips are in fields that `datasets` ignores
     assert not findings(built)
 
 
@@ -162,7 +163,7 @@ def test_verify_finds_a_lost_ledger(lost: bytes, many_files: Callable[..., Path]
     failed = forked.brim("verify", out, check=3).stderr
     assert ".brim/ledger.jsonl: " in failed
     assert "1 problem found" in failed
-    (out / ".brim" / "ledger.jsonl").unlink()  # as advised
+    (out / ".brim" / "ledger.jsonl").unlink()  # as the error suggests
     forked.brim("verify", out, source)
 
 

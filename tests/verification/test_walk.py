@@ -1,4 +1,5 @@
-"""The walk over shards: results in order, a bounded look-ahead, and a stop that ends running calls."""
+"""The walk over shards returns results in order, looks ahead a limited distance, and cancels running calls on a
+stop."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def test_results_come_in_order_of_the_names() -> None:
 
 @pytest.mark.parametrize(("is_remote", "reads", "threads"), [(False, True, 2), (True, True, 2), (True, False, 8)])
 def test_as_many_calls_run_as_the_location_takes(is_remote: bool, reads: bool, threads: int) -> None:
-    """One per core, and eight small requests to a remote location; never more than three rounds are started ahead."""
+    """Local walks run one call per core, remote ones eight small requests; at most three rounds are started ahead."""
     lock, running, maximum, started = threading.Lock(), 0, 0, 0
 
     def inspect(name: str, advance: Advance) -> None:
@@ -50,7 +51,7 @@ def test_as_many_calls_run_as_the_location_takes(is_remote: bool, reads: bool, t
 
 
 def test_an_error_of_one_shard_ends_the_others() -> None:
-    """They end at the next bytes that they report; those that wait are not begun."""
+    """Running calls end when they next report bytes; waiting calls are not started."""
     started_at: list[str] = []
     ended: list[str] = []
 
