@@ -66,7 +66,7 @@ def test_empty_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", ["folder", "missing", "pipe", "socket", "unreadable", "loop"])
 def test_what_is_not_a_file(tmp_path: Path, label: str) -> None:
-    """A folder, a missing file, a pipe, a socket or a link to itself in place of a file is refused."""
+    """A folder, a missing or unreadable file, a pipe, a socket or a link to itself in place of a file is refused."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     target = source / "thing.bin"
     if label == "folder":
@@ -88,7 +88,7 @@ def test_what_is_not_a_file(tmp_path: Path, label: str) -> None:
 
 
 def test_a_link_loop_in_a_folder_is_reported_and_not_followed(tmp_path: Path) -> None:
-    """Links from a folder to itself do not make the scan endless; links to other folders are followed."""
+    """Links from a folder to itself are reported and not followed; links to other folders are followed."""
     source = write_files(tmp_path / "source", {"sub/a.bin": b"a"})
     write_files(tmp_path / "other", {"b.bin": b"b"})
     (source / "sub" / "back").symlink_to("..")

@@ -136,7 +136,7 @@ def test_stopped_by_ctrl_c(work: Path) -> None:
 
 
 def test_a_function_that_crashes_the_interpreter(work: Path) -> None:
-    """A crashing unit is tried three times and reported with its signal and location; after a fix the job resumes."""
+    """A crash of the interpreter is reported with its signal and the rows; after a fix, --keep-done resumes the job."""
     crash = SLOW.replace("    time.sleep(0.001)", '    if row["id"] == 333: import ctypes; ctypes.string_at(0)')
     (work / "steps.py").write_text(crash)
     failed = brim(*command(work)[3:], cwd=work, check=2)

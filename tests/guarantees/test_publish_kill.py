@@ -84,7 +84,7 @@ def wait_for(condition: Callable[[], bool], process: Process) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "count", "put_s"), [("plain", 90, 0.2), ("pull request", 130, 0.12)])
 def test_killed_again_and_again(tmp_path: Path, method: str, count: int, put_s: float) -> None:
-    """A publication that is killed twenty times completes and makes the new version visible once.
+    """A publication that is killed many times completes and makes the new version visible once.
 
     Each byte is uploaded once except for the shards in flight, and readers see either the old or the new version.
     """

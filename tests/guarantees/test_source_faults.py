@@ -128,7 +128,7 @@ def test_update_keeps_what_is_unchanged(many_files: Callable[..., Path], tmp_pat
 
 
 def test_update_when_a_value_comes_first(tmp_path: Path) -> None:
-    """With --shard-by, a new value in the middle moves the other shards and writes only its own."""
+    """With --shard-by, a new value moves the shards of the others and writes only its own."""
     source = write_files(tmp_path / "source", {f"{i}.bin": random_bytes(900 + i, i) for i in range(8)})
     table, out = source / "t.csv", tmp_path / "out"
 
@@ -147,7 +147,7 @@ def test_update_when_a_value_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_killed_update_goes_on(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """An update that is killed at each of its steps gives the result of an undisturbed one."""
+    """An update that is killed at any of its steps and run again gives the result of an undisturbed one."""
     source, out = many_files(4, size=2_000), tmp_path / "out"
     options = ["--rows-per-shard", "1"]
     brim("build", source, out, *options)

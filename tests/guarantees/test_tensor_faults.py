@@ -370,7 +370,7 @@ def test_full_in_the_middle(small_disk: Path, kind: str) -> None:
 
 
 def test_full_while_it_is_put_together(small_disk: Path) -> None:
-    """Without a known number of rows, finishing needs the space twice; after an error, a retry needs no new data."""
+    """Without a known number of rows, finishing needs the same space again; a retry needs no new data."""
     text = np.random.default_rng(0).random((5000, 250), dtype=np.float32)
     path = small_disk / "a.safetensors"
     writer = brim.TensorWriter(path, text=(250, "float32"))

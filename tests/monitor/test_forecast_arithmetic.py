@@ -313,7 +313,7 @@ def test_levelling_off_is_no_bend() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([1 / 32, 1 / 16, 1 / 8, 1 / 4]), st.integers(1, 10**12)), min_size=2))
 def test_any_points_give_a_range(points: list[tuple[float, int]]) -> None:
-    """Any measurements are either refused for invalid fractions or give a range that starts at the measured memory."""
+    """Two or more measured fractions give a range that starts at the measured memory; fewer are refused."""
     if len({fraction for fraction, _ in points}) < 2:
         with pytest.raises(InputError):
             forecast("sampled", points=points, memory="1GB")

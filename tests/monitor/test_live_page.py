@@ -251,7 +251,7 @@ def browser(width: int, dark: bool = False) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("width", "theme"), [(1200, "light"), (380, "dark")])
 def test_a_browser_watches_a_run(tmp_path: Path, width: int, theme: str) -> None:
-    """The page is live before and after a reload, reports a stop through the named file, and shows the final state.
+    """The page is live before and after a reload, names the stop file, and shows the final state.
 
     Nothing is wider than the screen, and the console stays empty.
     """

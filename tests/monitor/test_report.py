@@ -61,12 +61,12 @@ def page(tmp_path: Path, entries: list[memory_log.Entry], cut_bytes: int = 0) ->
 
 
 def near(image: np.ndarray, colour: tuple[int, int, int]) -> int:
-    """Count the pixels that have a color."""
+    """Count the pixels that are close to a color."""
     return int((np.abs(image - np.array(colour)).max(axis=2) < 8).sum())
 
 
 def in_frame(tmp_path: Path, script: str, width: int = 900) -> Path:
-    """Show the report in a frame, run a script on it and return the script's result."""
+    """Write a page that shows the report in a frame, runs a script on it and displays the result of the script."""
     holder = tmp_path / "holder.html"
     holder.write_text(
         f"""<body style="margin:0"><iframe src="run.html" width="{width}" height="900" style="border:0"></iframe>

@@ -550,7 +550,7 @@ def test_all_that_match_are_asked_to_stop_and_bystanders_are_not(tmp_path: Path)
 
 
 def test_one_that_joins_later_is_not_acted_on(tmp_path: Path) -> None:
-    """Without --enforce-all, a watch that finds two programs only observes them and reports that."""
+    """Without --enforce-all, a watch that finds a second program stops neither of them."""
     script, log = tmp_path / "brim-two.py", tmp_path / "l.jsonl"
     script.write_text(LEAVE)
     watching = begin(
