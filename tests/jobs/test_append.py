@@ -1,4 +1,4 @@
-"""`--append`: new rows behind those of a dataset that exists, without its source."""
+"""`--append`: adding rows to an existing dataset without its original source."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def files(folder: Path, start: int, stop: int) -> Path:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """Four rows, three more, and all of them."""
+    """Return three sources: four files, three more, and all of them."""
     return files(tmp_path / "old", 0, 4), files(tmp_path / "new", 4, 7), files(tmp_path / "all", 0, 7)
 
 
@@ -49,8 +49,10 @@ def fields(text: str) -> dict[str, object]:
 
 
 def test_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """Old shards keep their names and inodes, numbers continue; rows, order and card are those of a build of all; each
-    source proves its rows; again, nothing is appended twice."""
+    """An append to a folder keeps the existing shards and gives the rows, order and card of one complete build.
+
+    Each source verifies its own rows, and repeating the command appends nothing.
+    """
     old, new, every = sources
     out = tmp_path / "out"
     brim("build", old, out, *ROWS, "--quiet")
@@ -79,8 +81,10 @@ def test_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
 
 
 def test_on_the_hub(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """From another machine and without the old source: only new shards are sent, no old byte is read but footers, and
-    one commit gives all shards the names of a build of everything."""
+    """An append to the Hub uploads only new shards, in one commit, and gives the shards of one complete build.
+
+    It works from another machine without the old source, and of the old shards it reads only footers.
+    """
     old, new, every = sources
     machine.publish(old, *ROWS)
     put_other = Machine(hub, tmp_path / "other")
@@ -106,10 +110,10 @@ def test_on_the_hub(hub: TestHub, machine: Machine, sources: tuple[Path, Path, P
 
 
 def test_two_writers(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """Of two that append at once one wins; the other notices, reads again and appends after it: no row is lost."""
+    """If two runs append at once, the slower one notices the other commit and appends after its rows."""
     old, new, _ = sources
     machine.publish(old, *ROWS)
-    third = files(tmp_path / "third", 7, 10)  # as many shards, so that the names alone would tell nothing
+    third = files(tmp_path / "third", 7, 10)  # as many shards, so that their names are the same
     second = Machine(hub, tmp_path / "other")
     hub.commit_as_someone_else = lambda groups: second.publish(third, *ROWS, "--append")  # type: ignore[method-assign]
     hub.faults.add("commit", action="conflict")
@@ -124,7 +128,7 @@ def test_two_writers(hub: TestHub, machine: Machine, sources: tuple[Path, Path, 
 
 
 def test_readers_of_the_hub(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
-    """Whoever polls during an append of many shards, by a pull request, sees the old rows or the new ones."""
+    """While many shards are appended through a pull request, readers see the old rows or all rows."""
     machine.publish(files(tmp_path / "old", 0, 30), "--rows-per-shard", "1")
     observed: list[Listing] = []
     finished = threading.Event()
@@ -144,7 +148,7 @@ def test_readers_of_the_hub(hub: TestHub, machine: Machine, tmp_path: Path) -> N
 
 
 def test_readers_of_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """While shards come, the card names those that existed, each by its name; the new card comes last."""
+    """During an append to a folder, the card lists exactly the old shards by name, and it is replaced last."""
     old, new, _ = sources
     out = tmp_path / "out"
     brim("build", old, out, *ROWS, "--quiet")
@@ -164,7 +168,7 @@ def test_readers_of_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -
 
 
 def test_it_goes_on(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """An append that was interrupted continues with the same command, and is unfinished until then; in a folder too."""
+    """An interrupted append resumes with the same command. Until then, the dataset is unfinished, also in a folder."""
     old, new, _ = sources
     machine.publish(old, *ROWS)
     hub.faults.add("batch", nth=2, status=401)
@@ -179,10 +183,11 @@ def test_it_goes_on(hub: TestHub, machine: Machine, sources: tuple[Path, Path, P
     whole = ledger.read_bytes()
     brim("build", new, out, *ROWS, "--append", "--quiet")
     lines = ledger.read_bytes().splitlines(keepends=True)
-    ledger.write_bytes(whole + lines[0] + b"".join(lines[1:4]))  # killed after its first shard
+    ledger.write_bytes(whole + lines[0] + b"".join(lines[1:4]))  # as after a kill following its first shard
     (out / "data" / "train-00003-of-00004.parquet").unlink()
     assert "unfinished: 3 of 4 shards" in brim("verify", out, check=3).stderr
-    brim("build", files(tmp_path / "third", 7, 8), out, "--append", "--quiet")  # another one takes its place
+    # an append of another source replaces the unfinished one
+    brim("build", files(tmp_path / "third", 7, 8), out, "--append", "--quiet")
     assert rows(out) == ["f000.bin", "f001.bin", "f002.bin", "f003.bin", "f007.bin"]
     brim("build", new, out, *ROWS, "--append", "--quiet")
     assert len(rows(out)) == 8
@@ -190,7 +195,7 @@ def test_it_goes_on(hub: TestHub, machine: Machine, sources: tuple[Path, Path, P
 
 
 def test_rows_that_do_not_go_with_those_there(tmp_path: Path) -> None:
-    """Other columns, types or labels are an error with the difference, before anything is written."""
+    """Rows with other columns, types or labels are refused with the difference, before anything is written."""
     write_files(tmp_path / "a", {"cat/x.bin": b"1", "dog/y.bin": b"2"})
     write_files(tmp_path / "b", {"bird/z.bin": b"3"})
     api.build(tmp_path / "a", tmp_path / "out", label_from="parent")
@@ -203,7 +208,7 @@ def test_rows_that_do_not_go_with_those_there(tmp_path: Path) -> None:
 
 
 def test_lists_of_files(tmp_path: Path) -> None:
-    """Columns of lists, texts and numbers, as a recipe makes them, agree with themselves."""
+    """Columns of lists, texts and numbers from a recipe can be appended to themselves."""
     make_arc(tmp_path / "old", sessions=4)
     make_arc(tmp_path / "new", sessions=3)
     for source, extra in (("old", False), ("new", True)):
@@ -226,7 +231,7 @@ def test_words_that_do_not_go_together(sources: tuple[Path, Path, Path], tmp_pat
 
 
 def test_nothing_there(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """Where nothing is, the rows are the first ones; the same command again appends nothing."""
+    """An append to an empty destination is a build, and repeating it appends nothing."""
     old, _, _ = sources
     for _ in range(2):
         brim("build", old, tmp_path / "out", "--append", "--quiet")
@@ -234,7 +239,7 @@ def test_nothing_there(sources: tuple[Path, Path, Path], tmp_path: Path) -> None
 
 
 def test_a_dataset_of_others(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
-    """What `datasets` published is known from its listing and footers; brim.push_to_hub(append=True) comes behind."""
+    """Rows can be appended to a dataset that `datasets` published: listing and footers are sufficient."""
     code = """
         import datasets, brim
         ds = datasets.Dataset.from_dict({"n": list(range(10)), "t": [str(i) for i in range(10)]})
@@ -259,7 +264,7 @@ def test_a_dataset_of_others(hub: TestHub, machine: Machine, tmp_path: Path) -> 
 
 
 def test_other_splits_stay(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path]) -> None:
-    """Rows for one split leave the others as they are, manifest and all; a split that is not there is made."""
+    """An append to one split leaves all files of the other splits unchanged, and can create a new split."""
     old, new, _ = sources
     machine.publish(old, "--split", "train")
     machine.publish(old, "--split", "test")
@@ -274,7 +279,7 @@ def test_other_splits_stay(hub: TestHub, machine: Machine, sources: tuple[Path, 
 
 
 def test_a_branch_that_is_not_there_yet(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path]) -> None:
-    """It begins with what main has, so rows come behind those; main stays."""
+    """An append to a new branch starts from the rows of main, and main stays unchanged."""
     old, new, _ = sources
     machine.publish(old)
     head = hub.head(REPO)
@@ -286,7 +291,7 @@ def test_a_branch_that_is_not_there_yet(hub: TestHub, machine: Machine, sources:
 
 
 def test_no_rows(hub: TestHub, machine: Machine) -> None:
-    """Nothing is appended by a dataset without rows, however often."""
+    """Appending a dataset without rows changes nothing, however often."""
     machine.python(f"""
         import brim, datasets
         ds = datasets.Dataset.from_dict({{"n": [1, 2]}})
@@ -300,7 +305,8 @@ def test_no_rows(hub: TestHub, machine: Machine) -> None:
 def test_configs_with_splits_of_one_name(
     hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    """What is appended to one config knows nothing of another whose split is called the same; each part is proved."""
+    """An append to one config ignores another config with a split of the same name. Each source is verified
+    separately."""
     old, new, _ = sources
     other_files = write_files(tmp_path / "other", {f"o{i}.bin": random_bytes(500, 70 + i) for i in range(5)})
     machine.publish(other_files, "--config", "first", "--rows-per-shard", "1")
@@ -329,7 +335,7 @@ def test_plan(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
 
 
 def test_select_appends(sources: tuple[Path, Path, Path], tmp_path: Path, many_files: Callable[..., Path]) -> None:
-    """Rows of one dataset come behind those of another."""
+    """`brim select --append` adds rows of one dataset to another."""
     old, new, _ = sources
     for source in (old, new):
         brim("build", source, tmp_path / f"{source.name}-out", *ROWS, "--quiet")

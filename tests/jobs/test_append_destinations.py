@@ -1,4 +1,4 @@
-"""`--append` wherever it goes: a folder, a bucket, the Hub, a bucket of the Hub. Killed, next to others, and polled."""
+"""`--append` to a folder, a bucket, the Hub and a bucket on the Hub: killed, concurrent, and while readers poll."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.s3 import FaultProxy, S3Server
 
 ROWS = ("--rows-per-shard", "2", "--workers", "1")
 DESTINATIONS = ("folder", "bucket", "hub", "hubbucket")
-RECEIPT = 5  # the line of the ledger at which a run is held: some new shards are written, others are not
+RECEIPT = 5  # the number of the receipt at which a run is held, between its new shards
 
 
 def files(folder: Path, start: int, stop: int, size: int = 20_000) -> Path:
@@ -62,7 +62,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Shim:
 
 
 def shown_by(content: dict[str, bytes]) -> list[str]:
-    """The shards that whoever reads the card loads; a name that is not there is an error, as for `load_dataset`."""
+    """Return the shards that the card loads. A missing shard is an error, as for `load_dataset`."""
     front = yaml.safe_load(content["README.md"].decode().split("---\n")[1])
     actual: list[str] = []
     for entry in front["configs"][0]["data_files"]:
@@ -76,8 +76,10 @@ def shown_by(content: dict[str, bytes]) -> list[str]:
 
 
 def test_a_bucket(s3: S3Server, s3_proxy: FaultProxy, s3_prefix: str, tmp_path: Path) -> None:
-    """From another machine, without the old source: old shards stay as they are, numbers continue, only new bytes are
-    sent, of the old ones a footer is read; rows and card are those of a build of everything; nothing twice."""
+    """An append to a bucket uploads only new shards and gives the rows and the card of one complete build.
+
+    It works from another machine without the old source, and of the old shards it reads only a footer.
+    """
     prefix = s3_prefix.rstrip("/")
     destination = BucketDestination(s3, tmp_path / "machine", prefix)
     run(destination, "build", files(tmp_path / "old", 0, 4, 900_000), destination.address, *ROWS, "--quiet")
@@ -105,7 +107,7 @@ def test_a_bucket(s3: S3Server, s3_proxy: FaultProxy, s3_prefix: str, tmp_path: 
 
 
 def test_killed_and_continued(destination: Destination, shim: Shim, tmp_path: Path) -> None:
-    """Killed while it notes a receipt: readers have the old rows, and the same command does the rest."""
+    """After a kill, readers still get the old rows, and the same command appends the rest."""
     run(destination, "build", files(tmp_path / "old", 0, 4), destination.address, *ROWS, "--quiet")
     before = shown_by(destination.content())
     new = files(tmp_path / "new", 4, 16)
@@ -125,7 +127,7 @@ def test_killed_and_continued(destination: Destination, shim: Shim, tmp_path: Pa
 
 
 def test_readers(destination: Destination, tmp_path: Path) -> None:
-    """Whoever polls while rows are appended loads the old shards or all of them, and never another number."""
+    """While rows are appended, readers load either the old shards or all shards."""
     run(destination, "build", files(tmp_path / "old", 0, 4), destination.address, *ROWS, "--quiet")
     observed: list[int] = []
     over = threading.Event()
@@ -149,7 +151,8 @@ def test_readers(destination: Destination, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("destination", ["folder", "bucket", "hubbucket"], indirect=True)  # of the Hub: test_append.py
 def test_two_writers(destination: Destination, shim: Shim, tmp_path: Path) -> None:
-    """While one appends, another is told so, and can continue afterwards: no row is lost or twice."""
+    """While one run appends, a second one is refused. Afterwards it appends its rows, and none is lost or
+    duplicated."""
     run(destination, "build", files(tmp_path / "old", 0, 4), destination.address, *ROWS, "--quiet")
     first, two = files(tmp_path / "one", 4, 12), files(tmp_path / "two", 12, 16)
     process = caught(destination, shim, "build", first, destination.address, *ROWS, "--append", "--quiet")
@@ -169,7 +172,7 @@ def test_two_writers(destination: Destination, shim: Shim, tmp_path: Path) -> No
 
 
 def caught(destination: Destination, shim: Shim, *arguments: str | Path) -> Process:
-    """A command that is held while it notes a receipt."""
+    """Start a command and return its process once it is held at the receipt."""
     folder = destination.folder  # type: ignore[attr-defined]
     variables = shim.variables(Fault("fsync", RECEIPT, "hold", "*/ledger.jsonl"), [folder])
     process = start(*arguments, env=destination.environment | variables, preload=str(shim.library))
@@ -182,7 +185,7 @@ def caught(destination: Destination, shim: Shim, *arguments: str | Path) -> Proc
 
 
 def elsewhere(destination: Destination, tmp_path: Path) -> Destination:
-    """The same place, from another machine; a folder is on this one."""
+    """Return the same destination as seen from another machine, except for a folder."""
     if isinstance(destination, BucketDestination):
         return BucketDestination(destination.server, tmp_path / "other", destination.prefix)
     if isinstance(destination, HubBucketDestination):

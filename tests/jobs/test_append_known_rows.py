@@ -1,4 +1,4 @@
-"""`--append` of a source that overlaps with the dataset: only rows that it does not hold are added."""
+"""`--append` with a source that overlaps with the dataset: only missing rows are added."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def test_append_compares_files_of_one_split_only(tmp_path: Path) -> None:
 
 
 def test_append_keeps_rows_of_a_table_that_name_a_known_file_with_other_values(tmp_path: Path) -> None:
-    """As annotations of images do: only a row that exists as a whole is skipped."""
+    """A row with an existing file and other values is appended, as with annotations of images. Only equal rows are
+    skipped."""
     source, out = files(tmp_path / "in", 0, 2), tmp_path / "out"
     (source / "t.csv").write_text("f,note\nd0/0.bin,a\nd1/1.bin,b\n")
     api.build(source / "t.csv", out)
@@ -99,7 +100,7 @@ def test_append_of_lists_of_files_skips_rows_that_are_there(tmp_path: Path) -> N
     rows = [{"f": ["d0/0.bin", "d1/1.bin"]}, {"f": []}, {"f": ["d0/2.bin"]}]
     api.build(api.table(rows, files="f:file", root=source), out)
     extra = [*rows, {"f": ["d0/0.bin"]}, {"f": ["d1/3.bin", "d0/0.bin"]}]
-    # A row without files equals no other row.
+    # Rows without files are never treated as equal.
     assert api.build(api.table(extra, files="f:file", root=source), out, append=True).rows == 6
 
 
@@ -131,7 +132,7 @@ def test_allow_duplicate_paths_needs_append(tmp_path: Path) -> None:
 
 
 def test_append_maps_labels_onto_the_classes_of_the_dataset(tmp_path: Path) -> None:
-    """New files show some of the classes only."""
+    """Labels of appended files are mapped to the classes of the dataset, even if only some classes occur."""
     old = write_files(tmp_path / "old", {f"{name}/{i}.bin": random_bytes(50, i) for i, name in enumerate("abc")})
     new = write_files(tmp_path / "new", {"c/9.bin": b"9", "b/8.bin": b"8"})
     arguments = ("--label-from", "parent", "--quiet")
@@ -144,7 +145,7 @@ def test_append_maps_labels_onto_the_classes_of_the_dataset(tmp_path: Path) -> N
 
 
 def test_append_to_webdataset_refuses_other_classes(tmp_path: Path) -> None:
-    """Its shards hold numbers, and no label names are stored."""
+    """WebDataset shards store label numbers without names, so an append with other classes is refused."""
     old = write_files(tmp_path / "old", {f"{name}/{i}.bin": b"1" for i, name in enumerate("ab")})
     arguments = ("--label-from", "parent", "--format", "webdataset")
     brim("build", old, tmp_path / "out", *arguments, "--quiet")

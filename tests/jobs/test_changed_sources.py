@@ -1,4 +1,4 @@
-"""A source that is rewritten with the same size after a job has finished: results never have the old content."""
+"""A source that is rewritten with the same size after a job: the next job never returns the old content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.publishing import DEST, Machine
 from tests.s3 import S3Server
 from tests.s3.server import PRIVATE
 
-Write = Callable[[Path, str], str]  # of a folder and a word of three letters; gives what is mapped
+Write = Callable[[Path, str], str]  # takes a folder and a word of three letters, returns the source to map
 ROWS = 20
 
 
@@ -104,7 +104,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def rewrite(write: Write, folder: Path, text: str) -> None:
-    """Other content of the same size, with another date."""
+    """Rewrite the source with other content of the same size and another modification time."""
     before = sizes(folder)
     write(folder, text)
     assert sizes(folder) == before, "the fault is about files that keep their size"
@@ -168,7 +168,7 @@ def test_where_reads_a_rewritten_source_again(work: Path) -> None:
 
 
 def test_map_reads_a_rewritten_folder_of_files_again(work: Path) -> None:
-    """Rows that hold whole files, of which a job knows names and sizes."""
+    """`map` reads a rewritten folder of whole files again, although names and sizes are the same."""
 
     def read() -> set[bytes]:
         mapped = library.map(library.files(work), lambda row: {"word": row["file"]["bytes"]}, progress=False)
@@ -182,7 +182,7 @@ def test_map_reads_a_rewritten_folder_of_files_again(work: Path) -> None:
 
 
 def test_map_with_indices_counts_the_rows_of_a_rewritten_source(work: Path) -> None:
-    """An additional line in the first unit moves the numbers of all rows after it."""
+    """After an added line in the first unit, the indices of all later rows change."""
     source = work / "x.jsonl"
     line = '{"text": "%s"}\n'
     source.write_text("".join(line % ("x" * 43) for _ in range(300)))
@@ -196,7 +196,7 @@ def test_map_with_indices_counts_the_rows_of_a_rewritten_source(work: Path) -> N
 
 
 def commands(work: Path) -> dict[str, tuple[str, list[str], Callable[[Path], Any]]]:
-    """Target, words, and how a result is read."""
+    """Return target, arguments and reader of the result for each command."""
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"one": 0, "two": 1, "[UNK]": 2}, unk_token="[UNK]"))
     tokenizer.save(str(work.parent / "t.json"))
@@ -215,7 +215,7 @@ def commands(work: Path) -> dict[str, tuple[str, list[str], Callable[[Path], Any
 
 @pytest.mark.parametrize("command", ["map", "tokenize", "embed"])
 def test_commands_read_a_rewritten_source_again(command: str, work: Path, tmp_path: Path) -> None:
-    """A folder of shards, and one file of vectors."""
+    """Every command reads a rewritten source again: a folder of shards and a single file of vectors."""
     target, arguments, read = commands(work)[command]
     source = write_jsonl(work, "one")
 
@@ -298,7 +298,10 @@ def test_parts_of_a_plan_are_computed_again_if_their_source_was_rewritten(work: 
 
 
 def test_the_hub_gets_the_rows_of_a_rewritten_source(work: Path, tmp_path: Path) -> None:
-    """Also from a machine that has no state: the published ledger has the hashes of the source, and no dates."""
+    """The rows of a rewritten source are published, also from a machine without local state.
+
+    The published ledger contains the hashes of the source instead of its dates.
+    """
     source = write_jsonl(work, "one")
     (tmp_path / "steps.py").write_text("def same(row):\n    return row\n")
     with TestHub(tmp_path / "hub") as hub:

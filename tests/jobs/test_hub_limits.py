@@ -1,4 +1,4 @@
-"""What the Hub would refuse at the end is said at the beginning."""
+"""Limits of the Hub are checked when a job is planned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GB, TB = 10**9, 10**12
 
 
 def test_more_shards_than_a_folder_takes_are_refused_at_plan_time(tmp_path: Path) -> None:
-    """10,001 shards to the Hub are an error that states what to do; to a folder they are not."""
+    """10,001 shards in one folder of the Hub are refused with a suggestion. Local folders have no such limit."""
     (tmp_path / "scan").write_bytes(b"x" * 100)
     files = FileSetBuilder(str(tmp_path))
     files.add("scan", (tmp_path / "scan").stat())
@@ -48,18 +48,18 @@ def test_more_shards_than_a_folder_takes_are_refused_at_plan_time(tmp_path: Path
     ],
 )
 def test_the_way_out_fits_the_size(count: int, largest: int, total: int, says: str) -> None:
-    """Larger shards, smaller ones, or several configs where no cut does."""
+    """The suggestion depends on the size: larger shards, smaller shards, or several configs."""
     with pytest.raises(InputError, match=says):
         check_shards(count, largest, total)
 
 
 def test_what_the_hub_takes_passes() -> None:
-    """The limits themselves are allowed."""
+    """Datasets exactly at the limits are allowed."""
     check_shards(10_000, 500 * GB, 5_000 * TB)
 
 
 def test_what_the_hub_may_refuse_is_said(tmp_path: Path) -> None:
-    """A private repository beyond what a free account holds, large files, full folders and many commits."""
+    """Warnings name limits that the Hub may apply: private storage, large files, full folders and many commits."""
     assert hub_limits(100, GB, 50 * GB, public=False) == []
     assert "hold about 100 GB in all, and this is 273 GB" in hub_limits(761, GB, 273 * GB, public=False)[0]
     assert hub_limits(761, GB, 273 * GB, public=True) == []

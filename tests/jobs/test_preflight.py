@@ -1,4 +1,4 @@
-"""What every command refuses before anything runs, whatever its destination; nothing is made there."""
+"""Checks before a job starts: refused for every destination, without creating any file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def job(
 @pytest.mark.parametrize("verb", ["map", "tokenize", "embed"])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_options_that_do_not_apply(tmp_path: Path, source: RowSource, kind: str, verb: str) -> None:
-    """Options of the Hub, of another command, or of a function that is not there are refused at every destination."""
+    """Options that do not apply are refused: those of the Hub, of another command, or a missing function."""
     before = sorted(tmp_path.iterdir())
     wrong = [JobSettings(hub=PublishOptions(**{name: value})) for name, value in HUB.items()]  # type: ignore[arg-type]
     wrong += [JobSettings(update=True), *([JobSettings(keep_done=True)] if verb != "map" else [])]
@@ -81,14 +81,14 @@ def test_options_that_do_not_apply(tmp_path: Path, source: RowSource, kind: str,
     ids=str,
 )
 def test_values_that_nobody_knows(wrong: dict[str, Any]) -> None:
-    """How a job runs cannot be said with a value that has no meaning, or with two that exclude each other."""
+    """Job settings with invalid values or conflicting options are refused."""
     with pytest.raises(InputError):
         JobSettings(**wrong)
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_what_cannot_fit(tmp_path: Path, source: RowSource, kind: str) -> None:
-    """A result that the limit is too small for is refused before its first unit."""
+    """A result that cannot fit into the memory limit is refused before its first unit."""
     packed = TokenOutput(FinishOptions(pack=1 << 22), "tokenizer.json")
     with pytest.raises(MemoryLimitError, match="too long for a limit"):
         job("tokenize", kind, source, tmp_path, JobSettings(memory="20MB"), packed)
@@ -96,7 +96,7 @@ def test_what_cannot_fit(tmp_path: Path, source: RowSource, kind: str) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    """A vector file has one of the known endings, and is neither a folder nor a repository."""
+    """A vector file must have a known extension, and cannot be a folder or a repository."""
     (tmp_path / "out.npy").mkdir()
     for destination, says in ((tmp_path / "out.txt", "ending"), (tmp_path / "out.npy", "is a folder")):
         with pytest.raises(BrimError, match=says):
@@ -106,7 +106,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_the_same_facts(tmp_path: Path, source: RowSource) -> None:
-    """Where a job goes and how it runs decides nothing of what it is; what it does with bad rows does."""
+    """The fingerprint of a job does not depend on its destination or workers, but on its handling of bad rows."""
     jobs = [job("map", kind, source, tmp_path, JobSettings(workers=n + 1)) for n, kind in enumerate(LAYOUTS)]
     assert len({item.plan.fingerprint for item in jobs}) == 1
     second = job("map", "folder", source, tmp_path, JobSettings(on_error="skip"))

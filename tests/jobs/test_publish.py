@@ -1,4 +1,4 @@
-"""Datasets published by the real command to the test Hub, and read back by the real clients."""
+"""Datasets published by the real command to the test Hub, and loaded by the real clients."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.publishing import DEST, REPO, Listing, Machine, add_files, built, car
 
 ROWS = ("--rows-per-shard", "2")
 EACH = ("--rows-per-shard", "1")
-FILE_COUNT = 150  # shards: more than one commit takes
+FILE_COUNT = 150  # more shards than fit in one commit
 
 
 @pytest.fixture(scope="module")
 def large_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """More files than one commit takes shards."""
+    """Return more files than one commit has shards."""
     contents = {f"f{i:03d}.bin": random_bytes(500 + i, i) for i in range(FILE_COUNT)}
     return write_files(tmp_path_factory.mktemp("publish") / "many", contents)
 
@@ -39,18 +39,18 @@ def all_of_them(large_source: Path) -> Listing:
 
 
 def interrupt(hub: TestHub, machine: Machine, source: Path, nth: int, *options: str) -> None:
-    """A run that ends when the Hub refuses the token at the nth shard."""
+    """Run a build that fails when the Hub refuses the token at the nth shard."""
     rule = hub.faults.add("batch", nth=nth, status=401)
     machine.publish(source, *options, check=2)
     assert rule.fired == 1
     hub.faults.clear()
 
 
-# Where to
+# Destinations
 
 
 def test_first_publish_makes_a_private_repository(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """A repository that does not exist is made, private, and the output says so and what the Hub then holds."""
+    """A missing repository is created as private, and the output reports this and the shards listed by the Hub."""
     result = machine.publish(source, *ROWS)
     assert "created the private repository ada/data" in result.stderr
     assert "hf://datasets/ada/data (private)" in result.stdout
@@ -61,7 +61,7 @@ def test_first_publish_makes_a_private_repository(hub: TestHub, machine: Machine
 
 
 def test_public(hub: TestHub, machine: Machine, source: Path) -> None:
-    """--public makes a new repository public, and leaves one that exists as it is, with a note."""
+    """--public applies to a new repository only. An existing one stays as it is, with a note."""
     result = machine.publish(source, "--public")
     assert "created the public repository" in result.stderr
     assert "(public)" in result.stdout
@@ -73,7 +73,7 @@ def test_public(hub: TestHub, machine: Machine, source: Path) -> None:
 
 
 def test_branch(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """@BRANCH is made from main if it does not exist, and main stays as it is."""
+    """A branch in the address is created from main if it is missing, and main stays unchanged."""
     hub.create(REPO)
     before = hub.files(REPO)
     result = machine.publish(source, to=f"{DEST}@try/one")
@@ -83,7 +83,7 @@ def test_branch(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) ->
 
 
 def test_a_commit_is_no_branch(hub: TestHub, machine: Machine, source: Path) -> None:
-    """What cannot be published to is refused before the first byte."""
+    """A revision that cannot be published to is refused before anything is uploaded."""
     machine.publish(source)
     add_files(source, 5, 6)
     puts = hub.counters.puts
@@ -93,7 +93,7 @@ def test_a_commit_is_no_branch(hub: TestHub, machine: Machine, source: Path) -> 
 
 
 def test_many_shards_on_a_branch(hub: TestHub, machine: Machine, large_source: Path, all_of_them: Listing) -> None:
-    """A pull request can only be merged into main, so a branch gets its many shards in one commit at the end."""
+    """Many shards on a branch are published in one commit, because pull requests can only be merged into main."""
     hub.create(REPO)
     before = hub.files(REPO)
     machine.publish(large_source, *EACH, to=f"{DEST}@side")
@@ -117,14 +117,14 @@ def test_many_shards_on_a_branch(hub: TestHub, machine: Machine, large_source: P
     ],
 )
 def test_addresses_that_are_refused(hub: TestHub, machine: Machine, source: Path, address: str, hint: str) -> None:
-    """What is not the address of a dataset is refused with the one that may be meant, and no server is asked."""
+    """Malformed addresses of a dataset are refused with a suggestion and without a request."""
     assert hint in machine.publish(source, to=address, check=2).stderr
     assert not hub.log
     assert not (machine.folder / "ada").exists()
 
 
 def test_commit_message(hub: TestHub, machine: Machine, source: Path, large_source: Path) -> None:
-    """--commit-message is what the history of main shows, also where a pull request is merged."""
+    """--commit-message appears in the history of main, also if a pull request is merged."""
     machine.publish(source, "--commit-message", "The first five")
     assert hub.history(REPO)[0] == "The first five"
     machine.publish(large_source, *EACH, "--fresh", "--commit-message", "All of them")
@@ -132,7 +132,7 @@ def test_commit_message(hub: TestHub, machine: Machine, source: Path, large_sour
 
 
 def test_who_may_not(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """A token that only reads, no token and a wrong token are each said before the first byte."""
+    """A read-only, missing or wrong token is reported before anything is uploaded."""
     hub.create(REPO, private=True)
     for token, arguments in (
         ("hf_read", "no right to write to ada/data"),
@@ -146,11 +146,11 @@ def test_who_may_not(hub: TestHub, machine: Machine, source: Path, tmp_path: Pat
     assert hub.counters.puts == hub.counters.commits == 0
 
 
-# What is kept
+# Existing content
 
 
 def test_second_run_does_nothing(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """The same command again, here or on another machine, sends nothing and commits nothing."""
+    """Running the same command again, also on another machine, uploads and commits nothing."""
     machine.publish(source, *ROWS)
     head, received_bytes = hub.head(REPO), hub.counters.bytes_received
     for each in (machine, Machine(hub, tmp_path / "other")):
@@ -161,8 +161,10 @@ def test_second_run_does_nothing(hub: TestHub, machine: Machine, source: Path, t
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_update(hub: TestHub, machine: Machine, source: Path, tmp_path: Path, elsewhere: bool) -> None:
-    """--update sends shards that changed and no other, renames without sending, and deletes in the same commit
-    what is no longer part; files that brim did not write survive. The ledger of another machine is not needed."""
+    """--update uploads only changed shards, renames others without uploading, and keeps files that brim did not write.
+
+    Obsolete shards are deleted in the same commit. The ledger of another machine is not needed.
+    """
     machine.publish(source, *ROWS)
     put_by_hand(hub, {"notes/by-hand.txt": b"mine", "data.txt": b"mine too"})
     second = Machine(hub, tmp_path / "other") if elsewhere else machine
@@ -195,7 +197,7 @@ def test_update(hub: TestHub, machine: Machine, source: Path, tmp_path: Path, el
 
 
 def test_fresh(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """--fresh replaces another dataset in one commit, and files that the Hub has already are not sent again."""
+    """--fresh replaces another dataset in one commit, without uploading files that the Hub already has."""
     machine.publish(source, *EACH)
     received_bytes = hub.counters.bytes_received
     result = machine.publish(source, *EACH, "--fresh")
@@ -208,7 +210,7 @@ def test_fresh(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> 
 
 
 def test_strangers(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """Files in data/ that brim did not write would become part of the dataset: refused, or replaced with --fresh."""
+    """Foreign files in data/ are refused, because they would become part of the dataset. --fresh replaces them."""
     hub.create(REPO)
     put_by_hand(hub, {"data/train-00000-of-00001.csv": b"a,b\n", "data/deep/er.txt": b"x", "elsewhere.txt": b"y"})
     refused = machine.publish(source, *ROWS, check=2)
@@ -220,11 +222,11 @@ def test_strangers(hub: TestHub, machine: Machine, source: Path, tmp_path: Path)
     assert "elsewhere.txt" in hub.files(REPO)
 
 
-# Configs, splits, cards
+# Configs, splits and cards
 
 
 def test_configs_and_splits(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """A config or a split that is published, again too, leaves the others, and all of them load."""
+    """Publishing one config or split, also repeatedly, leaves the others loadable."""
     other_files = write_files(tmp_path / "other", {f"g{i}.bin": random_bytes(700, 50 + i) for i in range(3)})
     machine.publish(source, *ROWS, "--split", "train")
     machine.publish(other_files, "--split", "test")
@@ -252,7 +254,7 @@ def test_configs_and_splits(hub: TestHub, machine: Machine, source: Path, tmp_pa
 def test_parts_are_proved_by_their_own_sources(
     hub: TestHub, machine: Machine, source: Path, many_files: Callable[..., Path]
 ) -> None:
-    """Where splits and configs were published from several sources, each source proves its own part."""
+    """Splits and configs from several sources are each verified by their own source."""
     other_files = many_files(3, 2000, name="other")
     machine.publish(source, "--split", "train")
     machine.publish(other_files, "--split", "test")
@@ -266,7 +268,7 @@ def test_parts_are_proved_by_their_own_sources(
 
 
 def test_split_with_other_columns(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """A split whose columns differ from those of its config is refused before a byte of it is sent."""
+    """A split with other columns than its config is refused before anything is uploaded."""
     machine.publish(source, "--split", "train")
     (source / "t.csv").write_text("scan,n\nf000.bin,1\nf001.bin,2\n")
     puts = hub.counters.puts
@@ -277,11 +279,14 @@ def test_split_with_other_columns(hub: TestHub, machine: Machine, source: Path, 
     assert len(hub.history(REPO)) == 2
 
 
-# Many shards: the pull request
+# Many shards: pull requests
 
 
 def test_pull_request(hub: TestHub, machine: Machine, large_source: Path, source: Path, all_of_them: Listing) -> None:
-    """More than 100 shards fill a draft in groups, which is opened and merged; readers see old or new, and no part."""
+    """More than 100 shards are committed in groups to a draft pull request, which is then merged.
+
+    Readers see the old or the new dataset and never a part.
+    """
     machine.publish(source, *EACH)
     old = hub.files(REPO)
     observed, finished = [old], threading.Event()
@@ -336,7 +341,8 @@ def test_pull_request_is_found_again(
 
 
 def test_pull_request_of_another_publication(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A pull request that waits for review is taken up by the same call, and by no publication of the same data."""
+    """A pull request that waits for review is reused by the same call, but not by another publication of the same
+    data."""
     push = """
         import brim, datasets
         for options in ({"create_pr": True}, {"create_pr": True}, {"revision": "dev"}, {}):
@@ -353,7 +359,8 @@ def test_pull_request_of_another_publication(hub: TestHub, machine: Machine, sou
 def test_card_edited_while_the_pull_request_is_open(
     hub: TestHub, machine: Machine, large_source: Path, source: Path, all_of_them: Listing
 ) -> None:
-    """Where the pull request conflicts with an edit on main, one commit publishes instead, and the edit stays."""
+    """If an edit on main conflicts with the pull request, the dataset is published in one commit, and the edit is
+    kept."""
     machine.publish(source, *EACH)
     interrupt(hub, machine, large_source, 130, *EACH, "--fresh")
     edited = hub.read(REPO, "README.md").replace(b"---\n<!--", b"---\nNew prose.\n<!--")
@@ -367,7 +374,7 @@ def test_card_edited_while_the_pull_request_is_open(
 
 
 def test_direct(hub: TestHub, machine: Machine, large_source: Path, all_of_them: Listing) -> None:
-    """--direct commits groups to the branch, the card last; meanwhile loading is an error, not a smaller dataset."""
+    """--direct commits groups of shards to the branch and the card last. Until then, loading fails."""
     interrupt(hub, machine, large_source, 130, *EACH, "--direct")
     assert len(shards(hub)) == 100
     load = """
@@ -387,7 +394,7 @@ def test_direct(hub: TestHub, machine: Machine, large_source: Path, all_of_them:
 
 
 def test_direct_leaves_other_splits(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A split that is published with --direct leaves the card's entries of the others as they were."""
+    """Publishing a split with --direct keeps the entries of other splits in the card."""
     machine.publish(source, "--split", "train")
     machine.publish(source, "--config", "extra")
     interrupt(hub, machine, source, 3, "--split", "test", "--direct", *EACH)
@@ -406,7 +413,7 @@ def test_direct_leaves_other_splits(hub: TestHub, machine: Machine, source: Path
 def test_resume_sends_nothing_again(
     hub: TestHub, machine: Machine, many_files: Callable[..., Path], tmp_path: Path, elsewhere: bool
 ) -> None:
-    """What an interrupted run sent is not sent again, with the ledger or without one."""
+    """A resumed run does not repeat finished uploads, with the ledger or without it."""
     source = many_files(20, 3000)
     interrupt(hub, machine, source, 15, *EACH, "--workers", "2")
     assert not shards(hub)
@@ -424,7 +431,8 @@ def test_resume_sends_nothing_again(
 def test_objects_collected_between_runs(
     hub: TestHub, machine: Machine, large_source: Path, all_of_them: Listing, tmp_path: Path, nth: int, elsewhere: bool
 ) -> None:
-    """Objects that the Hub removed before they were committed are sent again, whatever the ledger says."""
+    """Uploads that the Hub deleted before they were committed are repeated, even if the ledger has receipts for
+    them."""
     interrupt(hub, machine, large_source, nth, *EACH)
     assert hub.collect_garbage(REPO)
     result = (Machine(hub, tmp_path / "other") if elsewhere else machine).publish(large_source, *EACH)
@@ -436,7 +444,7 @@ def test_objects_collected_between_runs(
 def test_few_objects_collected_between_runs(
     hub: TestHub, machine: Machine, source: Path, tmp_path: Path, elsewhere: bool
 ) -> None:
-    """The same where one commit takes all shards."""
+    """Deleted uploads are also repeated if one commit contains all shards."""
     interrupt(hub, machine, source, 4, *EACH, "--workers", "1")
     assert len(hub.collect_garbage(REPO)) == 3
     result = (Machine(hub, tmp_path / "other") if elsewhere else machine).publish(source, *EACH)
@@ -446,8 +454,10 @@ def test_few_objects_collected_between_runs(
 
 
 def test_old_receipts_are_not_trusted(hub: TestHub, machine: Machine, many_files: Callable[..., Path]) -> None:
-    """A receipt of something sent and not committed counts for 12 hours; then the Hub is asked, and only if it
-    has lost the object is it sent again."""
+    """A receipt of an upload without a commit is valid for 12 hours. After that, brim asks the Hub.
+
+    Only the uploads that the Hub has deleted are repeated.
+    """
     source = many_files(20, 3000)
     interrupt(hub, machine, source, 15, *EACH, "--workers", "1")
     ledger = Ledger(machine.ledgers[0])
@@ -470,7 +480,7 @@ def test_old_receipts_are_not_trusted(hub: TestHub, machine: Machine, many_files
 
 
 def test_xet(tmp_path: Path, source: Path) -> None:
-    """--via xet sends by Xet in one pass, the pointers are right, and the real client reads what was sent."""
+    """--via xet uploads each shard once by Xet with correct pointers, and the real client reads it."""
     with TestHub(tmp_path / "hub", xet=True) as hub:
         machine = Machine(hub, tmp_path / "machine", more={"HF_HUB_DISABLE_XET": "0"})
         machine.publish(source, *ROWS, "--via", "xet")
@@ -487,14 +497,14 @@ def test_xet(tmp_path: Path, source: Path) -> None:
             assert all(row["file"]["bytes"] == open({str(source)!r} + "/" + row["file"]["path"], "rb").read()
                        for row in rows)
         """)
-        # hf_xet keeps a log and what it knows of chunks among the library's caches.
+        # hf_xet stores a log and known chunks in the caches of the library.
         assert written(machine, "home/datasets", "home/hub", "home/xet") == ["ledger.jsonl", "lock"]
         assert not [p for p in (machine.folder / "home/xet").rglob("*.*") if b"hf_write" in p.read_bytes()]
 
 
 @pytest.mark.parametrize(("options", "by_xet"), [((), True), (("--via", "lfs"), False), (("--memory", "100MB"), False)])
 def test_an_update_goes_by_xet(tmp_path: Path, options: tuple[str, ...], by_xet: bool) -> None:
-    """A shard of which a part has changed: the first time by LFS, then its new chunks by Xet, if there is memory."""
+    """A changed shard is uploaded by LFS first, and later only its new chunks by Xet if memory suffices."""
     source = write_files(tmp_path / "source", {f"f{i}.bin": random_bytes(1_000_000, i) for i in range(4)})
     with TestHub(tmp_path / "hub", xet=True) as hub:
         machine = Machine(hub, tmp_path / "machine")
@@ -505,25 +515,25 @@ def test_an_update_goes_by_xet(tmp_path: Path, options: tuple[str, ...], by_xet:
             received_bytes = hub.counters.bytes_received
             machine.publish(source, "--update", *options)
         assert (hub.counters.requests["put"], hub.counters.requests["xorb"] > 0) == (1 if by_xet else 3, by_xet)
-        if by_xet:  # this machine knows the chunks of the second version, and the third differs by one file
+        if by_xet:  # this machine knows the chunks of the second version, and one file changed in the third
             assert hub.counters.bytes_received - received_bytes < 1_100_000
         assert shards(hub) == built(source, tmp_path / "out")
         assert machine.run("verify", DEST, "--deep").returncode == 0
 
 
 def test_no_xet_on_the_server(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """Where the server has no Xet, --via xet prints a note and sends by LFS."""
+    """If the server does not support Xet, --via xet prints a note and uploads by LFS."""
     result = machine.publish(source, *ROWS, "--via", "xet")
     assert "the server has no Xet storage: sending by LFS instead" in result.stderr
     assert shards(hub) == built(source, tmp_path / "out", *ROWS)
     assert hub.counters.requests["put"] == 3
 
 
-# What stays here
+# Local files
 
 
 def written(machine: Machine, *but: str) -> list[str]:
-    """The names of all files on a machine, except under some folders."""
+    """Return the names of all files on a machine, except in some folders."""
     remaining = [path for path in machine.folder.rglob("*") if path.is_file()]
     return sorted(p.name for p in remaining if not str(p.relative_to(machine.folder)).startswith(but or ("\0",)))
 
@@ -532,7 +542,7 @@ def written(machine: Machine, *but: str) -> list[str]:
 def test_nothing_is_written_but_the_ledger(
     hub: TestHub, machine: Machine, many_files: Callable[..., Path], count: int
 ) -> None:
-    """Under the temporary, state and cache folders there is only the ledger afterwards, readable by its owner only."""
+    """After a run, the temporary, state and cache folders contain only the ledger, which only its owner can read."""
     machine.publish(many_files(count, 3000), *EACH)
     assert written(machine) == ["ledger.jsonl", "lock"]
     (folder,) = machine.ledgers
@@ -541,9 +551,9 @@ def test_nothing_is_written_but_the_ledger(
 
 
 def test_nothing_is_written_meanwhile(hub: TestHub, machine: Machine, many_files: Callable[..., Path]) -> None:
-    """While shards are on their way, no file but the ledger grows, and no other is open for writing.
+    """During an upload, only the ledger grows, and no other file is open for writing.
 
-    Next to it there is the note of which run obeys a stop file.
+    The only other file is the note about the run that obeys a stop file.
     """
     source = many_files(6, 3_000_000)
     hub.faults.add("put", nth=3, times=None, action="stall", after_bytes=1_000_000, seconds=0.4)
@@ -574,7 +584,7 @@ def files_open_for_writing(pid: int) -> set[str]:
 
 
 def test_tokens_stay_secret(tmp_path: Path, large_source: Path) -> None:
-    """No token and no signature of a URL is printed or written, whatever goes wrong and however much is asked for."""
+    """No token and no signature of a URL is printed or written, for any failure and any verbosity."""
     token = "hf_" + "VerySecret0123456789"
     with TestHub(tmp_path / "hub", tokens={token: {"user": "ada", "can_write": True}}) as hub:
         machine = Machine(hub, tmp_path / "machine", token)
@@ -603,7 +613,7 @@ def test_tokens_stay_secret(tmp_path: Path, large_source: Path) -> None:
 
 
 def test_json(hub: TestHub, machine: Machine, source: Path) -> None:
-    """--json ends with what was sent, in how many commits, and what the repository is."""
+    """--json ends with the uploaded bytes, the number of commits and the state of the repository."""
     events = [json.loads(line) for line in machine.publish(source, *ROWS, "--json").stdout.splitlines()]
     assert [event["how"] for event in events if event["event"] == "shard"] == ["sent"] * 3
     result = events[-1]
@@ -613,7 +623,7 @@ def test_json(hub: TestHub, machine: Machine, source: Path) -> None:
 
 
 def test_two_runs_at_once(hub: TestHub, machine: Machine, source: Path) -> None:
-    """While one run publishes, a second one to the same place is refused; one to another config is not."""
+    """While one run publishes, a second run for the same config is refused. One for another config is not."""
     hub.faults.add("put", action="stall", seconds=4)
     first = machine.start(source, *ROWS)
     while not hub.counters.puts:
@@ -627,11 +637,11 @@ def test_two_runs_at_once(hub: TestHub, machine: Machine, source: Path) -> None:
     assert {c["config_name"] for c in card(hub)["configs"]} == {"default", "extra"}  # type: ignore[attr-defined]
 
 
-# Reading it back
+# Loading
 
 
 def test_nifti_columns_load(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
-    """load_dataset, plain and streaming, gives images that are equal to the sources."""
+    """load_dataset, plain and streaming, returns images that are equal to the sources."""
     scans = tmp_path / "scans"
     scans.mkdir()
     for i in range(4):
@@ -655,11 +665,11 @@ def test_nifti_columns_load(hub: TestHub, machine: Machine, tmp_path: Path) -> N
     """)
 
 
-# What others published, and what cannot be read
+# Foreign datasets and unreadable ones
 
 
 def test_reading_without_permission(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """Whoever may not read a gated repository is told so, and not that a token cannot write."""
+    """Reading a gated repository without access is reported as such, and not as a missing write permission."""
     machine.publish(source)
     hub.repos.get("datasets", REPO).private, hub.repos.get("datasets", REPO).gated = False, "manual"
     for token, actor in (("hf_read", "this token"), (None, "anyone without a token")):
@@ -680,14 +690,14 @@ def test_reading_without_permission(hub: TestHub, machine: Machine, source: Path
 def test_settings_that_cannot_be(
     hub: TestHub, machine: Machine, source: Path, name: str, value: str, says: str
 ) -> None:
-    """A token, address or time limit that cannot be one is an error at once, and in words."""
+    """Invalid tokens, addresses and time limits are refused at once with a clear error."""
     odd = replace(machine, more={name: value})
     for message in (odd.publish(source, check=2), odd.run("verify", DEST)):
         assert (message.returncode, says in message.stderr) == (2, True), message.stderr
 
 
 def test_what_others_published(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
-    """Shards are found without a card, and where there is content to unpack that has no name, that is said."""
+    """Shards of a repository without a card are found, and unpacking content without file names is an error."""
     push = """
         import datasets, io, brim, pyarrow.parquet as pq
         from huggingface_hub import HfApi
@@ -709,7 +719,7 @@ def test_what_others_published(hub: TestHub, machine: Machine, tmp_path: Path) -
 
 
 def test_threads_publish_at_once(hub: TestHub, machine: Machine) -> None:
-    """Several calls of push_to_hub at a time do not disturb each other, and leave the library as it was."""
+    """Concurrent calls of push_to_hub do not disturb each other, and leave the settings of the library unchanged."""
     push = """
         import logging, threading, brim, datasets
         from huggingface_hub.utils import _http

@@ -1,7 +1,7 @@
-"""The rules between ledger, destination and requested shards, on a destination that records every call.
+"""The rules between ledger, destination and requested shards, tested on a destination that records every call.
 
-Files of the destination are in memory; the ledger is a real one. Calls of the destination and writes of the ledger are
-recorded in one list, so that their order can be checked.
+The files of the destination are in memory, and the ledger is a real one. All calls of the destination and writes of the
+ledger are recorded in one list, so that tests can check their order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def sha(content: str) -> str:
 
 
 class Content:
-    """The bytes of a shard, which know their hash."""
+    """The bytes of a shard with their hash."""
 
     def __init__(self, text: str, size: int) -> None:
         self.text, self.size, self.path = text, size, None
@@ -105,11 +105,11 @@ class Shards(ShardSet):
 
 
 class Crashed(Exception):
-    """The machine stopped."""
+    """A simulated crash of the machine."""
 
 
 class Recorded(Destination):
-    """Files in memory. `crash_at`: the number of the call that does not happen any more."""
+    """A destination with files in memory. `crash_at` is the number of the call that is not executed."""
 
     def __init__(self, calls: list[str], ledger: Ledger, *, staged: bool = False, manifests: bool = False) -> None:
         self.calls, self.ledger, self.is_staged, self._has_manifests = calls, ledger, staged, manifests
@@ -183,7 +183,7 @@ class Recorded(Destination):
 
 
 class RecordedLedger(Ledger):
-    """A ledger that notes its writes among the calls."""
+    """A ledger that records its writes among the calls."""
 
     def __init__(self, folder: Path, calls: list[str]) -> None:
         self.calls: list[str] = []
@@ -202,7 +202,7 @@ class RecordedLedger(Ledger):
 
 
 class World:
-    """A folder of state and a destination, over several runs."""
+    """A state folder and a destination that are used by several runs."""
 
     def __init__(self, folder: Path, *, staged: bool = False, manifests: bool = False) -> None:
         folder.mkdir(exist_ok=True)
@@ -246,11 +246,11 @@ def world(tmp_path: Path) -> World:
 OLD = {"data/a-00000-of-00003.parquet": "one", "data/a-00001-of-00003.parquet": "two",
        "data/a-00002-of-00003.parquet": "three"}  # fmt: skip
 A, B, C = OLD
-NEW = {A: "new", B: "one", C: "two"}  # a row in front: the content of two shards moves by one name
+NEW = {A: "new", B: "one", C: "two"}  # a new row at the start moves the content of two shards to the next name
 
 
 def test_a_new_job_uploads_all_shards_between_the_two_cards(world: World) -> None:
-    """Card that says unfinished, then per shard the file before its receipt, then the final card, then the ledger."""
+    """A new job writes the unfinished card, each shard before its receipt, the final card, and then the ledger."""
     result = world.deliver(Shards(OLD))
     uploads = [call for name in OLD for call in (f"upload {name}", f"shard {name}")]
     assert sorted(world.calls[2:-2]) == sorted(uploads)
@@ -289,7 +289,7 @@ def test_another_dataset_may_use_a_destination_whose_files_were_removed(world: W
 
 
 def test_update_moves_content_that_gets_another_name(world: World) -> None:
-    """The receipt is forgotten before its file moves, and the new receipt is written after it has moved."""
+    """The receipt of a moved file is removed before the move, and the new receipt is written after it."""
     world.deliver(Shards(OLD))
     world.reopen()
     world.calls.clear()
@@ -305,7 +305,7 @@ def test_update_moves_content_that_gets_another_name(world: World) -> None:
 
 
 def test_of_two_shards_with_the_same_content_each_file_is_used_once(world: World) -> None:
-    """The ledger finds content by its key, of which there is one; the other shard is uploaded."""
+    """Of two shards with the same content and key, one file is reused and the other shard is uploaded."""
     world.deliver(Shards({A: "one", B: "one"}))
     world.reopen()
     world.calls.clear()
@@ -367,7 +367,10 @@ def test_a_foreign_file_is_refused_unless_it_is_replaced(world: World) -> None:
 
 @pytest.mark.parametrize("unfinished", [False, True])
 def test_a_file_with_the_name_of_a_shard_is_ours_only_if_a_build_was_announced(world: World, unfinished: bool) -> None:
-    """Without a ledger of a job: the ledger of another machine may be lost."""
+    """Without a ledger, an existing file counts as a shard only if the card announces an unfinished build.
+
+    The ledger may be on another machine that was lost.
+    """
     world.destination.files[A] = sha("one")
     world.destination.card = "unfinished" if unfinished else ""
     if unfinished:
@@ -378,7 +381,10 @@ def test_a_file_with_the_name_of_a_shard_is_ours_only_if_a_build_was_announced(w
 
 
 def test_a_file_without_a_receipt_is_ours_while_the_job_that_planned_it_is_unfinished(world: World) -> None:
-    """Killed between the two; the next job may have other names."""
+    """A file without a receipt belongs to the unfinished job that planned it, also for the next job with other names.
+
+    A kill between writing the file and its receipt leaves such a file.
+    """
     world.begin(Shards(OLD))
     world.destination.files[B] = sha("two")
     world.reopen()
@@ -405,7 +411,7 @@ def published(tmp_path: Path, shards: Shards, **options: bool) -> World:
 
 
 def test_receipts_are_taken_over_from_the_destination(tmp_path: Path) -> None:
-    """A machine without a ledger continues a published dataset, and uploads nothing again."""
+    """A machine without a ledger takes over the receipts of a published dataset and uploads nothing again."""
     world = published(tmp_path, Shards(OLD))
     assert world.missing(world.begin(Shards(OLD))) == []
     assert set(world.ledger.receipts) == set(OLD)
@@ -423,7 +429,7 @@ def test_a_finished_ledger_that_is_out_of_date_is_replaced(tmp_path: Path) -> No
 
 
 def test_an_unfinished_ledger_is_kept(tmp_path: Path) -> None:
-    """Its receipts are newer than the published content."""
+    """An unfinished local ledger is kept, because its receipts are newer than the published ledger."""
     world = published(tmp_path, Shards(OLD))
     world.ledger.start_job(JobRecord(Shards(NEW).fingerprint, Shards(NEW).facts, {}))
     rules = world.begin(Shards(NEW), updates=True)
@@ -440,7 +446,7 @@ def test_an_emptied_destination_starts_over(tmp_path: Path) -> None:
 
 
 class Part(Scope):
-    """Two of the three shards."""
+    """A part with two of the three shards."""
 
     names = frozenset([A, B])
     ledger_dir = Path("/nowhere")
@@ -450,7 +456,7 @@ class Part(Scope):
 def test_a_part_refuses_another_dataset_unless_it_may_be_replaced(
     tmp_path: Path, staged: int, updates: int, refused: int
 ) -> None:
-    """It keeps its own ledger in any case."""
+    """A part refuses a destination with another dataset unless it may replace it, and keeps a separate ledger."""
     world = published(tmp_path, Shards(NEW), staged=bool(staged))
     if refused:
         with pytest.raises(PlanMismatchError, match="another dataset"):
@@ -461,7 +467,7 @@ def test_a_part_refuses_another_dataset_unless_it_may_be_replaced(
 
 
 def test_receipts_of_parts_are_added_before_anything_is_missing(world: World) -> None:
-    """The finish of a plan: what parts have uploaded has receipts, and only the rest is missing."""
+    """The finish of a plan adds the receipts of its parts first, so that only other shards are missing."""
     shards = Shards(OLD)
     receipt = Receipt(A, "train", 1, 10, sha("one"), sha("key of one"), "d", shards.fingerprint[:16])
 
@@ -482,12 +488,15 @@ def test_shards_are_missing_without_a_receipt_of_this_job_or_without_their_file(
     del world.destination.files[B]
     assert world.missing(world.begin(Shards(OLD))) == [B]
     world.ledger.add(replace(world.ledger.receipts[C], job="another"))
-    assert world.missing(world.rules(Shards(OLD))) == [B]  # found again by its key
+    assert world.missing(world.rules(Shards(OLD))) == [B]  # found by its key
     assert world.ledger.receipts[C].job == Shards(OLD).fingerprint[:16]
 
 
 def test_rows_that_were_computed_again_with_other_values_are_missing(world: World) -> None:
-    """A function may be random: a file with the old content is not the result."""
+    """A recomputed shard with other values is missing, because the existing file has the old content.
+
+    Functions may be random.
+    """
     first = Shards(OLD, known={name: sha(text) for name, text in OLD.items()})
     world.deliver(first)
     world.reopen()
@@ -496,7 +505,8 @@ def test_rows_that_were_computed_again_with_other_values_are_missing(world: Worl
 
 
 def test_doubtful_shards_are_hashed(world: World) -> None:
-    """With other dates and the same content the receipt is renewed; with other content the shard is missing."""
+    """Shards with changed dates are hashed: the receipt is renewed if the content is the same, otherwise it is
+    missing."""
     world.deliver(Shards(OLD))
     world.reopen()
     changed = Shards(OLD, dates="e")
@@ -510,7 +520,8 @@ def test_doubtful_shards_are_hashed(world: World) -> None:
 
 @pytest.mark.parametrize(("age_s", "counts"), [(60, True), (STAGED_S - 60, True), (STAGED_S + 60, False)])
 def test_an_upload_that_is_not_committed_counts_for_twelve_hours(tmp_path: Path, age_s: int, counts: bool) -> None:
-    """After that it is uploaded again, without being hashed again."""
+    """An upload without a commit is valid for twelve hours. After that, it is repeated without hashing the shard
+    again."""
     world = World(tmp_path / "state", staged=True)
     rules = world.begin(Shards(OLD))
     for shard in rules.missing_shards(1, 10**9):
@@ -532,7 +543,7 @@ def test_content_that_the_hub_has_under_another_name_is_not_uploaded(tmp_path: P
 
 
 def test_uploads_that_have_disappeared_are_sent_again(tmp_path: Path) -> None:
-    """In the same run, up to three times."""
+    """Uploads that disappeared are repeated in the same run, up to three times."""
     world = World(tmp_path / "state", staged=True)
     publish, lost = world.destination.publish, [A, B]
 
@@ -553,7 +564,7 @@ def test_uploads_that_have_disappeared_are_sent_again(tmp_path: Path) -> None:
 
 
 class Crashing(World):
-    """Stops at a call, before or after it has had its effect."""
+    """A world that crashes at a call, before or after its effect."""
 
     def __init__(self, folder: Path, after: int, **options: bool) -> None:
         super().__init__(folder, **options)
@@ -586,7 +597,10 @@ class Crashing(World):
 def test_a_job_that_crashes_anywhere_reaches_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """A build and an update of it, each crashing at random: no receipt without its content, nothing lost, all names."""
+    """A build and two updates with random crashes reach the same result as undisturbed ones.
+
+    At every crash, each receipt has its content.
+    """
     moments = random.Random(seed)
     options = {"staged": False, "manifests": seed % 2 == 0}
     whole = World(tmp_path / "whole", **options)
@@ -602,7 +616,7 @@ def test_a_job_that_crashes_anywhere_reaches_the_same_result(
                 world.deliver(Shards(contents), **settings)
                 break
             except Crashed:
-                # A receipt states that its content is stored, or is being moved to another name.
+                # Each receipt has stored content, or content that is being moved to another name.
                 for receipt in Ledger(world.folder).receipts.values():
                     assert world.destination.has_receipt(receipt) or world.destination.has_content(receipt), (
                         receipt.name

@@ -1,4 +1,4 @@
-"""A job that is refused leaves nothing at its destination, and the blame is where it belongs."""
+"""A refused job leaves no files at its destination, and the error names the actual cause."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:
-    """All names below a folder, and what the files hold."""
+    """Return all names below a folder with the content of the files."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
@@ -50,7 +50,7 @@ def brim_command(home: Path, *arguments: str) -> subprocess.CompletedProcess[str
     ],
 )
 def test_what_is_refused_leaves_nothing(home: Path, arguments: str, code: int) -> None:
-    """Neither DEST, nor the folders above it, nor a ledger next to it existed before, and none exists after."""
+    """A refused job creates neither the destination, nor its parent folders, nor a ledger next to it."""
     before = everything(home)
     result = brim_command(home, *arguments.split())
     assert result.returncode == code, result.stderr
@@ -60,7 +60,7 @@ def test_what_is_refused_leaves_nothing(home: Path, arguments: str, code: int) -
 
 @pytest.mark.parametrize("arguments", ["build files DEST", "map rows.jsonl DEST --fn same.py:same"])
 def test_a_stranger_with_the_name_of_a_shard_stays(home: Path, arguments: str) -> None:
-    """A file that brim did not write is not replaced, also where it is called as the first shard will be."""
+    """A foreign file is not replaced, even if it has the name of the first shard."""
     theirs = home / "DEST" / "data" / "train-00000-of-00001.parquet"
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(b"not brim's")
@@ -75,7 +75,7 @@ def test_a_stranger_with_the_name_of_a_shard_stays(home: Path, arguments: str) -
     ["build files DEST", "map rows.jsonl DEST --fn same.py:same", "build files files", "map rows.jsonl files"],
 )
 def test_a_folder_with_something_else_stays_as_it_is(home: Path, arguments: str) -> None:
-    """Foreign files among the shards, or the source itself, are refused, and nothing is put next to them."""
+    """Foreign files among the shards, or the source itself, are refused, and nothing is written next to them."""
     (home / "DEST" / "data").mkdir(parents=True)
     (home / "DEST" / "data" / "other.parquet").write_bytes(b"a stranger's")
     command = [*arguments.split(), *(["--fn", "same.py:same"] if arguments.endswith("jsonl files") else [])]
@@ -90,7 +90,7 @@ def test_a_folder_with_something_else_stays_as_it_is(home: Path, arguments: str)
 
 
 def test_another_dataset_stays_as_it_is(home: Path) -> None:
-    """A finished dataset is not touched by a job that is not allowed to replace it."""
+    """A job that may not replace a finished dataset leaves it unchanged."""
     brim.build(home / "files", home / "DEST")
     before = everything(home / "DEST")
     (home / "files" / "b.bin").write_bytes(b"b")
@@ -105,7 +105,7 @@ def test_another_dataset_stays_as_it_is(home: Path) -> None:
     "arguments", ["build files DEST", "embed rows.jsonl DEST --column text --model model.py:make2"]
 )
 def test_what_another_verb_made_is_named_in_a_line(home: Path, arguments: str) -> None:
-    """Its facts have other words, of which none tells anything."""
+    """A dataset of another command is reported in one line, because its fingerprint inputs cannot be compared."""
     (home / "model.py").write_text("def make2(**options):\n    return lambda texts: [[1.0] for _ in texts]\n")
     brim.map(home / "rows.jsonl", None, destination=home / "DEST", state=home / "books")
     result = brim_command(home, *arguments.split(), "--state", "books")
@@ -116,7 +116,7 @@ def test_what_another_verb_made_is_named_in_a_line(home: Path, arguments: str) -
 @pytest.mark.parametrize(
     "arguments",
     [
-        "map rows.jsonl DEST --fn same.py:same --report rows.html",  # whose log would be rows.jsonl
+        "map rows.jsonl DEST --fn same.py:same --report rows.html",  # the log of this report would be rows.jsonl
         "build files DEST --report same.py",
         "build files DEST --report rows.jsonl",
         "run --report same.py -- true",
@@ -128,7 +128,7 @@ def test_what_another_verb_made_is_named_in_a_line(home: Path, arguments: str) -
     ],
 )
 def test_reports_logs_and_plans_replace_nothing_else(home: Path, arguments: str) -> None:
-    """Neither a source nor anything that brim did not write, also where only the log next to a page has its name."""
+    """Reports, logs and plans never replace a source or a foreign file, even if only the log would have its name."""
     (home / "bids" / "sub-1" / "anat").mkdir(parents=True)
     (home / "bids" / "sub-1" / "anat" / "sub-1_T1w.nii").write_bytes(b"a")
     (home / "bids" / "dataset_description.json").write_text('{"Name": "n", "BIDSVersion": "1.8.0"}')
@@ -140,7 +140,7 @@ def test_reports_logs_and_plans_replace_nothing_else(home: Path, arguments: str)
 
 
 def test_a_busy_destination_is_left_to_who_has_it(home: Path) -> None:
-    """Whoever does not get the lock of a new destination takes nothing of it away."""
+    """A run that does not get the lock of a new destination removes nothing that the other run created."""
     from brim.jobs.destination_paths import dataset_paths
     from brim.jobs.job_lock import CreatedFolders, make_folders
     from brim.jobs.publish_options import PublishOptions
@@ -149,25 +149,25 @@ def test_a_busy_destination_is_left_to_who_has_it(home: Path) -> None:
 
     dest = home / "DEST"
     paths = dataset_paths(folder_location(dest), None, PublishOptions())
-    late = CreatedFolders(paths)  # looks before the other has made anything
+    late = CreatedFolders(paths)  # checks for folders before the other run creates them
     make_folders(paths)
     with locked(dest / ".brim"):
         before = everything(dest)
         with pytest.raises(DestinationError, match="Another brim"):
             brim.build(home / "files", dest)
         late.remove_empty()
-        assert {*before} - {*everything(dest)} <= {"data"}  # which is made again by who needs it
+        assert {*before} - {*everything(dest)} <= {"data"}  # the next writer creates it again
 
 
 def test_a_limit_that_is_too_small_leaves_nothing(home: Path) -> None:
-    """From Python too."""
+    """A limit that is too small is refused without leaving files, also from Python."""
     with pytest.raises(MemoryLimitError):
         brim.build(home / "files", home / "new" / "DEST", memory="1MB")
     assert not (home / "new").exists()
 
 
 def test_a_source_that_goes_is_blamed_itself(home: Path) -> None:
-    """A file that cannot be read while its units are cut is named, not the destination."""
+    """If a source file disappears while units are read, the error names the source file."""
     rows = open_rows(home / "rows.jsonl", RowOptions(unit_size=1000))
     (home / "rows.jsonl").unlink()
     with pytest.raises(SourceError, match=r"rows\.jsonl.* cannot be read"):
@@ -175,7 +175,7 @@ def test_a_source_that_goes_is_blamed_itself(home: Path) -> None:
 
 
 def test_rows_that_fail_to_come_are_blamed_themselves(home: Path) -> None:
-    """The system's error in an iterator of the caller is the source's."""
+    """An operating system error in an iterator of the caller is reported as an error of the source."""
 
     def rows():  # type: ignore[no-untyped-def]
         yield from ({"n": n, "text": "x" * 1000} for n in range(20_000))
@@ -187,7 +187,8 @@ def test_rows_that_fail_to_come_are_blamed_themselves(home: Path) -> None:
 
 
 def test_a_model_that_cannot_be_read_is_not_the_destination(home: Path) -> None:
-    """The system's error in a worker about something else than its output does not blame the output."""
+    """An operating system error in a worker is reported as an error of the destination only if it concerns the
+    output."""
     (home / "model.py").write_text("def make(**options):\n    open('/nowhere/at/all')\n")
     result = brim_command(home, "embed", "rows.jsonl", "DEST", "--column", "text", "--model", "model.py:make")
     assert result.returncode == 2, result.stderr
@@ -196,7 +197,7 @@ def test_a_model_that_cannot_be_read_is_not_the_destination(home: Path) -> None:
 
 
 def test_check_takes_a_path(home: Path) -> None:
-    """A folder and a table are checked by their paths, as the command does, and a damaged one is found."""
+    """`brim.check` accepts paths of folders and tables, as the command does, and finds missing files."""
     assert brim.check(home / "files").ok
     (home / "t.csv").write_text("f\nfiles/a.bin\nfiles/b.bin\n")
     report = brim.check(str(home / "t.csv"))
@@ -209,7 +210,10 @@ def test_check_takes_a_path(home: Path) -> None:
 def test_a_waiting_stop_file_is_refused_before_a_source_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every verb that obeys one says so at once: the sources here do not even exist. A plan alone is not stopped."""
+    """Every command with a stop file refuses an existing one before it reads the source.
+
+    The sources of this test do not exist. Planning alone ignores stop files.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     requested, own, concurrent = (
@@ -243,8 +247,10 @@ def test_a_waiting_stop_file_is_refused_before_a_source_is_read(
 
 
 def test_the_state_of_another_unfinished_job(home: Path) -> None:
-    """A folder of ledgers that a job for another place has not finished with is refused by its name; with --fresh, or
-    when that job is done, it may be used."""
+    """A --state folder with an unfinished job for another destination is refused.
+
+    It can be used with --fresh, or after that job has finished.
+    """
     arguments = (
         "map rows.jsonl DEST --fn late.py:late --unit-size 4KB --batch-size 50 --workers 1 --state books --quiet"
     )

@@ -1,4 +1,4 @@
-"""After somebody has removed a finished result, its ledger keeps no other job from writing there."""
+"""After a finished result was deleted, its ledger does not prevent another job from writing there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a plan travels to another machine: a shard's own files and rows, and all that its bytes depend on."""
+"""Slices of a plan for another machine: the files and rows of one shard, and everything its bytes depend on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.conftest import write_files
 
 def plan_of(source: Path, **options: object) -> Plan:
     rows = [{"file": f"f{n:03d}.bin", "label": f"label {n % 3}", "n": n} for n in range(12)]
-    table = pa.concat_tables([pa.Table.from_pylist(rows[:5]), pa.Table.from_pylist(rows[5:])])  # in two chunks
+    table = pa.concat_tables([pa.Table.from_pylist(rows[:5]), pa.Table.from_pylist(rows[5:])])  # two chunks
     labels = table.column("label").dictionary_encode()
     table = table.set_column(1, "label", labels)
     return brim.plan(brim.table(table, files="file", root=source), rows_per_shard=4, **options).plan  # type: ignore[arg-type]
@@ -39,7 +39,7 @@ def plan_of(source: Path, **options: object) -> Plan:
 
 @pytest.mark.parametrize("format", ["parquet", "webdataset"])
 def test_bytes(many_files: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
-    """A slice that was pickled makes the same bytes, in a process that works in another folder too."""
+    """A pickled slice writes the same bytes, also in a process with another working folder."""
     plan = plan_of(many_files(12), format=format)
     for shard in plan.shards:
         with splice_of(plan, shard) as local:
@@ -53,7 +53,7 @@ def test_bytes(many_files: Callable[..., Path], tmp_path: Path, monkeypatch: pyt
 
 
 def test_changes_are_seen_elsewhere(many_files: Callable[..., Path]) -> None:
-    """What was planned travels with the files."""
+    """A slice contains the planned state of its files, so a change is detected on the other machine."""
     plan = plan_of(source := many_files(12))
     travelled = pickle.dumps(slice_of(plan, plan.shards[0]))
     (source / "f001.bin").write_bytes(b"other")
@@ -62,7 +62,7 @@ def test_changes_are_seen_elsewhere(many_files: Callable[..., Path]) -> None:
 
 
 def test_bundles_are_numbered_anew(tmp_path: Path) -> None:
-    """The files inside of a folder that is one value go with it."""
+    """Taking a bundled folder takes its files too, with new numbers."""
     write_files(tmp_path, {f"{name}": name.encode() for name in "abcd"})
     builder = FileSetBuilder(str(tmp_path))
     builder.add("a", os.stat(tmp_path / "a"))
@@ -74,7 +74,7 @@ def test_bundles_are_numbered_anew(tmp_path: Path) -> None:
 
 
 def test_containers_that_hold_nothing_stay_home(tmp_path: Path) -> None:
-    """Of the files that hold values, those of the values that were taken."""
+    """Taking values keeps only the containers that hold them."""
     write_files(tmp_path, dict.fromkeys("pqr", b"0123456789"))
     builder = RangeSetBuilder()
     for name in "pqr":
@@ -88,7 +88,7 @@ def test_containers_that_hold_nothing_stay_home(tmp_path: Path) -> None:
 
 
 def test_another_folder_of_the_same_name(tmp_path: Path) -> None:
-    """A node that sees another folder under the path of the destination is an error."""
+    """A node that sees another folder at the path of the destination raises an error."""
     make_shard_folder(tmp_path / "out")
     paths = dataset_paths(folder_location(tmp_path / "out"), None, PublishOptions())
     destination = FilesDestination(paths, Run(Ledger(tmp_path), Stop(), Progress()))
@@ -101,7 +101,7 @@ def test_another_folder_of_the_same_name(tmp_path: Path) -> None:
 
 
 def test_a_token_does_not_show() -> None:
-    """It travels inside of what sends, and is in no text about it."""
+    """A pickled uploader contains its token, but its text form does not."""
     carrier = HubUploader(parse_repository("hf://datasets/ada/data"), "https://hub", "hf_secret")
     assert pickle.loads(pickle.dumps(carrier)) == carrier
     assert "hf_secret" not in repr(carrier)

@@ -1,4 +1,4 @@
-"""Caches of version 0.1, which noted receipts before it had synced the files: checked once, and kept."""
+"""Caches of version 0.1, which wrote receipts before the files were synced to disk: checked once, then reused."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def mark(batch: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Leave a file per call, so that a test knows what was computed."""
+    """Write one file per call, so that a test can count the computed batches."""
     Path(f"marks/{batch['n'][0]}").touch()
     return {"twice": [2 * n for n in batch["n"]]}
 
 
 def computed(work: Path) -> int:
-    """Map the rows; return how many batches were computed."""
+    """Map the rows and return how many batches were computed."""
     for path in (work / "marks").iterdir():
         path.unlink()
     result = brim.map(
@@ -40,7 +40,7 @@ def computed(work: Path) -> int:
 
 
 def as_version_0_1_left_it(work: Path, boot: str, *, result: bool = True) -> Path:
-    """Rewrite the ledger of the cache with receipts that count in one boot."""
+    """Rewrite the ledger of the cache with receipts of version 0.1, which were valid only until the next boot."""
     (path,) = (work / "cache").glob(f"*/units/{LEDGER}")
     lines = []
     for record in records_of(path.read_bytes().splitlines(keepends=True)):
@@ -72,7 +72,7 @@ def test_complete_files_are_kept(work: Path, result: bool) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "gone"])
 def test_damaged_files_are_computed_again(work: Path, damage: str) -> None:
-    """What a machine leaves that stopped before the disk had everything."""
+    """Files that were damaged by a crash before they were synced are computed again."""
     computed(work)
     ledger = as_version_0_1_left_it(work, "another boot")
     unit = sorted(ledger.parent.glob("*.arrow"))[1]
