@@ -1,4 +1,4 @@
-"""One run at a time in a bucket: who holds the place, who waits, who is gone. The store is in memory."""
+"""The lease of a destination in a bucket, which allows one run at a time. The object store is in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY = "some/where/.brim/lock"
 
 
 class Bucket:
-    """A store with conditional writes, and a clock that moves when somebody sleeps."""
+    """An object store with conditional writes, and a clock that advances during sleeps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self.now, self.slept = MemoryStore(), 1000.0, []  # type: ignore[var-annotated]
@@ -67,7 +67,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 def test_an_empty_place_is_taken_and_given_back(bucket: Bucket) -> None:
-    """By an object that says who, how often, and when; it is renewed by a thread, and goes with the lease."""
+    """An unused destination is leased by an object with owner, count and time.
+
+    A thread renews the object, and the release deletes it.
+    """
     lease = bucket.lease()
     lease.take(bucket.check)
     assert bucket.body() == {"owner": "me", "count": 1, "at": 1000_000_000_000}
@@ -83,7 +86,7 @@ def test_an_empty_place_is_taken_and_given_back(bucket: Bucket) -> None:
 
 
 def test_the_object_of_an_earlier_run_is_ones_own(bucket: Bucket) -> None:
-    """A run that continues another with the same ledger need not wait."""
+    """A resumed run with the same ledger takes over its own lease without waiting."""
     bucket.lease().take(bucket.check)
     second_lease = bucket.lease()
     second_lease.take(bucket.check)
@@ -93,7 +96,8 @@ def test_the_object_of_an_earlier_run_is_ones_own(bucket: Bucket) -> None:
 
 
 def test_a_place_that_nobody_renews_is_taken_over(bucket: Bucket) -> None:
-    """After twenty seconds in which nothing changed, looked at twice a second; a stop request is honored in between."""
+    """A lease that is not renewed for twenty seconds is taken over. The wait polls twice per second for changes and
+    stops."""
     bucket.lease("other").take(bucket.check)
     mine = bucket.lease()
     mine.take(bucket.check)
@@ -130,10 +134,10 @@ def test_a_place_that_is_left_meanwhile_is_taken_at_once(bucket: Bucket) -> None
 
 
 def test_two_that_wait_for_the_same_place(bucket: Bucket) -> None:
-    """One gets it; the other sees that it was too late, and begins to look again."""
+    """Of two runs that wait for the same lease, one takes it over, and the other sees the change and is refused."""
     bucket.lease("dead").take(bucket.check)
     first = bucket.lease("first")
-    # The other one takes it over in the last moment of our waiting.
+    # The other run takes over at the last poll.
     bucket.while_asleep += [lambda: None] * 39
     bucket.while_asleep.append(lambda: bucket.put(b'{"owner": "first"}'))
     with pytest.raises(DestinationError):
@@ -143,7 +147,7 @@ def test_two_that_wait_for_the_same_place(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"no json", b"[1]", b'{"who": 1}'])
 def test_an_object_of_somebody_else_is_waited_for(bucket: Bucket, data: bytes) -> None:
-    """Whatever it contains, it is not ours; no process renews it."""
+    """An object with any other content counts as a foreign lease and is taken over if nothing renews it."""
     bucket.put(data)
     lease = bucket.lease()
     lease.take(bucket.check)
@@ -152,7 +156,7 @@ def test_an_object_of_somebody_else_is_waited_for(bucket: Bucket, data: bytes) -
 
 
 def test_an_object_that_changes_before_it_is_taken_over(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it is looked at again."""
+    """If the object changes before the takeover, it is read again."""
     bucket.put(b'{"owner": "me"}')
     plain, reads = bucket_lease.read_file, [0]
 
@@ -172,7 +176,7 @@ def test_an_object_that_changes_before_it_is_taken_over(bucket: Bucket, monkeypa
 
 
 def test_a_store_that_says_it_is_not_there(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instead of that a condition does not hold: the place is lost as well."""
+    """A store that answers "not found" instead of a failed condition also means that the lease is lost."""
     lease = bucket.lease()
     lease.take(bucket.check)
     obstore.delete(bucket.store, KEY)
@@ -194,7 +198,8 @@ def test_a_stop_ends_the_waiting(bucket: Bucket) -> None:
 
 
 def test_whoever_lost_the_place_is_told(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renewing fails from then on without asking, and what the other has is not removed."""
+    """After the lease is lost, each renewal fails without a request, and the release keeps the lease of the other
+    run."""
     lease = bucket.lease()
     lease.take(bucket.check)
     bucket.put(b'{"owner": "other"}')
@@ -217,7 +222,7 @@ def test_an_object_that_is_gone_is_a_place_that_is_lost(bucket: Bucket) -> None:
 
 
 def test_a_lost_answer_to_a_renewal_is_no_loss(bucket: Bucket) -> None:
-    """The object is our own, only newer than we know."""
+    """If the answer to a renewal was lost, the newer object is recognized by its owner."""
     lease = bucket.lease()
     lease.take(bucket.check)
     bucket.put(b'{"owner": "me"}')
@@ -230,7 +235,7 @@ def test_a_lost_answer_to_a_renewal_is_no_loss(bucket: Bucket) -> None:
 
 
 class Broken:
-    """A method of a store that answers otherwise."""
+    """A method of the store that raises an error."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -240,7 +245,7 @@ class Broken:
 
 
 def break_conditions(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Have writes under a condition fail, and no others."""
+    """Make conditional writes fail, and no others."""
     put_bytes = ObjectStorage.put_bytes
 
     def put(self: ObjectStorage, name: str, data: bytes, expected: FileInfo | None = ANY_VERSION) -> FileInfo:
@@ -252,7 +257,7 @@ def break_conditions(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 
 
 def object_error(kind: str, text: str) -> Exception:
-    """As a storage raises it."""
+    """Return an error as the storage raises it."""
     error = translate(type(kind, (Exception,), {"__module__": "obstore.exceptions"})(text))
     assert error is not None
     return error
@@ -262,13 +267,13 @@ def object_error(kind: str, text: str) -> Exception:
     params=[object_error("NotSupportedError", "no"), object_error("GenericError", "status code: 501 Not Implemented")]
 )
 def unguarded(request: pytest.FixtureRequest, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """A store that knows no conditions."""
+    """A store without conditional writes."""
     break_conditions(monkeypatch, request.param)
     return bucket
 
 
 def test_a_store_without_conditions_is_looked_at(unguarded: Bucket) -> None:
-    """It is said; the object is renewed and goes with the lease as in others."""
+    """Without conditional writes, the lease works with a warning: renewals and the release are the same."""
     lease = unguarded.lease()
     lease.take(unguarded.check)
     assert unguarded.body()["owner"] == "me"
@@ -280,7 +285,8 @@ def test_a_store_without_conditions_is_looked_at(unguarded: Bucket) -> None:
 
 
 def test_without_conditions_somebody_who_is_there_is_seen(unguarded: Bucket) -> None:
-    """Alive: refused, and the object stays. Dead: the place is taken after twenty seconds."""
+    """Without conditional writes, an active lease is respected, and an abandoned one is taken over after twenty
+    seconds."""
     other_lease = unguarded.lease("other")
     other_lease.take(unguarded.check)
     unguarded.while_asleep += [lambda: None] * 5 + [other_lease.renew]
@@ -300,12 +306,15 @@ def test_without_conditions_somebody_who_is_there_is_seen(unguarded: Bucket) -> 
 
 
 def test_without_conditions_the_last_who_began_stays(unguarded: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that begin at one moment: whoever wrote first is told when it reads back, or at the next renewal."""
+    """Without conditional writes, the second of two concurrent runs keeps the lease.
+
+    The first one notices when it reads the object back or at its next renewal.
+    """
     first, second = unguarded.lease("first"), unguarded.lease("second")
     sent = ObjectStorage.put_bytes
 
     def slow(self: ObjectStorage, name: str, data: bytes, expected: FileInfo | None = ANY_VERSION) -> FileInfo:
-        result = sent(self, name, data, expected)  # an error if there is a condition
+        result = sent(self, name, data, expected)  # raises an error for a conditional write
         monkeypatch.setattr(ObjectStorage, "put_bytes", sent)
         unguarded.put(json.dumps({"owner": "second", "count": 1}).encode())
         return result
@@ -330,7 +339,7 @@ def test_without_conditions_the_last_who_began_stays(unguarded: Bucket, monkeypa
 def test_other_failures_are_said(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
 ) -> None:
-    """When the place is taken, when it is taken over and when it is renewed."""
+    """Other errors are raised when the lease is taken, taken over or renewed."""
     with monkeypatch.context() as broken:
         break_conditions(broken, error)
         with pytest.raises(raised) as caught:
@@ -348,7 +357,7 @@ def test_other_failures_are_said(
 
 
 def test_a_failure_to_remove_is_no_matter(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next process sees that it is not renewed; a mistake of ours is not hidden."""
+    """A failed deletion at release is ignored, because the lease expires. Programming errors are raised."""
     errors = ((object_error("GenericError", "cut"), False), (StoppedError("now"), False), (ZeroDivisionError(), True))
     for error, raises in errors:
         lease = bucket.lease()
@@ -362,7 +371,7 @@ def test_a_failure_to_remove_is_no_matter(bucket: Bucket, monkeypatch: pytest.Mo
 
 
 def test_it_is_renewed_every_five_seconds_whatever_happens(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line may be down for a while: the next time decides."""
+    """A failed renewal is retried after five seconds, because the network may be down temporarily."""
     lease = bucket.lease()
     delays: list[float] = []
     renewals = [0]
@@ -395,7 +404,7 @@ def test_a_renewal_waits_for_the_one_before(bucket: Bucket) -> None:
 
 
 def test_renewal_hears_a_stop_while_another_renewal_hangs(bucket: Bucket) -> None:
-    """The thread of the lease may wait for a silent store when the job publishes or stops."""
+    """A renewal can be stopped while it waits for a renewal of the thread that hangs."""
     lease, stop = bucket.lease(), Stop()
     lease.take(bucket.check)
     stop.request()
@@ -405,7 +414,8 @@ def test_renewal_hears_a_stop_while_another_renewal_hangs(bucket: Bucket) -> Non
 
 
 def test_a_store_that_heeds_no_conditions_is_found_out(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took the object and would take anybody's: from then on it is looked at before it is written."""
+    """A store that ignores the conditions of writes is detected, and from then on the object is read before each
+    write."""
     put_bytes = ObjectStorage.put_bytes
 
     def put(self: ObjectStorage, name: str, data: bytes, expected: FileInfo | None = ANY_VERSION) -> FileInfo:
@@ -424,7 +434,7 @@ def test_a_store_that_heeds_no_conditions_is_found_out(bucket: Bucket, monkeypat
 
 
 def test_a_renewal_that_hangs_is_not_waited_for(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The release waits for one renewal; the renewal ends with it."""
+    """The release waits for at most one renewal interval, and the thread exits after its renewal."""
     lease = bucket.lease()
     waited: list[float | None] = []
     lease._thread = SimpleNamespace(join=waited.append)  # type: ignore[assignment]
@@ -443,7 +453,7 @@ def test_a_renewal_that_hangs_is_not_waited_for(bucket: Bucket, monkeypatch: pyt
 def test_a_lock_that_cannot_be_read_is_a_fault_of_the_destination(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A source that cannot be read is not reported."""
+    """An unreadable lease is reported as an error of the destination and not of the source."""
     bucket.put(b"{}")
     monkeypatch.setattr(
         obstore, "get_async", Broken(object_error("PermissionDeniedError", "status code: 403 Forbidden"))

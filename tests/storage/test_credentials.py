@@ -1,4 +1,4 @@
-"""Which credentials, endpoints and regions of S3 are taken, and what is said of those that cannot be."""
+"""Which S3 credentials, endpoints and regions are used, and errors for unusable ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _write(tmp_path: Path, config: str = "", credentials: str = "") -> None:
 
 
 def test_environment_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of the environment win over those of a profile; its region and endpoint are taken all the same."""
+    """Keys in environment variables override those of a profile, whose region and endpoint are still used."""
     keys = "aws_access_key_id = file\naws_secret_access_key = f\n"
     _write(tmp_path, "[default]\nregion = eu-west-1\nendpoint_url = https://s3.example.org/\n", f"[default]\n{keys}")
     profile = find_profile()
@@ -44,7 +44,7 @@ def test_environment_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("says", ["role_arn = arn:x", "sso_start_url = https://x", "credential_process = x"])
 def test_keys_elsewhere(tmp_path: Path, says: str) -> None:
-    """A role, single sign-on or a program is asked, also if the default profile names it."""
+    """A profile with a role, single sign-on or a credential process uses this provider, also as the default profile."""
     _write(tmp_path, f"[default]\n{says}\n")
     profile = find_profile()
     assert profile is not None
@@ -53,7 +53,7 @@ def test_keys_elsewhere(tmp_path: Path, says: str) -> None:
 
 
 def test_nothing_but_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile without credentials leaves them to the role of the machine."""
+    """A profile without credentials uses the role of the machine."""
     _write(tmp_path, "[profile lab]\nregion = eu-west-1\n")
     monkeypatch.setenv("AWS_PROFILE", "lab")
     profile = find_profile()
@@ -67,7 +67,7 @@ def test_nothing_but_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ["localhost:9000", "localhost", "ftp://x", "http://", "http://[", "http://a:99999", "http://a b", "http://a?x=1"],
 )
 def test_no_endpoint(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
-    """What is not an address is refused wherever it is said: obstore would end the process."""
+    """An invalid endpoint is refused for every setting, because obstore would abort the process."""
     with pytest.raises(InputError, match="endpoint_url= takes an address"):
         Access(message)
     monkeypatch.setenv("AWS_ENDPOINT_URL", message)
@@ -76,7 +76,7 @@ def test_no_endpoint(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
 
 
 def test_password_in_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A password in the address is refused and not shown."""
+    """An endpoint with a password is refused without printing it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://me:secret@s3.example.org")
     with pytest.raises(InputError, match="AWS_ENDPOINT_URL_S3 holds a name or a password") as caught:
         aws_endpoint(Access())
@@ -102,7 +102,7 @@ def test_endpoint(message: str) -> None:
     ],
 )
 def test_unusable_environment(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], says: str) -> None:
-    """Credentials that no request can carry are a separate error, without the secret."""
+    """Credentials with characters that no request can contain are refused without printing the secret."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=says) as caught:

@@ -1,4 +1,4 @@
-"""Places that a dataset cannot be built at, or unpacked to."""
+"""Destinations that would overwrite their source: refused for every job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def vector_job(rows: Any, destination: Any, settings: JobSettings) -> Job:
 
 
 def test_another_store_is_another_place() -> None:
-    """The same name in another store is no reason to refuse; in the same one it is."""
+    """The same name in another object store is a different destination."""
     local, existing = Access("http://127.0.0.1:1"), Access("http://127.0.0.1:2")
     destination = parse_destination("s3://lab/scans", local)
     refuse_source(destination, "s3://lab/scans", existing)
@@ -55,7 +55,7 @@ def test_another_store_is_another_place() -> None:
 
 @pytest.mark.parametrize("source", ["", "data", "data/*.jsonl", "data/a.jsonl"])
 def test_nothing_is_computed_from_itself(tmp_path: Path, source: str) -> None:
-    """A job whose shards would take the place of its own rows, with --fresh too; next to them they may be."""
+    """A job whose shards would replace its own rows is refused, also with --fresh. A separate folder is allowed."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl").write_text('{"n": 1}\n')
     rows = open_rows(str(tmp_path / source))
@@ -66,7 +66,7 @@ def test_nothing_is_computed_from_itself(tmp_path: Path, source: str) -> None:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """A file of rows, and other ways to call it."""
+    """Return a file of rows, with links to it."""
     source = tmp_path / "in" / "rows.parquet"
     source.parent.mkdir()
     pq.write_table(pa.table({"text": ["a", "b"]}), source)
@@ -88,7 +88,7 @@ SPELLINGS = [
 def test_a_vector_file_is_not_its_source(
     tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, spelling: str, absolute: bool
 ) -> None:
-    """However the file of the source is called, it is known by device and inode, with --fresh too."""
+    """A vector file cannot replace its source, also with --fresh. Links are recognized by device and inode."""
     monkeypatch.chdir(tmp_path)
     destination = f"{tmp_path}/{spelling}" if absolute else spelling
     for source in ("in/rows.parquet", str(rows), "in", "in/*.parquet", "link.parquet", "folder"):
@@ -99,7 +99,7 @@ def test_a_vector_file_is_not_its_source(
 
 @pytest.mark.parametrize("name", ["v.npy.rows.parquet", "v.npy.quarantine.parquet", ".v.npy.brim/units/a.parquet"])
 def test_what_lies_beside_vectors_is_not_the_source(tmp_path: Path, rows: Path, name: str) -> None:
-    """The kept columns, the quarantine and the ledgers of a vector file take no file of the source's place."""
+    """The kept columns, quarantined rows and ledgers of a vector file cannot replace its source."""
     source = tmp_path / "in" / name
     source.parent.mkdir(parents=True, exist_ok=True)
     rows.rename(source)
@@ -110,7 +110,7 @@ def test_what_lies_beside_vectors_is_not_the_source(tmp_path: Path, rows: Path, 
 @pytest.mark.parametrize("inside", ["out/data", "out/data/deep", "out/.brim/units"])
 @pytest.mark.parametrize("linked", ["", "symbolic", "hard"])
 def test_a_dataset_takes_no_place_of_its_source(tmp_path: Path, rows: Path, inside: str, linked: str) -> None:
-    """Rows below the folder of shards, or linked into it, are refused; next to it they may be."""
+    """Rows in the folder of shards, or linked into it, are refused as a source. Another folder is allowed."""
     (tmp_path / inside).mkdir(parents=True)
     existing, source = tmp_path / inside / "train-00000-of-00001.parquet", str(rows)
     if linked == "symbolic":
@@ -129,7 +129,7 @@ def test_a_dataset_takes_no_place_of_its_source(tmp_path: Path, rows: Path, insi
 
 
 def test_build_takes_no_place_of_its_source(tmp_path: Path) -> None:
-    """A folder among the shards of the destination, or reached by a link, with and without a saved plan."""
+    """A source folder among the shards of the destination is refused, also by a link and with a saved plan."""
     source = tmp_path / "out" / "data" / "scans"
     source.mkdir(parents=True)
     (source / "a.txt").write_text("a")
@@ -147,14 +147,14 @@ def test_build_takes_no_place_of_its_source(tmp_path: Path) -> None:
 
 
 def test_a_map_is_not_kept_in_its_source(tmp_path: Path, rows: Path) -> None:
-    """The folder of caches is not the folder of rows, whose next listing would find what was computed."""
+    """The cache folder cannot be the folder of rows, because its results would become rows of the next job."""
     with pytest.raises(DestinationError, match="source itself"):
         brim.map(str(rows.parent), lambda row: row, cache_dir=tmp_path / "folder")
     assert sorted(path.name for path in rows.parent.iterdir()) == ["deep", "rows.parquet"]
 
 
 def test_nothing_is_unpacked_into_its_dataset(tmp_path: Path) -> None:
-    """Not to the dataset's own folder, by any path, nor among its shards."""
+    """A dataset cannot be unpacked into its own folder by any path, or among its shards."""
     source = tmp_path / "in"
     source.mkdir()
     (source / "a.txt").write_text("a")
@@ -170,7 +170,7 @@ def test_nothing_is_unpacked_into_its_dataset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["lab/v.npy.rows.parquet", "lab/data/a.parquet", "lab/data/deep/a.parquet"])
 def test_keys_of_a_source_are_not_written(key: str) -> None:
-    """In a bucket, by name: a key, or what lies below it; a name that only begins alike is another one."""
+    """A job cannot write to a key of its source in a bucket or to its prefix. Keys with a common start are allowed."""
     local = Access("http://127.0.0.1:1")
     names = FileSetBuilder("s3://scans", parse_location("s3://scans", local))
     names.add(key, FileInfo(3, "e"))
@@ -188,14 +188,14 @@ def test_keys_of_a_source_are_not_written(key: str) -> None:
 
 
 def test_a_repository_is_not_its_own_source() -> None:
-    """The same repository on the Hub, with or without a slash at the end."""
+    """A repository on the Hub is the same with or without a trailing slash."""
     with pytest.raises(DestinationError, match="source itself"):
         refuse_source(parse_destination("hf://datasets/ada/scans"), "hf://datasets/ada/scans/")
     refuse_source(parse_destination("hf://datasets/ada/scans"), "hf://datasets/ada/other")
 
 
 def test_unpack_to_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No folder called s3: is made."""
+    """Unpacking to a bucket is refused instead of creating a local folder called s3:."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="to a local folder"):
         brim.unpack(tmp_path, "s3://lab/scans")

@@ -1,4 +1,4 @@
-"""Storage buckets of the Hub, hf://buckets/ORG/NAME/PREFIX, as destination and as source, by the real clients."""
+"""Storage buckets of the Hub (hf://buckets/ORG/NAME/PREFIX) as destination and source, with the real clients."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ ROWS = ("--rows-per-shard", "2")
 
 
 def test_built_verified_unpacked(destination: HubBucketDestination, source: Path, tmp_path: Path) -> None:
-    """The bytes of a folder; known again; verified by what it lists and by content; taken back; and the real client
-    sees the same. The token went to the Hub alone: its storage refuses it."""
+    """A bucket gets the same files as a folder, and verifies, unpacks and loads like one.
+
+    The token is sent only to the Hub: the test server of its storage refuses it.
+    """
     result = run(destination, "build", source, destination.address, *ROWS)
     assert f"made the private bucket hf://buckets/{BUCKET}" in result.stderr
     assert "heeds no conditions" in result.stderr
@@ -73,7 +75,7 @@ def test_built_verified_unpacked(destination: HubBucketDestination, source: Path
 
 
 def stalled(destination: HubBucketDestination, source: Path) -> Process:
-    """A build that has sent shards, and now waits for a Hub that says nothing."""
+    """Start a build that has uploaded shards and waits for a silent Hub."""
     destination.hub.faults.add("bucket-batch", nth=7, action="stall", seconds=60)
     process = start(destination, "build", source, destination.address, "--quiet", *ROWS, "--workers", "1")
     until = time.monotonic() + 60
@@ -87,11 +89,11 @@ def test_stopped_while_the_hub_is_silent(destination: HubBucketDestination, sour
     process.send_signal(signal.SIGTERM)
     requested_at = time.monotonic()
     assert process.wait(60) == 6
-    assert time.monotonic() - requested_at < 6  # two seconds on a machine that has nothing else to do
+    assert time.monotonic() - requested_at < 6  # 2 s on an idle machine
 
 
 def test_by_way_of_a_mirror(destination: HubBucketDestination, source: Path, tmp_path: Path) -> None:
-    """What it lists continues at the Hub's own address; nothing is left out for that."""
+    """A listing through a mirror continues at the address of the Hub without missing files."""
     run(destination, "build", source, destination.address, "--quiet", "--rows-per-shard", "1")
     with FaultProxy(destination.hub.endpoint) as mirror:
         position = Machine(destination.hub, destination.folder, more={"HF_ENDPOINT": mirror.endpoint})
@@ -100,7 +102,7 @@ def test_by_way_of_a_mirror(destination: HubBucketDestination, source: Path, tmp
 
 
 def test_killed_and_continued(destination: HubBucketDestination, source: Path, tmp_path: Path) -> None:
-    """What a killed run has sent stays; a reader sees a card that loads nothing until the last shard is written."""
+    """Uploads of a killed run are kept. Until the last shard is written, readers get a card that loads nothing."""
     process = stalled(destination, source)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -117,7 +119,7 @@ def test_killed_and_continued(destination: HubBucketDestination, source: Path, t
 
 
 def test_selected_mapped_appended(destination: HubBucketDestination, source: Path, tmp_path: Path) -> None:
-    """Rows chosen from there, rows through a function to there, and more rows behind those that exist."""
+    """Rows of a bucket can be selected, mapped and appended, with results in the bucket."""
     run(destination, "build", source, destination.address, "--quiet", *ROWS)
     run(destination, "select", destination.address, tmp_path / "some", "--limit", "3", "--quiet")
     run(destination, "unpack", tmp_path / "some", tmp_path / "back", "--quiet")
@@ -149,7 +151,7 @@ def test_selected_mapped_appended(destination: HubBucketDestination, source: Pat
 
 @pytest.mark.slow
 def test_rows_from_there_to_there(destination: HubBucketDestination, tmp_path: Path) -> None:
-    """Tokens and vectors of rows in a bucket, into it: the bytes that the same rows give here; and they are proved."""
+    """Tokens and vectors of rows in a bucket equal those of a local run, and verify."""
     rows = b"".join(b'{"id": %d, "text": "row %d word"}\n' % (n, n) for n in range(300))
     first = rows[: rows.index(b"\n") + 1]
     inputs = {"in/a.jsonl": rows, "in/b c.jsonl": first, "packed/d.jsonl.gz": gzip.compress(rows)}
@@ -178,7 +180,7 @@ def test_rows_from_there_to_there(destination: HubBucketDestination, tmp_path: P
 
 @pytest.mark.slow
 def test_parts(destination: HubBucketDestination, source: Path, tmp_path: Path) -> None:
-    """A saved plan and its parts, of files and of rows: machines that share nothing but the bucket."""
+    """Saved plans of files and of rows are computed in parts by machines that share only the bucket."""
     destination.plant("notes.txt", b"a bucket that is there: saving a plan makes none")
     machines = [HubBucketDestination(destination.hub, tmp_path / f"machine{n}") for n in range(3)]
     write_files(tmp_path, {"steps.py": b"def longer(row):\n    return {'length': len(row['text'])}\n"})
@@ -200,7 +202,7 @@ def test_parts(destination: HubBucketDestination, source: Path, tmp_path: Path) 
 
 
 def test_moved_by_the_hub(destination: HubBucketDestination, source: Path) -> None:
-    """A shard whose number changes gets its other name from the Hub: nothing is sent again."""
+    """A shard with a new number is renamed by the Hub without another upload."""
     run(destination, "build", source, destination.address, "--quiet", *ROWS)
     write_files(source, {"a0.bin": random_bytes(5000, 50), "a1.bin": random_bytes(5000, 51)})
     received_bytes = destination.hub.counters.bytes_received
@@ -211,7 +213,7 @@ def test_moved_by_the_hub(destination: HubBucketDestination, source: Path) -> No
 
 
 def test_damage_and_another_object(destination: HubBucketDestination, source: Path) -> None:
-    """An object that somebody replaced is found by what the bucket lists."""
+    """A replaced object is found by the listing of the bucket."""
     run(destination, "build", source, destination.address, "--quiet", *ROWS)
     name = next(iter(listing(destination)))
     destination.plant(name, b"something else")
@@ -219,7 +221,7 @@ def test_damage_and_another_object(destination: HubBucketDestination, source: Pa
 
 
 def test_files_there_as_source(destination: HubBucketDestination, source: Path, tmp_path: Path) -> None:
-    """Objects that another client put there are files to package; names that need escapes among them."""
+    """Objects of another client are packaged as files, also with names that need escapes."""
     names = ["a b.bin", "ü+%25.bin", "c#?=&.bin"]
     destination.plant_all({f"in/{name}": name.encode() * 100 for name in names})
     result = run(destination, "build", f"{destination.address}/in", tmp_path / "out", "--json")
@@ -231,7 +233,7 @@ def test_files_there_as_source(destination: HubBucketDestination, source: Path, 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 @pytest.mark.parametrize("to", ["hf://buckets/ada/things/x", "hf://datasets/ada/data"])
 def test_in_pieces(destination: HubBucketDestination, tmp_path: Path, to: str) -> None:
-    """By Xet, with the usual settings: a large shard is one object, its bytes go once, and 150 MB are enough."""
+    """A large shard is uploaded once by Xet, in one object, with default settings and less than 150 MB of memory."""
     size, each = 8 * SEGMENT_BYTES, 4 * SEGMENT_BYTES
     source = write_files(tmp_path / "large", {f"{n}.bin": random_bytes(each, n) for n in range(2)})
     via = ["--via", "xet"] if "datasets" in to else []
@@ -255,7 +257,7 @@ def test_in_pieces(destination: HubBucketDestination, tmp_path: Path, to: str) -
 def test_refused(
     destination: HubBucketDestination, source: Path, fault: dict[str, int], code: int, message: str
 ) -> None:
-    """What lasts is exit 2, what may pass exit 5: a loop ends."""
+    """A permanent error has exit code 2 and a transient one exit code 5, after a limited number of attempts."""
     destination.hub.faults.add("bucket-batch", times=99, **fault)  # type: ignore[arg-type]
     result = run(destination, "build", source, destination.address, check=code)
     assert message in result.stderr
@@ -263,7 +265,7 @@ def test_refused(
 
 
 def test_asked_to_wait(destination: HubBucketDestination, source: Path) -> None:
-    """A Hub that is asked too often says for how long to wait; then it continues."""
+    """After "too many requests", brim waits as long as the Hub asks, and continues."""
     destination.hub.faults.add("bucket-batch", times=4, status=429, retry_after=1)
     destination.hub.faults.add("bucket-paths", times=2, status=429, retry_after=1)
     run(destination, "build", source, destination.address, "--quiet")
@@ -282,7 +284,7 @@ def test_no_such_bucket(destination: HubBucketDestination, tmp_path: Path) -> No
 
 
 def test_addresses() -> None:
-    """A bucket of the Hub is a bucket like others; a repository is none."""
+    """Addresses of buckets on the Hub are parsed like other buckets and are not repositories."""
     actual = parse_location("hf://buckets/me/mine/a/b/")
     assert (str(actual), actual.container, actual.prefix, actual.is_hub_bucket) == (
         "hf://buckets/me/mine/a/b",

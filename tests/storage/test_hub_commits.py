@@ -1,4 +1,4 @@
-"""Commits to the Hub: made against what was looked at, once each, whatever answer is lost and whoever else commits."""
+"""Commits to the Hub: made once against the revision that was read, despite lost answers and concurrent commits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HubError(Exception):
 
 
 class Client:
-    """A Hub with one revision: files of a commit exist afterwards. `before` and `after` may raise, in turn."""
+    """A Hub with one revision, which applies commits. `before` and `after` contain functions that may raise."""
 
     def __init__(self) -> None:
         self.trees: list[dict[str, FileInfo]] = [{}]
@@ -58,7 +58,7 @@ class Client:
 
 
 class Asked:
-    """The storage: `gone` are the objects that it wants to be sent (again)."""
+    """An LFS storage. `gone` are the objects that must be uploaded again."""
 
     def __init__(self, *gone: str) -> None:
         self.gone = gone
@@ -97,7 +97,10 @@ def bring(client: Client, lfs: Asked | None = None, *segments: StoredFile) -> tu
 
 
 def test_what_is_missing_is_committed_against_what_was_looked_at() -> None:
-    """Once, with its words and its parent; the result is the new revision, and progress is reported."""
+    """Only missing files are committed, once, with message and parent revision.
+
+    The result is the new revision, and progress is reported.
+    """
     client = Client()
     client.put(A)
     snapshot, commits, reports = bring(client)
@@ -118,7 +121,7 @@ def test_nothing_to_do_is_no_commit() -> None:
 
 @pytest.mark.parametrize("status", [409, 412])
 def test_somebody_else_was_quicker(delays: list[float], status: int) -> None:
-    """Then it is looked at again, at once, and only the remaining files are committed."""
+    """After a concurrent commit, the revision is read again at once, and only the remaining files are committed."""
     client = Client()
 
     def other() -> None:
@@ -133,7 +136,7 @@ def test_somebody_else_was_quicker(delays: list[float], status: int) -> None:
 
 
 def test_a_lost_answer_makes_no_second_commit(delays: list[float]) -> None:
-    """The commit was made: what is looked at again holds everything."""
+    """If the answer to a commit is lost, reading the revision again shows all files, and no second commit is made."""
     client = Client()
     client.after.append(fail(500))
     snapshot, commits, reports = bring(client)
@@ -143,7 +146,7 @@ def test_a_lost_answer_makes_no_second_commit(delays: list[float]) -> None:
 
 
 def test_what_passes_is_waited_for(delays: list[float]) -> None:
-    """Longer each time."""
+    """Transient errors are retried with growing waits."""
     client = Client()
     client.before += [fail(503), fail(429), fail(500)]
     _, commits, _ = bring(client)
@@ -152,7 +155,7 @@ def test_what_passes_is_waited_for(delays: list[float]) -> None:
 
 
 def test_the_tries_have_an_end(delays: list[float]) -> None:
-    """And the last error is raised, if the commit was not made after all."""
+    """After the last retry, the error is raised unless the commit was made."""
     client = Client()
     client.before += [fail(503)] * 6
     with pytest.raises(HubError, match="503"):
@@ -183,7 +186,7 @@ def test_what_does_not_pass_is_raised_at_once(delays: list[float]) -> None:
 
 @pytest.mark.parametrize("status", [400, 404, 422])
 def test_objects_that_were_collected_are_named(delays: list[float], status: int) -> None:
-    """The Hub refuses to point to what it no longer has; those shards, and no others, have to be sent again."""
+    """If the Hub refuses a commit because of deleted uploads, exactly those shards are reported for another upload."""
     client, lfs = Client(), Asked(B.sha256)
     client.before.append(fail(status))
     with pytest.raises(UploadsMissing) as caught:
@@ -208,7 +211,7 @@ def test_objects_are_asked_for_only_when_a_commit_is_refused(delays: list[float]
 
 
 def test_only_what_was_sent_can_be_gone() -> None:
-    """Texts and deletions travel inside of the commit."""
+    """Only uploaded objects can be missing, because a commit contains its texts and deletions."""
     lfs = Asked(A.sha256)
     commits = HubCommits(Client(), lfs, lambda: None)  # type: ignore[arg-type]
     todo = [hub_private.text("README.md", b"x"), hub_private.addition(A), hub_private.deletion("old")]
@@ -218,7 +221,7 @@ def test_only_what_was_sent_can_be_gone() -> None:
 
 
 def test_texts_that_are_the_same_are_left_alone() -> None:
-    """By their content, whether the Hub keeps them as texts or as objects."""
+    """Texts with unchanged content are not committed again, whether the Hub stores them as texts or as objects."""
     import hashlib
 
     blob = hashlib.sha1(b"blob 3\0one", usedforsecurity=False).hexdigest()

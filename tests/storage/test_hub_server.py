@@ -60,7 +60,7 @@ def run_client(hub: TestHub, home: Path, code: str, *, token: str | None, xet: b
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[TestHub]:
-    """Small limits, so that 3 MB is a multipart upload and five files are two pages."""
+    """Start a Hub with small limits, so that 3 MB is a multipart upload and five files are two pages."""
     with TestHub(tmp_path / "hub", multipart_bytes=2 << 20, part_bytes=1 << 20, page_size=3) as hub:
         hub.create("ada/data")
         yield hub
@@ -75,7 +75,7 @@ def client(hub: TestHub, tmp_path: Path) -> Client:
 
 
 def test_create_info_settings_delete(hub: TestHub, client: Client) -> None:
-    """A repository is created once, made private, listed with its references, and deleted."""
+    """A repository can be created once, made private, listed with its references, and deleted."""
     client("""
         new = dict(repo_id="ada/new", repo_type="dataset")
         assert api.whoami()["name"] == "ada"
@@ -97,7 +97,7 @@ def test_create_info_settings_delete(hub: TestHub, client: Client) -> None:
 
 
 def test_upload_and_read_back(hub: TestHub, client: Client) -> None:
-    """Text goes inside the commit, objects by one PUT, large ones by parts, and all come back whole and by range."""
+    """Texts in a commit, objects by one PUT and large objects by parts are returned completely and by range."""
     client("""
         class Stream(io.BufferedIOBase):
             def __init__(self, data): self.inner = io.BytesIO(data)
@@ -133,7 +133,7 @@ def test_upload_and_read_back(hub: TestHub, client: Client) -> None:
 
 
 def test_an_object_is_sent_once(hub: TestHub, client: Client) -> None:
-    """The same bytes under another name are not asked for again, until garbage collection took them."""
+    """An object that exists under another name is not requested again until garbage collection has deleted it."""
     client("""
         upload(1000, "a.bin")
         upload(1000, "b.bin")
@@ -147,7 +147,7 @@ def test_an_object_is_sent_once(hub: TestHub, client: Client) -> None:
 
 
 def test_commit_with_deletions_and_conflict(hub: TestHub, client: Client) -> None:
-    """One commit adds, copies and deletes; a commit on a parent that is no longer the head is refused with 412."""
+    """One commit adds, copies and deletes files. A commit with an outdated parent is refused with status 412."""
     client("""
         first = upload(1000, "old/a.bin").oid
         operations = [
@@ -168,7 +168,7 @@ def test_commit_with_deletions_and_conflict(hub: TestHub, client: Client) -> Non
 
 
 def test_a_pointer_needs_its_object(hub: TestHub, client: Client) -> None:
-    """A commit that points to an object which was never uploaded is refused."""
+    """A commit with a pointer to a missing object is refused."""
     client("""
         addition = CommitOperationAdd("a.bin", content(1000))
         addition._upload_mode, addition._is_uploaded = "lfs", True
@@ -178,7 +178,7 @@ def test_a_pointer_needs_its_object(hub: TestHub, client: Client) -> None:
 
 
 def test_pull_request(hub: TestHub, client: Client) -> None:
-    """A pull request is a draft, takes commits that readers do not see, and shows them once it is open and merged."""
+    """A draft pull request takes commits that readers see only after it is opened and merged."""
     client("""
         pull = api.create_pull_request(title="fill", **repo)
         assert pull.status == "draft" and pull.git_reference == "refs/pr/1"
@@ -202,7 +202,7 @@ def test_pull_request(hub: TestHub, client: Client) -> None:
 
 
 def test_datasets_round_trip(hub: TestHub, client: Client) -> None:
-    """`datasets` pushes and loads, plainly and streaming."""
+    """`datasets` pushes and loads a dataset, plain and streaming."""
     client("""
         import datasets
         pushed = datasets.Dataset.from_dict({"x": list(range(100)), "y": [str(i) for i in range(100)]})
@@ -215,7 +215,7 @@ def test_datasets_round_trip(hub: TestHub, client: Client) -> None:
 
 
 def test_who_may_do_what(hub: TestHub, client: Client) -> None:
-    """Without a token a private repository does not exist, with a bad one nothing works, and readers may not write."""
+    """Private repositories are hidden without a token, bad tokens fail, and read-only tokens cannot write."""
     hub.create("ada/private", private=True)
     hub.create("ada/gated").gated = "auto"
     private = 'private = dict(repo_id="ada/private", repo_type="dataset")\n'
@@ -228,7 +228,7 @@ def test_who_may_do_what(hub: TestHub, client: Client) -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_wrong_object_is_refused(tmp_path: Path, keep: bool) -> None:
-    """Bytes that do not have the SHA-256 they were announced with are not stored."""
+    """Bytes with another SHA-256 than announced are not stored."""
     code = """
         addition = CommitOperationAdd("a.bin", content({size}))
         addition.path_or_fileobj = content({size}, 1)
@@ -243,7 +243,7 @@ def test_a_wrong_object_is_refused(tmp_path: Path, keep: bool) -> None:
 
 
 def test_only_hashed(tmp_path: Path) -> None:
-    """A server that keeps nothing still knows every size and SHA-256, and the last bytes if told to."""
+    """A server that does not store content still knows sizes and SHA-256, and the last bytes if requested."""
     code = """
         upload(1_000_000, "a.bin")
         upload(3_000_001, "b.bin", 1)
@@ -263,7 +263,7 @@ def test_only_hashed(tmp_path: Path) -> None:
 
 
 def test_xet(tmp_path: Path) -> None:
-    """With Xet enabled the real hf_xet uploads and downloads; without, the client fails as against any old server."""
+    """With Xet enabled, the real hf_xet uploads and downloads. Without it, the client fails as with an old server."""
     code = """
         for path, seed in (("a.bin", 1), ("b.bin", 2)):
             upload(700_000, path, seed)
@@ -289,7 +289,7 @@ def test_xet(tmp_path: Path) -> None:
 
 
 def test_fault_status(hub: TestHub, client: Client) -> None:
-    """Each status that the client retries is answered once on the way of one upload, which then succeeds."""
+    """The client retries each of these statuses, and the upload succeeds."""
     faults = [
         hub.faults.add("preupload", status=500),
         hub.faults.add("batch", status=502),
@@ -305,7 +305,7 @@ def test_fault_status(hub: TestHub, client: Client) -> None:
 
 
 def test_fault_status_not_retried(hub: TestHub, client: Client) -> None:
-    """An expired URL (403), a lost login (401) and a commit that meets a 503 end the client's attempt."""
+    """The client does not retry an expired URL (403), a lost login (401), or a commit with status 503."""
     hub.faults.add("put", status=403)
     hub.faults.add("preupload", nth=2, status=401)
     hub.faults.add("commit", status=503)
@@ -314,13 +314,13 @@ def test_fault_status_not_retried(hub: TestHub, client: Client) -> None:
 
 
 def test_expired_url(hub: TestHub, client: Client) -> None:
-    """A pre-signed URL that is too old is refused by the storage host itself."""
+    """The storage host refuses an expired pre-signed URL."""
     hub.url_lifetime_s = -1
     client("assert status(upload, 1000) == 403")
 
 
 def test_fault_cut(hub: TestHub, client: Client) -> None:
-    """A connection cut in the middle of a PUT and of a download is resumed by the client; the bytes are counted."""
+    """The client resumes after the connection is cut during a PUT or a download, and the server counts the bytes."""
     fault = hub.faults.add("put", action="cut", after_bytes=500_000)
     get = hub.faults.add("object", action="cut", after_bytes=300_000)
     client("""
@@ -334,7 +334,7 @@ def test_fault_cut(hub: TestHub, client: Client) -> None:
 
 
 def test_fault_stall(hub: TestHub, client: Client) -> None:
-    """Stalled requests continue after their time, and those that wait together count as concurrent."""
+    """Stalled requests continue after their delay, and concurrent ones are counted."""
     fault = hub.faults.add("put", times=2, action="stall", after_bytes=1000, seconds=1.5)
     start = time.monotonic()
     client("""
@@ -347,7 +347,7 @@ def test_fault_stall(hub: TestHub, client: Client) -> None:
 
 
 def test_fault_lose(hub: TestHub, client: Client) -> None:
-    """The commit is made although its answer never comes."""
+    """The commit is made although its answer is lost."""
     hub.faults.add("commit", action="lose")
     client("""
         try: upload(1000)
@@ -359,7 +359,7 @@ def test_fault_lose(hub: TestHub, client: Client) -> None:
 
 
 def test_fault_conflict(hub: TestHub, client: Client) -> None:
-    """Another process commits first: 412, their file exists, ours comes with the second attempt."""
+    """A concurrent commit leads to status 412, and the second attempt of the client adds its file."""
     hub.faults.add("commit", action="conflict")
     client("assert [status(upload, 1000), status(upload, 1000)] == [412, 200]")
     assert set(hub.files("ada/data")) == {".gitattributes", "a.bin", "someone-else.txt"}
@@ -367,7 +367,7 @@ def test_fault_conflict(hub: TestHub, client: Client) -> None:
 
 
 def test_restart(hub: TestHub, client: Client) -> None:
-    """A server that restarts in the middle of an upload has lost no object, and the client's retry finds it."""
+    """A server that restarts during an upload keeps its objects, and the client retries successfully."""
     before = hub.endpoint
     hub.faults.add("part", nth=2, action="stall", seconds=30)
     finished = threading.Thread(target=client, args=("upload(1000); upload(3_000_000, 'b.bin', 1)",))
@@ -382,7 +382,7 @@ def test_restart(hub: TestHub, client: Client) -> None:
 
 
 def test_buckets(tmp_path: Path) -> None:
-    """Storage buckets: made, filled, listed by first letters, copied, read, and what fails is told one at a time."""
+    """Storage buckets are created, filled, listed by prefix, copied and read, and each failed operation is reported."""
     if not hasattr(huggingface_hub.errors, "BucketBatchError"):
         pytest.skip(f"huggingface_hub {huggingface_hub.__version__} has no calls for buckets")
     code = """

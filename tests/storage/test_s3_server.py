@@ -1,6 +1,6 @@
-"""The test S3 server and the proxy before it, with the real, unmodified obstore: what brim may rely on, and what not.
+"""The test S3 server and its fault proxy with the real, unmodified obstore: the behavior that brim relies on.
 
-Where SeaweedFS is laxer than AWS, a test says so: brim must not take its silence for a check.
+If SeaweedFS is less strict than AWS, a test documents it: brim must not rely on a missing check.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Open = Callable[..., S3Store]
 
 @pytest.fixture
 def open_store(s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Open:
-    """A store at this test's prefix, from the environment alone; `endpoint` puts a proxy before it."""
+    """Return a store for the prefix of this test from environment variables; `endpoint` inserts a proxy."""
 
     def make(bucket: str = "private", *, endpoint: str = s3.endpoint, **config: Any) -> S3Store:
         for name, value in s3.environment_at(endpoint).items():
             monkeypatch.setenv(name, value)
-        # Often, for a busy machine takes a while to start a server again; and soon, or pauses grow to fifteen seconds.
+        # Many retries, because a busy machine restarts a server slowly, and short ones, because pauses grow to 15 s.
         backoff = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=1), "base": 2}
         retry: Any = {"max_retries": 100, "backoff": backoff}
         return S3Store(bucket, prefix=s3_prefix, config=config, retry_config=retry)
@@ -63,7 +63,8 @@ def get(store: S3Store, path: str) -> bytes:
 
 
 def test_environment_is_enough(s3: S3Server, s3_prefix: str, open_store: Open) -> None:
-    """The environment alone makes obstore put, read a range of and list objects; the server's own view agrees."""
+    """With environment variables alone, obstore writes, reads ranges and lists objects, in agreement with the
+    server."""
     store, content = open_store(), random_bytes(2 * PART + 12_345)
     assert obstore.put(store, "small", b"abc")["e_tag"] == f'"{hashlib.md5(b"abc").hexdigest()}"'
     obstore.put(store, "empty", b"")
@@ -75,7 +76,7 @@ def test_environment_is_enough(s3: S3Server, s3_prefix: str, open_store: Open) -
 
 
 def test_who_may_read(s3: S3Server, s3_prefix: str, open_store: Open) -> None:
-    """Anyone reads and lists `public`, only the owner writes there; `private` is closed, as for a wrong key."""
+    """Everyone can read and list `public`, and only the owner can write. `private` refuses wrong keys."""
     s3.write("public", f"{s3_prefix}a", b"open")
     s3.write("private", f"{s3_prefix}a", b"closed")
     anyone = open_store("public", skip_signature=True)
@@ -91,7 +92,7 @@ def test_who_may_read(s3: S3Server, s3_prefix: str, open_store: Open) -> None:
 
 
 def test_conditional_puts(open_store: Open) -> None:
-    """Create and update are refused when the object is not what it should be; of several at once, one wins."""
+    """Conditional writes are refused if the object has changed. Of several concurrent ones, one succeeds."""
     store = open_store()
     with ThreadPoolExecutor(4) as threads:
 
@@ -110,7 +111,7 @@ def test_conditional_puts(open_store: Open) -> None:
 
 
 def test_conditional_get(open_store: Open) -> None:
-    """A read, whole or of a range, of an object that is no longer the one that was listed is refused."""
+    """Conditional reads, complete or by range, are refused if the object was replaced."""
     store = open_store()
     observed = obstore.put(store, "a", b"before")["e_tag"]
     assert bytes(obstore.get(store, "a", options={"if_match": observed, "range": (1, 3)}).bytes()) == b"ef"
@@ -121,7 +122,7 @@ def test_conditional_get(open_store: Open) -> None:
 
 
 def test_what_is_checked_on_arrival(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy, open_store: Open) -> None:
-    """A flipped bit is refused by the checksum header. The signed SHA-256 of the payload is NOT checked; AWS does."""
+    """A flipped bit is refused by the checksum header. Unlike AWS, the server does not check the signed SHA-256."""
     content = random_bytes(PART + 10)
     lax = open_store(endpoint=s3_proxy.endpoint)
     s3_proxy.corrupt(7, method="PUT")
@@ -140,7 +141,7 @@ def test_what_is_checked_on_arrival(s3: S3Server, s3_prefix: str, s3_proxy: Faul
 
 
 def test_stored_checksums(s3: S3Server, s3_prefix: str, open_store: Open) -> None:
-    """The server tells an object's SHA-256: of the bytes, or of the parts' sums if it came in parts."""
+    """The server returns the SHA-256 of an object, or for a multipart upload the hash of the hashes of its parts."""
     store, content = open_store(checksum_algorithm="sha256"), random_bytes(PART + 10)
     obstore.put(store, "one", content, use_multipart=False)
     obstore.put(store, "parts", content, chunk_size=PART)
@@ -154,7 +155,7 @@ def test_stored_checksums(s3: S3Server, s3_prefix: str, open_store: Open) -> Non
 
 
 def test_listing_goes_over_pages(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy, open_store: Open) -> None:
-    """More than a thousand keys come in several pages, sorted, and none is lost."""
+    """More than a thousand keys are listed completely in several sorted pages."""
     names = [f"{number:05d}" for number in range(1_010)]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda name: s3.write("private", s3_prefix + name, b"x"), names))
@@ -165,7 +166,7 @@ def test_listing_goes_over_pages(s3: S3Server, s3_prefix: str, s3_proxy: FaultPr
 
 
 def test_unfinished_uploads(s3: S3Server, s3_prefix: str) -> None:
-    """An upload that was begun is listed by prefix, is not an object, and is gone when it was aborted."""
+    """An unfinished upload is listed by prefix, is not an object, and disappears when it is aborted."""
     for name in ("a", "b", "b"):
         assert s3.request("POST", "private", s3_prefix + name, query={"uploads": ""}).status == 200
     actual = s3.uploads("private", s3_prefix)
@@ -179,7 +180,8 @@ def test_unfinished_uploads(s3: S3Server, s3_prefix: str) -> None:
 
 
 def test_conditional_completion(s3: S3Server, s3_prefix: str) -> None:
-    """A multipart upload can be completed on condition that the object is not there; obstore has no way to ask."""
+    """A multipart upload can be completed on condition that the object does not exist. obstore does not support
+    this."""
     key = f"{s3_prefix}a"
     upload = s3.request("POST", "private", key, {"uploads": ""}).xml().findtext("UploadId") or ""
     part = s3.request("PUT", "private", key, {"partNumber": "1", "uploadId": upload}, b"mine")
@@ -194,7 +196,7 @@ def test_conditional_completion(s3: S3Server, s3_prefix: str) -> None:
 
 
 def test_what_obstore_leaves_behind(s3: S3Server, s3_prefix: str, open_store: Open) -> None:
-    """obstore aborts the upload of an iterator that raises; it does not when the task is cancelled."""
+    """obstore aborts the upload if its iterator raises, but not if the task is cancelled."""
     store, block = open_store(), random_bytes(PART)
 
     def breaks() -> Iterator[bytes]:
@@ -231,7 +233,7 @@ def test_what_obstore_leaves_behind(s3: S3Server, s3_prefix: str, open_store: Op
 
 
 def test_kill_and_restart(s3: S3Server, s3_prefix: str, open_store: Open) -> None:
-    """A server killed in the middle of an upload comes back with all it had; obstore's retries ride it out."""
+    """A server that is killed during an upload restarts with all its objects, and the retries of obstore succeed."""
     s3.write("private", f"{s3_prefix}kept", b"kept")
     started_at = s3.request("POST", "private", f"{s3_prefix}begun", query={"uploads": ""})
     store, endpoint, block = open_store(), s3.endpoint, random_bytes(PART)
@@ -259,7 +261,7 @@ def test_kill_and_restart(s3: S3Server, s3_prefix: str, open_store: Open) -> Non
 
 
 def test_server_ends_with_the_tests(tmp_path: Path) -> None:
-    """The server of a test process that is killed dies too; keys in that process's environment are not the server's."""
+    """The server exits with a killed test process, and does not use the keys in the environment of that process."""
     code = f"""
 import time
 from tests.s3 import S3Server
@@ -291,7 +293,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_proxy_fails_and_logs(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy, open_store: Open) -> None:
-    """Two parts are refused as S3 does when it is busy, one connection is cut; obstore tries again and succeeds."""
+    """obstore retries two parts that are refused as by a busy S3 and one cut connection, and succeeds."""
     store, content = open_store(endpoint=s3_proxy.endpoint), random_bytes(3 * PART)
     busy = s3_proxy.fail(503, times=2, method="PUT", contains="partNumber=2")
     broken = s3_proxy.cut(MIB, method="PUT", contains="partNumber=3")
@@ -308,12 +310,12 @@ def test_proxy_fails_and_logs(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy
 
 
 def test_proxy_cuts_and_loses_answers(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy, open_store: Open) -> None:
-    """A read that is cut continues where it was; a create whose answer is lost looks like another user's."""
+    """A cut read resumes at its position. A create with a lost answer looks like an object of another user."""
     store, content = open_store(endpoint=s3_proxy.endpoint), random_bytes(3 * MIB)
     s3.write("private", f"{s3_prefix}a", content)
     s3_proxy.cut(MIB, method="GET")
     assert get(store, "a") == content
-    until = time.monotonic() + 10  # the proxy counts what it has passed on, a moment after it was received
+    until = time.monotonic() + 10  # the proxy counts bytes shortly after they are received
     while sum(request.received_bytes for request in s3_proxy.requests) < 3 * MIB and time.monotonic() < until:
         time.sleep(0.01)
     assert [(one.status, one.received_bytes) for one in s3_proxy.requests] == [(200, MIB), (206, 2 * MIB)]
@@ -324,7 +326,7 @@ def test_proxy_cuts_and_loses_answers(s3: S3Server, s3_prefix: str, s3_proxy: Fa
 
 
 def test_proxy_slows_and_stalls(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy, open_store: Open) -> None:
-    """A rate holds for a body in either direction; a stall takes the seconds that it should."""
+    """A rate applies to bodies in both directions, and a stall lasts for the specified time."""
     store, content = open_store(endpoint=s3_proxy.endpoint), random_bytes(MIB // 2)
     for switch in (lambda: s3_proxy.slow(2 * MIB), lambda: s3_proxy.stall(0.25, 1000, times=2)):
         s3_proxy.clear()
@@ -337,7 +339,7 @@ def test_proxy_slows_and_stalls(s3: S3Server, s3_prefix: str, s3_proxy: FaultPro
 
 
 def test_proxy_speaks_http(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy) -> None:
-    """A HEAD, `Expect: 100-continue`, a chunked body and a refusal pass over one connection that stays open."""
+    """HEAD, `Expect: 100-continue`, chunked bodies and a refusal all work over one open connection."""
     address = urlsplit(s3_proxy.endpoint)
     with socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as connection:
         answers = connection.makefile("rb")

@@ -1,8 +1,7 @@
-"""What every object store is for brim, whoever makes it: SeaweedFS, moto, s3rver, rclone, Azurite, and gs:// by our
-own server.
+"""brim with object stores of several makers: SeaweedFS, moto, s3rver, rclone, Azurite, and gs:// by a test server.
 
-The suite runs SeaweedFS and gs://; `make test-stores` installs the others. BRIM_STORES_TABLE names a file into which
-the table of docs/how-to/buckets.md is written.
+The suite runs SeaweedFS and gs://, and `make test-stores` installs the others. The environment variable
+BRIM_STORES_TABLE names a file for the table of docs/how-to/buckets.md.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.destinations import FolderDestination, Listing, listing, run, start
 from tests.stores.servers import ALL, BUCKET, RunningStore
 
-SHARDS = ("--shard-size", "9MB")  # two parts a shard
+SHARDS = ("--shard-size", "9MB")  # two parts per shard
 IN_SUITE = ("seaweedfs", "google")
 COLUMNS = ("build", "map", "resume after kill", "two runs", "verify", "deep", "unpack", "odd keys", "`datasets`")
 _CELLS: dict[str, dict[str, str]] = {}
@@ -86,7 +85,7 @@ def destination(store: RunningStore, tmp_path: Path) -> StoreDestination:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four shards of two files each, names that keys need escapes for among them."""
+    """Return files for four shards of two files each, with names that keys must escape."""
     names = ["a b.bin", "ü+%25.bin", "c#?=&.bin", "d'.bin", *(f"{n}.bin" for n in range(4))]
     return write_files(tmp_path_factory.mktemp("source"), {n: random_bytes(4_400_000, i) for i, n in enumerate(names)})
 
@@ -100,13 +99,13 @@ def expected(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Listing:
 
 @pytest.fixture
 def cells(store: RunningStore) -> dict[str, str]:
-    """A row of the table. What a test has not come to write there stays "no"."""
+    """Return a row of the table. Cells stay "no" until a test writes them."""
     return _CELLS.setdefault(store.name, dict.fromkeys(COLUMNS, "no"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def table() -> Iterator[None]:
-    """The table of docs/how-to/buckets.md, for whoever asks for it."""
+    """Write the table of docs/how-to/buckets.md if BRIM_STORES_TABLE is set."""
     yield
     if path := os.environ.get("BRIM_STORES_TABLE"):
         lines = [f"| store | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
@@ -115,12 +114,13 @@ def table() -> Iterator[None]:
 
 
 class TestEveryStore:
-    """The contract of object stores."""
+    """The operations that brim guarantees for every object store."""
 
     def test_built_verified_unpacked(
         self, destination: StoreDestination, source: Path, expected: Listing, cells: dict[str, str], tmp_path: Path
     ) -> None:
-        """Built with the bytes of a folder, known again, verified by what it lists and by content, and taken back."""
+        """A build has the bytes of a local one, is recognized by the next run, verifies by listing and content, and
+        unpacks."""
         run(destination, "build", source, destination.address, "--quiet", *SHARDS)
         assert listing(destination) == expected
         cells["build"] = "yes"
@@ -137,7 +137,7 @@ class TestEveryStore:
         cells["unpack"] = "yes"
 
     def test_mapped(self, destination: StoreDestination, cells: dict[str, str], tmp_path: Path) -> None:
-        """Rows from objects of the store, through a function, to shards in it: those of a local run."""
+        """Mapping objects of the store into the store gives the shards of a local run."""
         rows = "".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(500))
         destination.plant("rows/a.jsonl", rows.encode())
         write_files(tmp_path / "rows", {"a.jsonl": rows.encode()})
@@ -164,7 +164,7 @@ class TestEveryStore:
         cells["resume after kill"] = "yes"
 
     def test_two_at_once(self, destination: StoreDestination, source: Path, cells: dict[str, str]) -> None:
-        """Somebody who is at work there is seen; of a store that heeds no conditions it is said what that leaves."""
+        """A concurrent run is refused, and a warning is printed for stores that ignore conditions of writes."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in destination.store.environment.items():
                 patch.setenv(name, value)
@@ -183,7 +183,7 @@ class TestEveryStore:
         )
 
     def test_damage_is_found(self, destination: StoreDestination, source: Path, cells: dict[str, str]) -> None:
-        """By the ETag of an object; where that tells nothing, this is said, and its content is read."""
+        """Damage is found by the ETag, or by reading the content of stores with unsuitable ETags, which is printed."""
         run(destination, "build", source, destination.address, "--quiet", *SHARDS)
         name, data = next((n, d) for n, d in destination.content().items() if n.startswith("data/"))
         destination.plant(name, data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
@@ -198,7 +198,7 @@ class TestEveryStore:
     def test_objects_as_source(
         self, destination: StoreDestination, source: Path, expected: Listing, cells: dict[str, str], tmp_path: Path
     ) -> None:
-        """Odd keys are read as the files that they are copies of, and one that changes is noticed."""
+        """Unusual keys are read like local files, and a replaced object is detected."""
         for path in source.iterdir():
             destination.plant(f"in/{path.name}", path.read_bytes())
         local = FolderDestination(tmp_path / "out")
@@ -210,12 +210,12 @@ class TestEveryStore:
     def test_loaded_as_printed(
         self, destination: StoreDestination, source: Path, cells: dict[str, str], tmp_path: Path
     ) -> None:
-        """The line that a build prints runs as it is, with what it names installed."""
+        """The code that a build prints for loading runs unchanged once its packages are installed."""
         reader = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}[destination.store.scheme]
         if importlib.util.find_spec(reader) is None:
             cells["`datasets`"] = "not run"
             pytest.skip(f"{reader} is not installed: make test-stores")
-        # Where the endpoint is said by an option, the line says it; where by the environment, that says it.
+        # The printed code contains the endpoint only if it was set by an option.
         known_values = {
             n: v for n, v in destination.store.environment.items() if n in ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
         }
