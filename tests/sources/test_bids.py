@@ -1,4 +1,4 @@
-"""BIDS datasets become the rows and columns that lie on disk."""
+"""BIDS datasets are read into the rows and columns that their files define."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.generators import bids
 
 
 def build(tmp_path: Path, shape: str, *options: str) -> tuple[Path, list[dict[str, Any]], str]:
-    """(source, rows read back, what was said) of a built dataset; verified against its source."""
+    """Build and verify a generated dataset; return its source, the rows and the standard error."""
     source = write_files(tmp_path / "source", bids.SHAPES[shape]())
     out = tmp_path / "out"
     result = brim("build", source, out, *options)
@@ -30,7 +30,7 @@ def build(tmp_path: Path, shape: str, *options: str) -> tuple[Path, list[dict[st
 
 
 def test_rows_are_sessions(tmp_path: Path) -> None:
-    """One row for each session folder, null session where there is none, in the order of the folders."""
+    """Each session folder is a row, in order of the folders. The session is null for subjects without sessions."""
     _, rows, _ = build(tmp_path, "sessions")
     keys = [(row["subject_id"], row["session_id"]) for row in rows]
     assert keys == [("sub-01", "ses-a"), ("sub-01", "ses-b"), ("sub-02", None)]
@@ -39,7 +39,7 @@ def test_rows_are_sessions(tmp_path: Path) -> None:
 
 
 def test_files_are_those_on_disk(tmp_path: Path) -> None:
-    """Every image is in the row of its folder, whole, and lists follow the entities: run-2 before run-10."""
+    """Every image is in the row of its folder with all its bytes. Lists are sorted by entities: run-2 before run-10."""
     source, rows, _ = build(tmp_path, "sessions")
     for row in rows:
         folder = source / row["subject_id"] / (row["session_id"] or "")
@@ -56,7 +56,10 @@ def test_files_are_those_on_disk(tmp_path: Path) -> None:
 
 
 def test_participants_and_sessions_are_joined(tmp_path: Path) -> None:
-    """Numbers are typed, n/a is null, leading zeros stay text, BOM and CRLF do not matter."""
+    """Values of participants and sessions are joined: typed numbers, null for n/a, text for numbers with leading zeros.
+
+    BOM and CRLF make no difference.
+    """
     _, rows, output = build(tmp_path, "sessions")
     assert [row["age"] for row in rows] == [34, 34, None]
     assert [row["site"] for row in rows] == ["007", "007", "008"]
@@ -66,14 +69,17 @@ def test_participants_and_sessions_are_joined(tmp_path: Path) -> None:
 
 
 def test_scans_are_joined_per_file(tmp_path: Path) -> None:
-    """What scans.tsv says of a file stands next to it; its date stays home."""
+    """Values of scans.tsv are joined to their file, without the date of acquisition."""
     _, rows, _ = build(tmp_path, "sessions")
     assert [row["t1w_scans"] for row in rows] == [{"quality": 3}, {"quality": 4}, {"quality": None}]
     assert "bold_scans" not in rows[0]
 
 
 def test_sidecars_follow_the_inheritance_principle(tmp_path: Path) -> None:
-    """Root-level JSON, gradients and events reach every image; the nearest file wins; private keys stay home."""
+    """JSON, gradients and events apply to all images below their folder, and the nearest file wins.
+
+    Private keys are left out.
+    """
     _, rows, output = build(tmp_path, "sessions")
     first, second, tenth = (json.loads(text) for text in rows[0]["bold_json"])
     assert first == tenth == {"RepetitionTime": 2.0, "TaskName": "rest"}
@@ -88,7 +94,7 @@ def test_sidecars_follow_the_inheritance_principle(tmp_path: Path) -> None:
 
 
 def test_sidecars_full_and_none(tmp_path: Path) -> None:
-    """full keeps every field, none leaves the parallel columns out."""
+    """`--sidecars full` keeps every field, and `--sidecars none` leaves out the parallel columns."""
     _, rows, output = build(tmp_path, "sessions", "--sidecars", "full")
     assert json.loads(rows[0]["bold_json"][1])["PatientName"] == "Jo"
     assert rows[0]["acq_time"] == "2020-01-01"
@@ -100,7 +106,7 @@ def test_sidecars_full_and_none(tmp_path: Path) -> None:
 
 
 def test_rows_by_subject_and_by_file(tmp_path: Path) -> None:
-    """--rows subject gathers a subject's sessions; --rows file has one file per row."""
+    """`--rows subject` puts all sessions of a subject into one row, and `--rows file` has one file per row."""
     source, rows, _ = build(tmp_path, "sessions", "--rows", "subject")
     assert [row["subject_id"] for row in rows] == ["sub-01", "sub-02"]
     assert [cell["path"].split("/")[1] for cell in rows[0]["t1w"]] == ["ses-a", "ses-b"]
@@ -114,7 +120,8 @@ def test_rows_by_subject_and_by_file(tmp_path: Path) -> None:
 
 
 def test_recordings_of_several_files_and_folders(tmp_path: Path) -> None:
-    """Kinds of file are split by extension; a folder is one tar that is the same every time and unpacks."""
+    """Files of a recording are split into columns by extension. A folder is packed as a reproducible tar and
+    unpacks."""
     source, rows, output = build(tmp_path, "eeg")
     assert {"eeg_eeg", "eeg_vhdr", "eeg_vmrk", "meg", "channels", "coordsystem"} <= set(rows[0])
     assert rows[0]["eeg_vhdr"]["bytes"] == b"sub-1/eeg/sub-1_task-x_eeg.vhdr"
@@ -136,7 +143,10 @@ def test_recordings_of_several_files_and_folders(tmp_path: Path) -> None:
 
 
 def test_a_suffix_in_two_datatypes_and_cifti(tmp_path: Path) -> None:
-    """The datatype stands before the suffix where it must; CIFTI is a plain file; .nii and .nii.gz share a column."""
+    """Column names include the datatype where the suffix alone is ambiguous.
+
+    CIFTI files have the plain file type, and .nii and .nii.gz share a column.
+    """
     _, rows, output = build(tmp_path, "two_datatypes")
     features = datasets.load_dataset(str(tmp_path / "out"), split="train").features
     assert {"fmap_m0scan", "perf_m0scan", "bold_nifti", "bold_dtseries_nii"} <= set(features)
@@ -148,7 +158,7 @@ def test_a_suffix_in_two_datatypes_and_cifti(tmp_path: Path) -> None:
 
 
 def test_what_lies_aside(tmp_path: Path) -> None:
-    """.bidsignore is honoured, derivatives come on request and named, the rest is said to be left out."""
+    """.bidsignore is applied, derivatives are included only on request, and files that are left out are reported."""
     _, rows, output = build(tmp_path, "aside")
     assert rows[0]["t1w"]["path"] == "sub-1/anat/sub-1_T1w.nii.gz"
     for text in ("sourcedata/", "code/", "stimuli/", "derivatives/masks", "phenotype/", ".bidsignore"):
@@ -165,7 +175,7 @@ def test_what_lies_aside(tmp_path: Path) -> None:
 
 
 def test_selection(tmp_path: Path) -> None:
-    """--subjects, --sessions, --suffixes and --limit choose rows and columns; prefixes may be left out."""
+    """--subjects, --sessions, --suffixes and --limit select rows and columns. Prefixes like sub- are optional."""
     source = write_files(tmp_path / "source", bids.sessions())
 
     def facts(*options: str) -> dict[str, Any]:
@@ -180,7 +190,8 @@ def test_selection(tmp_path: Path) -> None:
 
 
 def test_a_pilot_and_the_whole_agree(tmp_path: Path) -> None:
-    """A saved recipe fixes columns and whether they are lists, whatever a subset would suggest."""
+    """A saved recipe fixes the columns and which of them are lists, so a subset has the same schema as the whole
+    dataset."""
     source = write_files(tmp_path / "source", bids.sessions())
     recipe = tmp_path / "columns.toml"
     brim("plan", source, "--save-recipe", recipe)
@@ -198,7 +209,7 @@ def test_a_pilot_and_the_whole_agree(tmp_path: Path) -> None:
 
 
 def test_no_subjects_is_an_error(tmp_path: Path) -> None:
-    """An atlas is refused with a way to package it all the same."""
+    """An atlas without subjects is refused with a suggestion for packaging it as files."""
     source = write_files(tmp_path / "atlas", bids.base() | bids.files("tpl-MNI/tpl-MNI_dseg.nii.gz"))
     assert "no subjects" in brim("build", source, tmp_path / "out", check=2).stderr
     brim("build", source, tmp_path / "out", "--recipe", "files")
@@ -206,7 +217,7 @@ def test_no_subjects_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["lfs", "annex link", "empty", "broken json", "broken tsv"])
 def test_damage_in_a_dataset(tmp_path: Path, damage: str) -> None:
-    """Pointers and empty images are refused by name; a broken sidecar is said and does not stop the build."""
+    """Pointers and empty images are refused by name. A broken sidecar is reported without stopping the build."""
     source = write_files(tmp_path / "source", bids.sessions())
     victim = source / "sub-02/anat/sub-02_T1w.nii.gz"
     code, says = 2, "sub-02_T1w.nii.gz"
@@ -227,7 +238,7 @@ def test_damage_in_a_dataset(tmp_path: Path, damage: str) -> None:
 
 
 def test_round_trip_with_datasets(tmp_path: Path) -> None:
-    """load_dataset decodes what nibabel reads from the source, and the card carries the credits."""
+    """load_dataset decodes the same images as nibabel, and the card contains the credits."""
     source, _, _ = build(tmp_path, "sessions")
     loaded = datasets.load_dataset(str(tmp_path / "out"), split="train")
     image = nibabel.load(source / "sub-01/ses-b/func/sub-01_ses-b_task-rest_run-10_bold.nii.gz")
@@ -242,7 +253,7 @@ def test_round_trip_with_datasets(tmp_path: Path) -> None:
 
 
 def small(tmp_path: Path, extra: dict[str, bytes]) -> Path:
-    """A dataset of two subjects with one image each, and what else is given."""
+    """Create a dataset of two subjects with one image each and the specified extra files."""
     tree = bids.base() | bids.files("sub-01/anat/sub-01_T1w.nii.gz", "sub-02/anat/sub-02_T1w.nii.gz")
     return write_files(tmp_path / "small", tree | extra)
 
@@ -254,7 +265,7 @@ def rows_of(source: Path, out: Path, *options: str) -> list[dict[str, Any]]:
 
 
 def test_a_folder_that_only_looks_like_bids(tmp_path: Path) -> None:
-    """One folder named sub-something does not make a dataset; empty subjects are an error, not an empty success."""
+    """A single folder named sub-* does not make a BIDS dataset, and a dataset with only empty subjects is an error."""
     plain = write_files(tmp_path / "plain", {"sub-marine/a.jpg": b"a", "cars/b.jpg": b"b", "c.jpg": b"c"})
     assert len(rows_of(plain, tmp_path / "out")) == 3
     empty = write_files(tmp_path / "empty", bids.base())
@@ -263,7 +274,8 @@ def test_a_folder_that_only_looks_like_bids(tmp_path: Path) -> None:
 
 
 def test_tables_with_mistakes(tmp_path: Path) -> None:
-    """A column twice, a pointer, and a number too long are said or kept, never mixed up."""
+    """Duplicate columns and pointers in participants.tsv are errors. Long numbers stay text, and name clashes are
+    resolved."""
     source = small(tmp_path, {"participants.tsv": b"participant_id\tage\tage\nsub-01\t1\t2\n"})
     assert "two columns named 'age'" in brim("plan", source, check=2).stderr
     (source / "participants.tsv").write_text(
@@ -280,7 +292,7 @@ def test_tables_with_mistakes(tmp_path: Path) -> None:
 
 
 def test_derivatives_without_sessions_have_a_row(tmp_path: Path) -> None:
-    """What a pipeline made of several sessions is in a separate row, with its own sidecars."""
+    """Derivatives of several sessions are in a separate row, with the sidecars of their pipeline."""
     tree = bids.base() | bids.files(
         "sub-01/ses-1/anat/sub-01_ses-1_T1w.nii.gz",
         "derivatives/fp/sub-01/anat/sub-01_desc-preproc_T1w.nii.gz",
@@ -296,7 +308,10 @@ def test_derivatives_without_sessions_have_a_row(tmp_path: Path) -> None:
 
 
 def test_privacy_in_every_way_of_reading(tmp_path: Path) -> None:
-    """Private columns stay home with --sidecars none and in phenotype too; a candidate is no date."""
+    """Private columns are left out with every option, also in phenotype tables.
+
+    The column `candidate` is not private, although its name contains `date`.
+    """
     source = small(
         tmp_path,
         {
@@ -311,7 +326,7 @@ def test_privacy_in_every_way_of_reading(tmp_path: Path) -> None:
 
 
 def test_events_without_a_recording_are_kept(tmp_path: Path) -> None:
-    """Events that no image takes, and tables above the datatypes, have columns of their own."""
+    """Events without an image and tables above the datatypes get separate columns."""
     source = small(
         tmp_path,
         {
@@ -332,7 +347,10 @@ def test_events_without_a_recording_are_kept(tmp_path: Path) -> None:
 
 
 def test_rows_by_file_and_by_subject_keep_what_they_know(tmp_path: Path) -> None:
-    """--rows subject states which session a file is of; --rows file has scans and sessions, and can be saved."""
+    """`--rows subject` keeps the session of each file as an entity.
+
+    `--rows file` keeps the values of scans and sessions, and can be saved as a recipe.
+    """
     source = write_files(tmp_path / "source", bids.sessions())
     by_subject = rows_of(source, tmp_path / "subject", "--rows", "subject")
     assert [entity["ses"] for entity in by_subject[0]["t1w_entities"]] == ["a", "b"]
@@ -346,7 +364,7 @@ def test_rows_by_file_and_by_subject_keep_what_they_know(tmp_path: Path) -> None
 
 
 def test_bidsignore_of_subjects_links_and_root_files(tmp_path: Path) -> None:
-    """What is ignored makes no row, stops no build and applies to nothing."""
+    """Files in .bidsignore create no rows, cause no errors and are not used as sidecars."""
     source = small(tmp_path, {".bidsignore": b"sub-02/\n*_CT.nii.gz\nT1w.json\n", "T1w.json": b'{"Bad": 1}'})
     (source / "sub-01/anat/sub-01_CT.nii.gz").symlink_to("../../.git/annex/objects/x/y/z.nii.gz")
     rows = rows_of(source, tmp_path / "out")
@@ -356,7 +374,7 @@ def test_bidsignore_of_subjects_links_and_root_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b'{"a": "\\ud800"}', b'{"a": NaN}', b"[" * 2000, b"[1]", b""])
 def test_odd_sidecars(tmp_path: Path, content: bytes) -> None:
-    """Whatever a sidecar holds, the build ends and what it publishes is JSON or null."""
+    """A sidecar with invalid JSON does not stop the build, and the published value is valid JSON or null."""
     source = small(tmp_path, {"sub-01/anat/sub-01_T1w.json": content})
     row = rows_of(source, tmp_path / "out")[0]
     text = row.get("t1w_json")
@@ -364,7 +382,7 @@ def test_odd_sidecars(tmp_path: Path, content: bytes) -> None:
 
 
 def test_odd_names_and_empty_recordings(tmp_path: Path) -> None:
-    """Digits of other scripts, names that are not UTF-8 and empty recording folders are said, not crashed on."""
+    """Subjects with digits of other scripts are packaged, and empty recording folders are reported by name."""
     source = small(tmp_path, {"sub-\u00b2/anat/sub-\u00b2_T1w.nii.gz": b"x"})
     assert len(rows_of(source, tmp_path / "out")) == 3
     (source / "sub-01/meg/sub-01_task-a_meg.ds").mkdir(parents=True)
@@ -375,7 +393,7 @@ def test_odd_names_and_empty_recordings(tmp_path: Path) -> None:
     "change", [('kind = "nifti"', 'kind = "blah"'), ('name = "t1w"', 'name = "subject_id"'), ('"int64"', '"x"')]
 )
 def test_saved_columns_with_mistakes(tmp_path: Path, change: tuple[str, str]) -> None:
-    """A saved recipe that was edited wrongly is refused."""
+    """A saved recipe with invalid edits is refused."""
     source = small(tmp_path, {"participants.tsv": b"participant_id\tage\nsub-01\t1\n"})
     recipe = tmp_path / "r.toml"
     brim("plan", source, "--save-recipe", recipe)
@@ -386,7 +404,7 @@ def test_saved_columns_with_mistakes(tmp_path: Path, change: tuple[str, str]) ->
 
 
 def test_check_names_everything(tmp_path: Path) -> None:
-    """Two files where one is expected do not hide an empty file: check finds both."""
+    """`brim check` finds all problems at once: two files where one is expected, and an empty file."""
     source = write_files(
         tmp_path / "source",
         {
@@ -403,7 +421,7 @@ def test_check_names_everything(tmp_path: Path) -> None:
 
 
 def test_python_reads_bids(tmp_path: Path) -> None:
-    """brim.bids and brim.check are the command's bids and check."""
+    """`brim.bids` and `brim.check` do the same as the commands."""
     import brim as api
 
     table = api.bids(small(tmp_path, {}), subjects="01")

@@ -1,4 +1,4 @@
-"""Values of JSON lines and CSV are never changed on the way into a table: they stay text, or the file is refused."""
+"""Values of JSON lines and CSV are never changed by type inference: they stay text, or the file is refused."""
 
 import gzip
 from pathlib import Path

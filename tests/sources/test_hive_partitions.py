@@ -1,4 +1,4 @@
-"""Folders of the form key=value are columns, with the types that pyarrow gives them."""
+"""Folders of the form key=value become columns, with the types that pyarrow infers."""
 
 from __future__ import annotations
 

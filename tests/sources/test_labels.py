@@ -19,13 +19,13 @@ CLASSES = {f"{name}/{number}.png": f"{name}{number}".encode() for name in ("cat"
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder of class folders."""
+    """Return a folder of class folders."""
     return write_files(tmp_path / "photos", CLASSES)
 
 
 @pytest.fixture
 def table(photos: Path, tmp_path: Path) -> Path:
-    """A CSV that names the files and their classes."""
+    """Return a CSV file that names the files and their classes."""
     rows = "".join(f"photos/{path},{path.split('/')[0]},{number}\n" for number, path in enumerate(CLASSES))
     return write_files(tmp_path, {"t.csv": f"path,kind,number\n{rows}".encode()}) / "t.csv"
 
@@ -46,7 +46,7 @@ def test_plan_and_build_hint_at_labels_for_class_folders(photos: Path, tmp_path:
     "paths",
     [
         ["a.png", "b.png", "c.png", "d.png"],
-        ["x/a.png", "x/b.png", "y/c.png", "d.png"],  # one file is in no folder
+        ["x/a.png", "x/b.png", "y/c.png", "d.png"],  # one file is outside of all folders
         ["x/y/a.png", "x/y/b.png", "x/z/a.png", "x/z/b.png"],  # not folders of the first level
         ["x/a.png", "x/b.png"],  # a single folder
         ["x/a.png", "y/a.png", "z/a.png"],  # one file per folder, as in folders by person
@@ -129,7 +129,7 @@ def test_append_names_all_new_classes_and_the_command_that_adds_them(photos: Pat
 
 
 def test_append_without_labels_hints_at_label_from_not_at_drop(photos: Path, tmp_path: Path) -> None:
-    """--drop is refused for a folder, so a hint must not name it."""
+    """A hint for appending to labeled data suggests --label-from and not --drop, which is refused for a folder."""
     brim("build", photos, tmp_path / "out", "--label-from", "parent", "--quiet")
     result = brim("build", photos, tmp_path / "out", "--append", check=2)
     assert "--drop" not in result.stderr
@@ -153,7 +153,7 @@ def test_info_shows_class_names(photos: Path, tmp_path: Path) -> None:
     assert "label: ClassLabel(3: bird, cat, dog)" in str(actual)
     assert [row["label"] for row in actual.head] == ["bird", "bird", "cat"]
     column = json.loads(brim("info", tmp_path / "out", "--json").stdout)["columns"][1]
-    assert column["type"] == "int64"  # as before; the names are next to it
+    assert column["type"] == "int64"  # the type is unchanged, and the names are added to it
     assert column["classes"] == ["bird", "cat", "dog"]
 
 

@@ -1,4 +1,4 @@
-"""Where in a file a piece of memory lies."""
+"""Finding the file and offset of memory-mapped data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTENT = random_bytes(100_000)
 
 @pytest.mark.parametrize("name", ["a.arrow", "with a space.arrow", "ünïcode 数据.arrow", "new\nline.arrow"])
 def test_a_mapped_buffer_is_found(tmp_path: Path, name: str) -> None:
-    """The path and offset of any part of a mapped file, whatever it is called."""
+    """The path and offset of any part of a mapped file are found, for any file name."""
     path = tmp_path / name
     path.write_bytes(CONTENT)
     with pa.memory_map(str(path)) as mapped:
@@ -25,7 +25,7 @@ def test_a_mapped_buffer_is_found(tmp_path: Path, name: str) -> None:
 
 
 def test_what_is_in_no_file_is_not_found(tmp_path: Path) -> None:
-    """Memory of the process, nothing at all, and a file that was deleted or replaced since."""
+    """Process memory, empty buffers, and files that were deleted or replaced have no location."""
     assert Mappings().find(pa.py_buffer(b"x" * 5000)) is None
     assert Mappings().find(pa.py_buffer(b"")) is None
     path = tmp_path / "a.arrow"

@@ -1,4 +1,4 @@
-"""Values are found in Parquet files of every writer, and are what pyarrow reads."""
+"""Values are located in Parquet files of every writer, and equal the values that pyarrow reads."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ def content_of(table: FileTable, number: int) -> bytes:
 
 
 def cell_of(table: FileTable, name: str, cell: Any) -> Any:
-    """A cell of a file column as pyarrow would give it."""
+    """Return a cell of a file column as pyarrow returns it."""
     if cell is None:
         return None
     if isinstance(cell, list):
@@ -46,7 +46,7 @@ def cell_of(table: FileTable, name: str, cell: Any) -> Any:
 
 
 def nested_of(table: FileTable, kind: pa.DataType, value: Any) -> Any:
-    """A value of a nested column with its bytes."""
+    """Return a value of a nested column with its bytes."""
     if value is None:
         return None
     if pa.types.is_struct(kind):
@@ -57,7 +57,7 @@ def nested_of(table: FileTable, kind: pa.DataType, value: Any) -> Any:
 
 
 def rows_of(table: FileTable) -> list[dict[str, Any]]:
-    """Every row, with the content of its files."""
+    """Return every row with the content of its files."""
 
     def full(name: str, value: Any) -> Any:
         if name in table.nested:
@@ -72,7 +72,8 @@ def noise(rng: random.Random, size: int) -> bytes:
 
 
 def sample_table(seed: int, rows: int = 60) -> pa.Table:
-    """Files, lists of files, plain bytes: null, empty, repeated, compressible and not, small and larger than a page."""
+    """Return a table with files, lists of files and plain bytes: null, empty, repeated, compressible and of many
+    sizes."""
     rng = random.Random(seed)
 
     def one() -> bytes | None:
@@ -108,7 +109,7 @@ def sample_table(seed: int, rows: int = 60) -> pa.Table:
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("dictionary", [True, False])
 def test_pyarrow_files(tmp_path: Path, codec: str, version: str, dictionary: bool) -> None:
-    """All codecs, both versions of data pages, dictionaries or not, several row groups, with checksums."""
+    """Files of pyarrow are read: all codecs, both versions of data pages, dictionaries, row groups and checksums."""
     table = sample_table(1)
     pq.write_table(
         table, tmp_path / "a.parquet", compression=codec, data_page_version=version, use_dictionary=dictionary,
@@ -122,7 +123,7 @@ def test_pyarrow_files(tmp_path: Path, codec: str, version: str, dictionary: boo
 @pytest.mark.parametrize("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY", "PLAIN"])
 @pytest.mark.parametrize("codec", ["none", "snappy", "zstd"])
 def test_encodings(tmp_path: Path, encoding: str, codec: str) -> None:
-    """Lengths that stand together, and values that share their beginnings."""
+    """Delta encodings are read: lengths in one block, and values with shared prefixes."""
     table = sample_table(2).select(["image", "raw"])
     leaf_values = {"image.bytes": encoding, "raw": encoding}
     pq.write_table(table, tmp_path / "a.parquet", compression=codec, use_dictionary=False, column_encoding=leaf_values)
@@ -131,7 +132,7 @@ def test_encodings(tmp_path: Path, encoding: str, codec: str) -> None:
 
 @pytest.mark.parametrize("index", [True, False])
 def test_some_rows(tmp_path: Path, index: bool) -> None:
-    """Rows in another order, of some columns, from several shards."""
+    """Selected rows and columns of several shards are read in the requested order."""
     table = sample_table(3, 90)
     for number in range(3):
         name = f"train-{number:05d}-of-00003.parquet"
@@ -185,7 +186,7 @@ def written_by_datasets(table: pa.Table, path: Path) -> None:
     [written_by_polars, written_by_duckdb, written_by_duckdb_v2, written_by_datafusion, written_by_datasets],
 )
 def test_other_writers(tmp_path: Path, write: Any) -> None:
-    """What others write is found as pyarrow reads it."""
+    """Files of other writers are read as pyarrow reads them."""
     path = tmp_path / "a.parquet"
     write(sample_table(4), path)
     if path.is_dir():  # DataFusion writes a folder
@@ -197,7 +198,7 @@ def test_other_writers(tmp_path: Path, write: Any) -> None:
 
 
 def test_media_stay_in_the_file(tmp_path: Path) -> None:
-    """What does not compress is found as pieces of the file, and nothing is decoded to disk."""
+    """Incompressible values are located as ranges of the file, without decoding anything to disk."""
     rng = random.Random(5)
     table = pa.table({"image": pa.array([{"bytes": noise(rng, 300_000), "path": f"{n}.jpg"} for n in range(9)], FILE)})
     for codec in ("snappy", "zstd"):
@@ -216,7 +217,7 @@ def test_media_stay_in_the_file(tmp_path: Path) -> None:
 )
 @example(seed=0, codec="snappy", group=1, page=100)
 def test_random_tables(tmp_path: Path, seed: int, codec: str, group: int, page: int) -> None:
-    """Whatever is in a table and however it is cut, its values are found."""
+    """Values of random tables are located for all sizes of row groups and pages."""
     table = sample_table(seed, 20)
     path = tmp_path / f"{seed}-{codec}-{group}-{page}.parquet"
     pq.write_table(table, path, compression=codec, row_group_size=group, data_page_size=page, write_page_index=True)
@@ -229,7 +230,7 @@ def test_random_tables(tmp_path: Path, seed: int, codec: str, group: int, page: 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), codec=st.sampled_from(CODECS), version=st.sampled_from(["1.0", "2.0"]))
 def test_damage(tmp_path: Path, data: st.DataObject, codec: str, version: str) -> None:
-    """A damaged file is an error of brim, or gives the values that pyarrow reads from it."""
+    """A damaged file raises a brim error, or returns the values that pyarrow reads from it."""
     path = tmp_path / f"{codec}-{version}.parquet"
     if not path.exists():
         pq.write_table(sample_table(6, 12), path, compression=codec, data_page_version=version, write_page_index=True)
@@ -255,7 +256,7 @@ def test_damage(tmp_path: Path, data: st.DataObject, codec: str, version: str) -
 
 
 def test_features_travel(tmp_path: Path) -> None:
-    """The features that a file carries are those of the table; without them an image is known by its name."""
+    """Features stored in a file are used for the table. Without them, images are recognized by file name."""
     table = sample_table(7).select(["n", "image"])
     messages = {"info": {"features": {"n": {"dtype": "int64", "_type": "Value"}, "image": {"_type": "Image"}}}}
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(messages)}), tmp_path / "a.parquet")
@@ -282,8 +283,8 @@ VALUE = {"dtype": "int64", "_type": "Value"}
     ],
 )
 def test_features_that_are_not_those_of_the_columns(tmp_path: Path, message: Any) -> None:
-    """A file that was changed may still carry what it was: where it does not fit the column, the column counts, as for
-    `datasets`."""
+    """Stored features that do not fit a column are ignored, as in `datasets`, because the file may have been
+    changed."""
     records = {"huggingface": json.dumps({"info": {"features": message}})}
     pq.write_table(pa.table({"n": [1, 2]}).replace_schema_metadata(records), tmp_path / "a.parquet")
     rows = open_dataset(tmp_path / "a.parquet").where("n > 1")
@@ -295,7 +296,8 @@ def test_features_that_are_not_those_of_the_columns(tmp_path: Path, message: Any
 
 
 def test_joined_types(tmp_path: Path) -> None:
-    """What is of one type for `datasets` is joined however it is stored; another type is refused by its name."""
+    """Columns that have one type in `datasets` can be concatenated, however they are stored. Others are refused by
+    name."""
     maps = {kind: pa.array([[("k", None)]] * 2, pa.map_(pa.string(), kind)) for kind in (pa.int32(), pa.string())}
     words = pa.array(["b", "a"])
     always = pa.schema([pa.field("w", pa.string(), nullable=False)])

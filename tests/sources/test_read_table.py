@@ -1,4 +1,4 @@
-"""Tables read a block at a time are what pyarrow makes of the whole file, chunk by chunk."""
+"""Reading a table in blocks gives the same types, values and chunks as reading the whole file with pyarrow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHUNK = 512
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 64 bytes, chunks of 512, and tables that go to a spool from 256 bytes on."""
+    """Use blocks of 64 bytes, chunks of 512 bytes, and spool tables from 256 bytes."""
     monkeypatch.setattr(table_reader, "_BLOCK_BYTES", 64)
     monkeypatch.setattr(table_reader, "_CSV_CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(table_reader, "_JSON_CHUNK_BYTES", CHUNK)
@@ -52,7 +52,7 @@ VALUES = {
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.usefixtures("small_blocks")
 def test_csv_in_blocks_has_the_types_values_and_chunks_of_the_whole_file(tmp_path: Path, seed: int) -> None:
-    """Each column changes its kind of values at random rows."""
+    """CSV columns that change the kind of their values at random rows are read as from the whole file."""
     generator = random.Random(seed)
     columns = []
     rows = generator.randrange(1, 120)

@@ -1,4 +1,4 @@
-"""Recipes: generated copies of ARC and ISLES24, whole and damaged, and recipes with mistakes in them."""
+"""Recipes on generated copies of ARC and ISLES24, complete and damaged, and recipes with mistakes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read(layout: Layout | Path, name: str, **options: Any) -> FileTable:
 
 
 def found_rows(table: FileTable) -> list[dict[str, Any]]:
-    """The rows with file numbers turned into paths again."""
+    """Return the rows with paths instead of file numbers."""
     rows = table.rows.to_pylist()
     for row in rows:
         for name in table.columns:
@@ -87,7 +87,7 @@ def arc(tmp_path: Path) -> Layout:
 
 
 def test_arc_rows(arc: Layout) -> None:
-    """Every session is a row with the files and values that the generator gave it, in order, and no other."""
+    """Every session is a row with exactly the files and values of the generator, in order."""
     table = read(arc, "arc")
     assert found_rows(table) == arc.rows
     assert table.rows.column_names == list(arc.rows[0])
@@ -106,7 +106,7 @@ def test_arc_rows(arc: Layout) -> None:
 
 
 def test_order_is_natural(arc: Layout) -> None:
-    """Run 2 comes before run 10, and day 9 before day 11."""
+    """Files and sessions are in natural order: run 2 before run 10, and day 9 before day 11."""
     rows = found_rows(read(arc, "arc"))
     runs = next(row["dwi"] for row in rows if len(row["dwi"]) > 2)
     assert [path.rpartition("run-")[2].partition("_")[0] for path in runs][:3] == ["2", "10", "11"]
@@ -116,7 +116,7 @@ def test_order_is_natural(arc: Layout) -> None:
 
 
 def test_arc_warnings(arc: Layout) -> None:
-    """Subjects listed without a folder, or present without being listed, and files of no row are reported."""
+    """Missing folders, unlisted subjects and files that belong to no row are reported."""
     arc.write("derivatives/lesion_masks/sub-M2001/ses-77/anat/sub-M2001_ses-77_desc-lesion_mask.nii.gz")
     unlisted, absent, stray = (
         "are not listed in participants.tsv",
@@ -128,7 +128,7 @@ def test_arc_warnings(arc: Layout) -> None:
 
 
 def test_isles24_rows(tmp_path: Path) -> None:
-    """Every subject is a row with its images, and what its spreadsheets say."""
+    """Every subject is a row with its images and the values of its spreadsheets."""
     layout = make_isles24(tmp_path / "isles")
     table = read(layout, "isles24")
     expected = [
@@ -146,7 +146,7 @@ def test_isles24_rows(tmp_path: Path) -> None:
 
 
 def test_published_numbers_hold(tmp_path: Path) -> None:
-    """A whole copy of ISLES24 has all that its recipe expects."""
+    """A complete copy of ISLES24 meets all counts of its recipe."""
     layout = make_isles24(tmp_path / "isles", subjects=149)
     table = read(layout, "isles24")
     assert failed(table) == {}
@@ -155,7 +155,7 @@ def test_published_numbers_hold(tmp_path: Path) -> None:
 
 
 def test_wrong_counts_are_named(arc: Layout) -> None:
-    """A copy that is too small fails every number, each with the actual and the expected value."""
+    """An incomplete copy is reported with the actual and the expected value of each count."""
     problems = failed(read(arc, "arc"))
     assert {"rows", "distinct subject_id", "sessions", "rows with bold"} <= set(problems)
     assert {f"rows with {name}" for name in PUBLISHED} | {f"files in {name}" for name in PUBLISHED} <= set(problems)
@@ -164,7 +164,7 @@ def test_wrong_counts_are_named(arc: Layout) -> None:
 
 
 def test_numbers_of_a_part_are_not_compared(arc: Layout) -> None:
-    """A pilot is not measured by the numbers of the whole, and the report says so."""
+    """Counts of the whole dataset are not applied to a subset, and the report states this."""
     findings = read(arc, "arc", limit=3).expected
     assert findings[-1].detail == "not compared: the source was read with --limit"
     assert findings[-1].skipped
@@ -172,7 +172,7 @@ def test_numbers_of_a_part_are_not_compared(arc: Layout) -> None:
 
 
 def test_full_arc_whole_and_damaged(tmp_path: Path) -> None:
-    """All 902 sessions, 273 GB apparent, are planned in 2 s of work and 100 MB; then damage is found."""
+    """The 902 sessions of ARC (273 GB) are planned in 2 s of CPU time and 100 MB, and damage is found."""
     arc = make_arc(tmp_path / "arc", sessions=SESSIONS, sparse_sizes=True)
     assert arc.total_bytes == APPARENT_BYTES
     files = {n: sum(len(r[n]) if isinstance(r[n], list) else r[n] is not None for r in arc.rows) for n in PUBLISHED}
@@ -203,7 +203,7 @@ def test_full_arc_whole_and_damaged(tmp_path: Path) -> None:
             [sys.executable, "-c", code, str(arc.root)], capture_output=True, text=True, check=True, timeout=120
         ).stdout
     )
-    assert observed["seconds"] < 2  # of the processor: another test may have the other core
+    assert observed["seconds"] < 2  # CPU time, because another test may use the other core
     assert observed["peak"] < 100_000_000
     assert (observed["rows"], observed["files"], observed["bytes"]) == (902, len(arc.contents), APPARENT_BYTES)
     assert observed["bad"] == []
@@ -219,7 +219,7 @@ def test_full_arc_whole_and_damaged(tmp_path: Path) -> None:
 
 
 def test_two_files_where_one_is_expected(arc: Layout) -> None:
-    """Two lesions of a session are an error that names the row, both files and the ways out."""
+    """Two lesions in one session are an error with the row, both files and possible solutions."""
     row = next(row for row in arc.rows if row["lesion"])
     second = arc.write(row["lesion"].replace("_space-T2w", "_run-2_space-T2w"))
     with pytest.raises(SourceError) as caught:
@@ -250,7 +250,7 @@ def test_damaged_files_are_refused_by_name(arc: Layout, tmp_path: Path) -> None:
 
 
 def test_an_unfetched_clone_still_has_its_counts(arc: Layout) -> None:
-    """Annex links whose content is elsewhere count as there, so that only the fetch is asked for."""
+    """Annex links without content count as files, so the only reported problem is the missing content."""
     for path in arc.contents:
         (arc.root / path).unlink()
         (arc.root / path).symlink_to("../.git/annex/objects/x/y/z")
@@ -263,7 +263,7 @@ def test_an_unfetched_clone_still_has_its_counts(arc: Layout) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "annex", "empty"])
 def test_participants_that_cannot_be_read(arc: Layout, tmp_path: Path, damage: str) -> None:
-    """A participants.tsv that is absent, unfetched or empty is found, named, and stops the build."""
+    """A missing, unfetched or empty participants.tsv is reported by name and stops the build."""
     participants = arc.root / "participants.tsv"
     participants.unlink()
     if damage == "annex":
@@ -279,7 +279,7 @@ def test_participants_that_cannot_be_read(arc: Layout, tmp_path: Path, damage: s
 
 
 def test_selection(arc: Layout) -> None:
-    """include and exclude choose files, rows left without files go, limit counts the rest, split names it."""
+    """include and exclude select files, rows without files are dropped, limit counts the rest, and split names it."""
     first = arc.rows[0]["subject_id"]
     table = read(arc, "arc", exclude=(f"{first}/*", "derivatives/*"), limit=4, split="test")
     rows = [row | {"lesion": None} for row in arc.rows if row["subject_id"] != first]
@@ -295,7 +295,7 @@ def test_selection(arc: Layout) -> None:
 
 
 def test_round_trip(arc: Layout, tmp_path: Path) -> None:
-    """What is built holds every file byte for byte under its path, and every value."""
+    """A build contains every file byte for byte under its path, and every value."""
     brim.build(read(arc, "arc"), tmp_path / "out", num_shards=3)
     rows = [row for shard in sorted((tmp_path / "out").rglob("*.parquet")) for row in pq.read_table(shard).to_pylist()]
     assert len(rows) == len(arc.rows)
@@ -312,7 +312,7 @@ def test_round_trip(arc: Layout, tmp_path: Path) -> None:
 
 
 def test_texts_and_literal_placeholders(tmp_path: Path) -> None:
-    """A text column is the file's content as it is, null where there is none; an ordinary column for readers."""
+    """A text column contains the unchanged content of its file, or null without a file, and is a column of strings."""
     files = {"sub-2/sub-2_scan.png": b"b", "sub-10/sub-10_scan.png": b"c", "sub-10/other_scan.png": b"no"}
     write_files(tmp_path, files | {"sub-2/notes.txt": "línea\r\n".encode(), "sub-3.txt": b"not a folder"})
     table = recipe_source(str(tmp_path), parse_recipe(SMALL), SourceOptions())
@@ -344,7 +344,7 @@ def test_texts_and_literal_placeholders(tmp_path: Path) -> None:
     ],
 )
 def test_bad_tables(tmp_path: Path, people: str, arguments: list[str]) -> None:
-    """A table's mistake is an error that names the file, the row and the value."""
+    """An invalid table is an error with the file, the row and the value."""
     with pytest.raises(SourceError) as caught:
         small_people(tmp_path, people)
     assert all(argument in str(caught.value) for argument in arguments), str(caught.value)
@@ -355,13 +355,16 @@ def test_bad_tables(tmp_path: Path, people: str, arguments: list[str]) -> None:
     [("7,yes", (7, True)), ("7.0,FALSE", (7, False)), ("N/A,", (None, None)), ("+7", (7, None)), ("007,0", (7, False))],
 )
 def test_good_values(tmp_path: Path, line: str, values: tuple[object, object]) -> None:
-    """Values are read in their type; n/a, nothing and a line that ends early are null."""
+    """Values are read with their types. n/a, empty cells and missing trailing cells are null."""
     row = small_people(tmp_path, f"\ufeffwho,AGE ,left\r\nsub-1,{line}\r\n").rows.to_pylist()[0]
     assert (row["age"], row["left_handed"]) == values
 
 
 def test_bad_spreadsheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A spreadsheet with a wrong value, a second row or no openpyxl to read it is named; an empty one refused."""
+    """A spreadsheet with a wrong value, a second row or without openpyxl is an error with its name.
+
+    An empty spreadsheet is refused.
+    """
     layout = make_isles24(tmp_path / "isles", subjects=2)
     path = "train/phenotype/sub-stroke0002/ses-02/sub-stroke0002_ses-02_outcome.xlsx"
     write_sheet(layout.root / path, {"mRS 3 months": "dead"})
@@ -383,7 +386,7 @@ def test_bad_spreadsheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_wrong_folders(tmp_path: Path) -> None:
-    """A folder without the recipe's root, or without a row, is an error that states what was looked for."""
+    """A folder without the root of the recipe, or without any row, is an error that states the expected names."""
     write_files(tmp_path, {"something/else.txt": b"x"})
     with pytest.raises(SourceError, match=r"no folder matches raw_data/sub-\*"):
         read(tmp_path, "isles24")
@@ -394,7 +397,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
 
 
 def test_unreadable_folder(arc: Layout) -> None:
-    """A folder that cannot be listed, here a link to itself, is refused by name."""
+    """A folder that cannot be listed (here a link to itself) is refused by name."""
     row = next(row for row in arc.rows if not row["bold_rest"] and not row["bold_naming40"])
     folder = f"{row['subject_id']}/{row['session_id']}/func"
     (arc.root / folder).symlink_to("func")
@@ -428,7 +431,7 @@ def test_unreadable_folder(arc: Layout) -> None:
     ],
 )
 def test_mistakes_in_recipes(tmp_path: Path, old: str, new: str, arguments: list[str]) -> None:
-    """A recipe with a mistake is an error that names the place and what is allowed there."""
+    """An invalid recipe is an error with the position and the allowed values."""
     whole = SMALL + PEOPLE + "[expect]\n"
     assert parse_recipe(whole).name == "small"
     assert old in whole
@@ -441,7 +444,7 @@ def test_mistakes_in_recipes(tmp_path: Path, old: str, new: str, arguments: list
 
 
 def test_unknown_recipes(tmp_path: Path) -> None:
-    """An unknown name lists the built-in recipes; an absent file is said to be absent."""
+    """An unknown recipe name lists the built-in recipes, and a missing recipe file is reported as missing."""
     with pytest.raises(InputError, match=r"Unknown recipe 'ark'.*aomic-piop1, arc, isles24"):
         load_recipe("ark")
     with pytest.raises(InputError, match="No such file"):
@@ -450,7 +453,7 @@ def test_unknown_recipes(tmp_path: Path) -> None:
 
 
 def test_the_verb_lists_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """`brim recipes` reports what each recipe takes and expects; with a name it prints the recipe itself."""
+    """`brim recipes` lists the input and the expected counts of each recipe. With a name it prints the recipe."""
     show_recipes(RecipesCommand())
     output = capsys.readouterr().out
     arguments = ["OpenNeuro ds004884", "bold_rest (list)", "dwi_bvals (with dwi)", "participants.tsv", "lesion 228"]
@@ -468,7 +471,7 @@ def test_the_verb_lists_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_documented_recipe_works(tmp_path: Path) -> None:
-    """The recipe of docs/how-to/write-a-recipe.md reads the folder that the page shows."""
+    """The recipe of docs/how-to/write-a-recipe.md reads the folder shown on that page."""
     page = (Path(__file__).parents[2] / "docs/how-to/write-a-recipe.md").read_text()
     recipe = parse_recipe(page.split('```toml title="mine.toml"\n')[1].split("```")[0])
     scans = {f"scans/p{i}/p{i}_{kind}.png": b"x" for i in (1, 2) for kind in ("front", "side-1", "side-2")}
@@ -483,7 +486,7 @@ def test_documented_recipe_works(tmp_path: Path) -> None:
 
 
 def as_read(layout: Layout, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows that were built, with paths in place of files after comparing the bytes with the generator's."""
+    """Return built rows with paths instead of files, after comparing their bytes with those of the generator."""
     plain = []
     for row in rows:
         cells = {}
@@ -537,7 +540,7 @@ def type_name(kind: Any) -> str:
     ],
 )
 def test_every_cell_of_the_full_trees(tmp_path: Path, name: str, make: Any, count: int, types: dict[str, str]) -> None:
-    """The whole dataset as documented, built: rows, columns in order, types and every cell are the generator's."""
+    """A build of the complete documented dataset has all rows, columns, types and cells of the generator."""
     layout = make(tmp_path / "source", count)
     table = brim.bids(layout.root, recipe=name)
     assert failed(table) == {}
@@ -561,7 +564,7 @@ def arc_check(root: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
 
 @contextmanager
 def arc_damaged(arc: Layout, what: str) -> Iterator[str]:
-    """With one of the damages that must be found; the file it is about."""
+    """Apply one kind of damage, yield the affected file, and repair it afterwards."""
     before = dict(arc.contents)
     path = arc_damage(arc, what)
     removed = path.replace(".nii.gz", ".bval")
@@ -578,7 +581,7 @@ def arc_damaged(arc: Layout, what: str) -> Iterator[str]:
 
 
 def arc_damage(arc: Layout, label: str) -> str:
-    """Do one of the damages, and return the file it is about."""
+    """Apply one kind of damage and return the affected file."""
     row = next(row for row in arc.rows if row["dwi"] and (row["bold_rest"] or row["bold_naming40"]))
     stem = f"{row['subject_id']}/{row['session_id']}"
     if label == "no bval":
@@ -600,7 +603,7 @@ def arc_damage(arc: Layout, label: str) -> str:
 
 @pytest.mark.parametrize("label", ["no bval", "unknown task", "three T1w", "broken header", "empty lesion"])
 def test_damages_are_found_and_refused(tmp_path: Path, whole_arc: Layout, label: str) -> None:
-    """Each damage is found by check in words that name the file or the count, and refused or told by build."""
+    """`brim check` reports each damage with the file or the count, and `brim build` refuses it or prints a warning."""
     with arc_damaged(whole_arc, label) as path:
         _damage_is_found(tmp_path, whole_arc, label, path)
 
@@ -628,7 +631,7 @@ def _damage_is_found(tmp_path: Path, arc: Layout, label: str, path: str) -> None
         return
     assert path in bad[checks[label][0]]["failed"]
     if label == "broken header":
-        return  # what is inside of a file is the business of check
+        return  # only `brim check` reads the content of files
     with pytest.raises((SourceError, InvalidFilesError)) as caught:
         brim.build(read(arc, "arc"), tmp_path / "out")
     assert path in str(caught.value)
@@ -636,7 +639,7 @@ def _damage_is_found(tmp_path: Path, arc: Layout, label: str, path: str) -> None
 
 
 def test_partners_may_be_missing(tmp_path: Path) -> None:
-    """missing = "null" keeps a list in line with its partner; {entities} finds one of another suffix."""
+    """missing = "null" keeps a list aligned with its partner, and {entities} finds a partner with another suffix."""
     recipe = parse_recipe(
         """
         name = "pairs"
@@ -687,7 +690,7 @@ def test_partners_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_columns_by_the_values_that_are_there(tmp_path: Path) -> None:
-    """split without values makes a column for each that occurs; one file per row is kept to; entities may disagree."""
+    """`split` without values creates a column for each value in the dataset, with at most one file per row."""
     text = """
         name = "tasks"
         rows = "sub-*"
@@ -727,13 +730,13 @@ def test_columns_by_the_values_that_are_there(tmp_path: Path) -> None:
     ],
 )
 def test_recipe_keys_that_do_not_go_together_are_refused(extra: str, arguments: str) -> None:
-    """Keys that do not go together are errors that name the place."""
+    """Recipe keys that cannot be combined are errors with their position."""
     with pytest.raises(InputError, match=arguments):
         parse_recipe(SMALL + extra + "\n")
 
 
 def test_nothing_is_left_out_in_silence(arc: Layout, tmp_path: Path) -> None:
-    """Files that no column takes are counted by kind; data files are an error if the recipe or user says so."""
+    """Files without a column are counted by kind. Data files are errors if the recipe or the user requires it."""
     assert read(arc, "arc").unmatched.count("data") == 0  # type: ignore[union-attr]
     stray = arc.write("sub-M2001/ses-2/perf/sub-M2001_ses-2_asl.nii.gz")
     table = read(arc, "arc")
@@ -753,7 +756,7 @@ def test_nothing_is_left_out_in_silence(arc: Layout, tmp_path: Path) -> None:
 
 
 def test_an_unfetched_clone_is_planned(arc: Layout, tmp_path: Path) -> None:
-    """Keys of git-annex tell sizes: the plan is that of the fetched dataset, and a build states what to get."""
+    """git-annex keys contain sizes, so an unfetched dataset has the same plan, and a build states what to fetch."""
     whole = brim.plan(read(arc, "arc"))
     for number, (path, data) in enumerate(arc.contents.items()):
         assert data is not None
@@ -780,7 +783,7 @@ def test_unknown_recipe_key_suggests_the_nearest_one() -> None:
 
 
 def test_beside_is_read_as_aligned_with() -> None:
-    """The earlier spelling of the key makes the same recipe."""
+    """The earlier key `beside` makes the same recipe as `aligned_with`."""
     text = load_recipe("arc").toml
     assert "aligned_with" in text
     earlier, recipe = parse_recipe(text.replace("aligned_with", "beside")), load_recipe("arc")

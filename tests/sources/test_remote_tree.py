@@ -1,4 +1,4 @@
-"""A listing of a bucket is a folder: the same names in the same order as on disk."""
+"""The listing of a bucket is walked like a folder: the same names in the same order as on disk."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def walked(tree: Tree) -> tuple[list[str], list[str]]:
 @given(PATHS)
 @example(["a/1", "a-b/1", "a.b", "a!/1"])
 def test_a_bucket_is_walked_as_a_folder_is(paths: list[str]) -> None:
-    """Names are sorted within their folder, hidden ones and brim's outputs are passed over, as on disk."""
+    """Names are sorted within their folder. Hidden files and outputs of brim are skipped, as on disk."""
     subset: list[str] = []
-    for path in paths:  # on disk a file and a folder cannot share a name
+    for path in paths:  # on disk, a file and a folder cannot have the same name
         if not any(path == t or path.startswith(f"{t}/") or t.startswith(f"{path}/") for t in subset):
             subset.append(path)
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ def test_a_bucket_is_walked_as_a_folder_is(paths: list[str]) -> None:
 
 
 def test_what_is_not_there_is_an_error_of_the_system() -> None:
-    """Whoever knows how to handle a missing file on disk knows it here."""
+    """A missing object raises the same operating system errors as a missing file."""
     tree = tree_of("a/b")
     with pytest.raises(FileNotFoundError):
         tree.names("c")
@@ -68,7 +68,7 @@ def test_what_is_not_there_is_an_error_of_the_system() -> None:
 
 @pytest.mark.parametrize("path", ["a/b", "./a/b", "a//b", "a/../a/b", "x/../a/b"])
 def test_spellings_of_a_path(path: str) -> None:
-    """A table may spell a path as it likes; it is the same file."""
+    """Different spellings of a path in a table refer to the same file."""
     assert tree_of("a/b").find(path) == FileInfo(3, '"a/b"')
     assert tree_of("a/b").canonical_path(path) == "a/b"
 
@@ -80,7 +80,7 @@ def test_nothing_lies_outside(path: str) -> None:
 
 
 def test_an_object_with_the_name_of_a_folder_is_refused() -> None:
-    """No folder could hold both; which one is meant is not brim's to say."""
+    """An object with the name of a folder is refused, because a local folder cannot hold both."""
     tree = tree_of("a", "a/b", "c")
     assert tree.find("a") == Folder(is_file_too=True)
     walk = Walk(tree)
@@ -89,7 +89,7 @@ def test_an_object_with_the_name_of_a_folder_is_refused() -> None:
 
 
 def test_one_name_listed_twice_is_one_file() -> None:
-    """`a` and the mark `a/` come under one name: the file is what has bytes."""
+    """If an object and a folder marker have the same name, the object with content is the file."""
     tree = ObjectTree.of(ADDRESS, [("a", FileInfo(0, '"mark"')), ("a", FileInfo(7, '"file"'))])
     assert tree.find("a") == FileInfo(7, '"file"')
     assert len(tree) == 1

@@ -1,4 +1,4 @@
-"""Files in a bucket are a source like a folder: the same table, the same shards, the same refusals."""
+"""A bucket is a source like a folder: the same tables, the same shards and the same errors."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ key = {person = "id"}
 
 @dataclass(frozen=True)
 class Kind:
-    """A source: its files, how it is read, and one file of it that goes into a shard."""
+    """A kind of source: its files, the options for reading it, and one file that becomes part of a shard."""
 
     files: Mapping[str, bytes]
     sample: str
     options: SourceOptions = field(default_factory=SourceOptions)
-    table: str = ""  # the source is this file, not the folder
+    table: str = ""  # name of a table file to use as the source instead of the folder
 
 
 def _kinds() -> dict[str, Kind]:
@@ -120,7 +120,7 @@ class Bucket:
 
 
 class Disk:
-    """A folder, with the same words."""
+    """A folder with the same interface as `Bucket`."""
 
     def __init__(self, folder: Path) -> None:
         self.address = str(folder)
@@ -153,17 +153,17 @@ def same_table(mine: FileTable, theirs: FileTable) -> None:
 
 
 def build(table: Any, out: Path, **options: Any) -> dict[str, str]:
-    """The bytes of the shards and of the card."""
+    """Build the table and return the bytes of the shards and the card."""
     library.build(table, out, allow_empty=True, **options)
     return {name: digest for name, digest in tree_digest(out).items() if not name.startswith(".brim")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestSources:
-    """What every source keeps, wherever its files are."""
+    """Guarantees of all sources, independent of the location of their files."""
 
     def test_table_and_shards(self, kind: str, store: Disk | Bucket, tmp_path: Path) -> None:
-        """The same files give the same table and the same bytes; a job begun from one copy continues from another."""
+        """Copies of the same files give the same table and shards, and a job can continue with another copy."""
         about = KINDS[kind]
         home = write_files(tmp_path / "home", about.files)
         address = store.put(about.files)
@@ -176,7 +176,7 @@ class TestSources:
         assert repeated.written == 0
 
     def test_changed(self, kind: str, store: Disk | Bucket, tmp_path: Path) -> None:
-        """A file that is not what was planned is named, and no shard holds it."""
+        """A file that differs from the plan is an error with its name, and is not part of any shard."""
         about = KINDS[kind]
         address = store.put(about.files)
         table = read_source(f"{address}/{about.table}".rstrip("/"), about.options)
@@ -191,7 +191,7 @@ class TestSources:
 
 
 def test_missing_and_pointers(store: Disk | Bucket) -> None:
-    """What would ruin a build is refused before it, wherever it is."""
+    """Missing files, empty files, pointers, folders and URLs are refused before the build, with the reason."""
     lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
     files = {"a.png": b"x" * 2000, "lfs.png": lfs, "none.png": b"", "folder/b.png": b"x" * 2000}
     table = b"image\na.png\nlfs.png\nnone.png\ngone.png\nfolder\nhttp://x/y.png\n"
@@ -205,7 +205,7 @@ def test_missing_and_pointers(store: Disk | Bucket) -> None:
 
 
 def test_check(store: Disk | Bucket) -> None:
-    """`brim check` looks into objects by ranges, and gzip streams to their last byte."""
+    """`brim check` reads headers of objects by range, and gzip streams to their last byte."""
     whole = gzip.compress(gzip.decompress(bids.nifti(3)) + random_bytes(5000))
     png = bytes.fromhex("89504e470d0a1a0a0000000d494844520000000100000001080200000090")
     files = {"ok.nii.gz": whole, "cut.nii.gz": whole[:-9], "no.nii.gz": b"not gzip" * 9, "broken.png": png}
@@ -218,7 +218,7 @@ def test_check(store: Disk | Bucket) -> None:
 
 
 def test_marks_of_folders(bucket: Bucket, tmp_path: Path) -> None:
-    """An object that ends in / is a folder, be it empty; an empty object is a file."""
+    """An object whose key ends in / is a folder, even without files. Any other empty object is a file."""
     address = bucket.put({"p-1/scan.nii.gz": bids.nifti(1), "p-1/": b"", "p-2/": b"", "empty.png": b""})
     table = read_source(address, SourceOptions(recipe_text=RECIPE.partition("[[tables]]")[0]))
     assert table.rows.column("person").to_pylist() == ["p-1", "p-2"]
@@ -226,7 +226,7 @@ def test_marks_of_folders(bucket: Bucket, tmp_path: Path) -> None:
 
 
 def test_an_empty_object_that_is_filled(bucket: Bucket, tmp_path: Path) -> None:
-    """Nothing of it would be read, and it is noticed all the same."""
+    """An empty object that gets content after planning is detected, although its bytes are never read."""
     plan = library.plan(library.files(bucket.put({"a.bin": b"x", "b.bin": b""})), tmp_path / "out", allow_empty=True)
     bucket.put({"b.bin": b"now"})
     with pytest.raises(SourceChangedError, match=r"b\.bin"):
@@ -234,7 +234,7 @@ def test_an_empty_object_that_is_filled(bucket: Bucket, tmp_path: Path) -> None:
 
 
 def test_an_object_and_a_folder_of_one_name(bucket: Bucket) -> None:
-    """It is refused by its name, and can be left out."""
+    """An object with the name of a folder is refused by name, and can be excluded."""
     address = bucket.put({"a.png": b"x", "a.png/b.png": b"y", "c.png": b"z"})
     with pytest.raises(InvalidFilesError, match=r"an object with the name of a folder: a\.png"):
         library.plan(address).check()
@@ -242,12 +242,12 @@ def test_an_object_and_a_folder_of_one_name(bucket: Bucket) -> None:
 
 
 class TestTables:
-    """Tables that name objects."""
+    """Tables with paths of objects."""
 
     FILES: Mapping[str, bytes] = {f"img/{i}.png": random_bytes(300, i) for i in range(3)}
 
     def test_addresses_in_a_local_table(self, bucket: Bucket, tmp_path: Path) -> None:
-        """Addresses of one bucket become paths below what they have in common."""
+        """Addresses of objects in one bucket become paths relative to their common prefix."""
         address = bucket.put(self.FILES)
         table = library.table([{"image": f"{address}/img/{i}.png", "n": i} for i in range(3)])
         assert table.files.paths.to_pylist() == ["0.png", "1.png", "2.png"]
@@ -257,7 +257,7 @@ class TestTables:
         assert build(table, tmp_path / "out") == build(theirs, tmp_path / "theirs")
 
     def test_root_in_a_bucket(self, bucket: Bucket) -> None:
-        """--root states where the relative paths of a local table start."""
+        """--root sets the prefix for the relative paths of a local table."""
         address = bucket.put(self.FILES)
         table = library.table([{"image": "0.png"}, {"image": "2.png"}], root=f"{address}/img")
         assert table.files.paths.to_pylist() == ["0.png", "2.png"]
@@ -265,7 +265,7 @@ class TestTables:
             library.table([{"image": "../x.png"}], files="image", root=f"{address}/img")
 
     def test_beside_the_table(self, bucket: Bucket) -> None:
-        """A table may name objects above its folder."""
+        """A table can refer to objects above its folder."""
         address = bucket.put({**self.FILES, "tables/t.jsonl": b'{"image": "../img/1.png"}\n'})
         table = library.table(f"{address}/tables/t.jsonl", files="image")
         assert (table.files.paths.to_pylist(), table.refused) == (["1.png"], ())
@@ -278,14 +278,14 @@ class TestTables:
         ],
     )
     def test_two_places(self, bucket: Bucket, paths: list[str], arguments: str) -> None:
-        """One table is one bucket."""
+        """All files of a table must be in one bucket."""
         with pytest.raises(SourceError, match=arguments):
             library.table([{"image": path} for path in paths], files="image")
 
 
 @contextmanager
 def answering(status: int, body: bytes) -> Iterator[str]:
-    """A server that has one answer to everything."""
+    """Run a server with the same answer to every request, and return its address."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -303,7 +303,7 @@ def answering(status: int, body: bytes) -> Iterator[str]:
 
 
 class TestErrors:
-    """What is wrong and what to do, without a traceback."""
+    """Errors have a cause and a suggestion, without a traceback."""
 
     def test_nothing_there(self, bucket: Bucket) -> None:
         with pytest.raises(SourceError, match=f"{bucket.address}"):
@@ -330,7 +330,7 @@ class TestErrors:
         assert caught.value.facts["key"].endswith("a\nb.png")
 
     def test_a_key_with_an_empty_name(self, bucket: Bucket) -> None:
-        """SeaweedFS takes `a//b` for `a/b`, so a server that lists it as other stores do answers here."""
+        """A key with an empty name is refused. A stub server lists it, because SeaweedFS changes `a//b` to `a/b`."""
         listed = b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>x/a//b.png</Key><Size>1</Size>"
         listed += b"<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>"
 
@@ -339,14 +339,14 @@ class TestErrors:
             library.files("s3://private/x", endpoint_url=endpoint)
 
     def test_another_region(self, bucket: Bucket) -> None:
-        """As Amazon answers: a redirect that leads nowhere."""
+        """A redirect without a target, as Amazon sends for another region, is an error with the setting to change."""
         began, refusal = time.monotonic(), b"<Error><Code>PermanentRedirect</Code></Error>"
         with answering(301, refusal) as endpoint, pytest.raises(SourceError, match=r"in another region.*AWS_REGION"):
             library.files("s3://private/x", endpoint_url=endpoint)
-        assert time.monotonic() - began < 3  # it is not asked for again
+        assert time.monotonic() - began < 3  # no retries
 
     def test_no_store(self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A proxy that answers everything by a separate page."""
+        """A server that answers every request with a page of its network is not an object store."""
         monkeypatch.setenv("BRIM_STALL_SECONDS", "1")
         with (
             answering(200, b"") as endpoint,
@@ -376,7 +376,7 @@ Spoil = Callable[[FaultProxy], object]
 
 
 class TestFaults:
-    """A bucket that answers badly gives the same bytes."""
+    """A bucket with failing requests gives the same bytes."""
 
     FILES: Mapping[str, bytes] = {f"{i:02}.bin": random_bytes(400_000, i) for i in range(6)} | {"e.bin": b""}
 
@@ -385,7 +385,8 @@ class TestFaults:
         [
             lambda proxy: proxy.fail(503, times=5, method="GET"),
             lambda proxy: proxy.cut(after_bytes=100_000, times=5, method="GET", contains=".bin"),
-            lambda proxy: proxy.slow(200_000, method="GET", contains=".bin"),  # longer than its patience, but it moves
+            # slower than the time limit for silence, but never silent
+            lambda proxy: proxy.slow(200_000, method="GET", contains=".bin"),
             lambda proxy: proxy.stall(1.0, after_bytes=1000, times=3, method="GET"),
         ],
         ids=["503", "cut", "slow", "stall"],
@@ -407,7 +408,7 @@ class TestFaults:
         assert rule.fired
 
     def test_forbidden_object(self, bucket: Bucket, s3_proxy: FaultProxy, tmp_path: Path) -> None:
-        """An object that may be listed and not read is named."""
+        """An object that can be listed but not read is an error with its name."""
         address = bucket.put(self.FILES)
         s3_proxy.fail(403, times=None, method="GET", contains="03.bin")
         with pytest.raises(InputError, match=r"You may not read s3://.*/03\.bin"):
@@ -415,7 +416,7 @@ class TestFaults:
 
 
 def test_large_objects_come_in_pieces(bucket: Bucket, s3_proxy: FaultProxy) -> None:
-    """Ranges that are handed on state their offset, are never large, and are right although the connection was cut."""
+    """Large objects are read in ranges of limited size with correct offsets, also after the connection is cut."""
     large, small = random_bytes(10_000_001, 1), b"0123456789"
     location = parse_location(bucket.put({"large.bin": large, "small.bin": small}), Access(s3_proxy.endpoint))
     rule: Any = s3_proxy.cut(after_bytes=3_000_000, times=2, method="GET", contains="large.bin")
@@ -431,7 +432,10 @@ def test_large_objects_come_in_pieces(bucket: Bucket, s3_proxy: FaultProxy) -> N
 
 
 def test_a_piece_is_held_by_whoever_took_it(bucket: Bucket) -> None:
-    """While the next one is waited for, no other thread holds the last: a build would take the memory of one more."""
+    """While the next range is awaited, only the consumer holds the previous one.
+
+    Otherwise a build would need the memory of one more range.
+    """
     data = random_bytes(3 * RANGE_BYTES, 1)
     location = parse_location(bucket.put({"large.bin": data}))
     coming = RangeStream(location, RemoteFile(location, "large.bin", len(data), "").ranges(0, len(data)))
@@ -441,14 +445,14 @@ def test_a_piece_is_held_by_whoever_took_it(bucket: Bucket) -> None:
     until = time.monotonic() + 20
     while (
         sys.getrefcount(retained) > 2 and time.monotonic() < until
-    ):  # the thread of the requests may still be in its turn
+    ):  # the requesting thread may not have released it yet
         time.sleep(0.01)
     assert sys.getrefcount(retained) == 2
     assert sum(len(remainder) for _, remainder in coming) == 2 * RANGE_BYTES
 
 
 def test_threads_of_requests_share_one_heap(bucket: Bucket) -> None:
-    """Each with a separate heap, they would hold what the others have freed."""
+    """All request threads share one heap: separate heaps would keep the freed memory of other threads."""
     location = bucket.put({f"{i}.bin": random_bytes(8 << 20, i) for i in range(4)})
     arguments = ["brim", "plan", location, "--quiet"]
     program = f"""
@@ -462,7 +466,7 @@ brim.cli.main()
 
 
 def test_sidecars_are_asked_for_together(bucket: Bucket, s3_proxy: FaultProxy) -> None:
-    """One listing, and the many small files of BIDS several at a time, each once."""
+    """BIDS needs one listing, and reads each of its many small files once, several at a time."""
     tree = bids.base()
     for i in range(40):
         stem = f"sub-{i:02}/anat/sub-{i:02}_T1w"
@@ -479,12 +483,12 @@ def test_sidecars_are_asked_for_together(bucket: Bucket, s3_proxy: FaultProxy) -
 
 @pytest.fixture
 def anonymous_environment() -> dict[str, str]:
-    """The environment of somebody without credentials."""
+    """Return the environment of a user without credentials."""
     return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
 
 
 def test_the_command(bucket: Bucket, anonymous_environment: dict[str, str], tmp_path: Path) -> None:
-    """A public bucket is planned, checked, built and proved without credentials; the ledger remembers no endpoint."""
+    """A public bucket is planned, checked, built and verified without credentials, and no endpoint is stored."""
     public = Bucket(bucket.server, bucket.prefix, PUBLIC)
     address = public.put(KINDS["bids"].files)
     existing = ("--anonymous", "--endpoint-url", bucket.server.endpoint)
@@ -502,7 +506,7 @@ def test_the_command(bucket: Bucket, anonymous_environment: dict[str, str], tmp_
 
 
 def test_from_bucket_to_hub(bucket: Bucket, tmp_path: Path) -> None:
-    """No disk in between: the Hub gets what a local copy gives."""
+    """Files of a bucket are published to the Hub without a local copy, with the same result as from one."""
     address = bucket.put(KINDS["recipe"].files)
     recipe = tmp_path / "scans.toml"
     recipe.write_text(RECIPE)
@@ -515,7 +519,7 @@ def test_from_bucket_to_hub(bucket: Bucket, tmp_path: Path) -> None:
 
 
 def test_access_is_not_remembered() -> None:
-    """How a bucket is reached decides no row."""
+    """Endpoint and credentials are not part of the stored options, because they do not affect the rows."""
     options = SourceOptions(limit=3, access=Access("https://s3.example.org", anonymous=True))
     assert options.recipe() == {"limit": 3}
     assert SourceOptions.from_recipe({"limit": 3}, access=options.access) == options

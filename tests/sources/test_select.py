@@ -1,4 +1,4 @@
-"""Rows of a dataset that exists already: chosen by small columns, built, unpacked, from here and from far away."""
+"""Selecting rows of existing datasets by small columns: locally, from buckets, from the Hub and from web servers."""
 
 import base64
 import functools
@@ -34,12 +34,12 @@ KEYED = [
     5433552763931472952,
     17698183260061588086,
     6170008901454732507,
-]  # of the first rows, for ever
+]  # the order must never change
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def people(rows: int = 90, size: int = 4000) -> pa.Table:
-    """Three rows per subject, each with a scan that does not compress."""
+    """Return three rows per subject, each with an incompressible scan."""
     rng = random.Random(rows)
     return pa.table(
         {
@@ -66,7 +66,7 @@ def read(folder: Path, split: str = "train") -> pa.Table:
 
 
 def test_where_is_pyarrows_filter(tmp_path: Path) -> None:
-    """The rows, values and schema of a filter are those that pyarrow gives, and verify proves them."""
+    """Rows, values and schema of a filter equal those of pyarrow, and the result verifies."""
     table = people()
     source = shards(tmp_path / "in", table)
     result = brim("select", source, tmp_path / "out", "--where", 'age > 40 and sex == "F"', "--shard-size", "40KB")
@@ -85,7 +85,7 @@ def test_where_is_pyarrows_filter(tmp_path: Path) -> None:
 
 
 def test_several_conditions_hold_together(tmp_path: Path) -> None:
-    """For every command that takes one: none is dropped, and one that is not a condition of its own is refused."""
+    """Several --where options are combined by `and` in every command. Each must be a complete expression."""
     table = people()
     source = shards(tmp_path / "in", table)
     inputs = ["--where", "age > 40 or age < 27", "--where", 'sex == "F"']
@@ -103,7 +103,7 @@ def test_several_conditions_hold_together(tmp_path: Path) -> None:
 
 
 def test_a_shuffle_is_the_same_for_ever(tmp_path: Path) -> None:
-    """The order depends on the seed and the rows' numbers alone."""
+    """The order of a shuffle depends only on the seed and the row numbers."""
     source = shards(tmp_path / "in", people(30))
     first = library.dataset(source).shuffle(7).small(["age"]).column("age").to_pylist()
     assert library.dataset(source).shuffle(7).where("age is not None").small(["age"]).column("age").to_pylist() == [
@@ -114,7 +114,7 @@ def test_a_shuffle_is_the_same_for_ever(tmp_path: Path) -> None:
 
 
 def test_a_split_leaks_no_subject(tmp_path: Path) -> None:
-    """With --group-by, no subject is on both sides; every row is on one."""
+    """With --group-by, all rows of a subject are in the same split, and every row is in one split."""
     source = shards(tmp_path / "in", people())
     result = brim("select", source, tmp_path / "out", "--split-into", "train=0.8,test=0.2", "--group-by", "subject")
     train, test = (read(tmp_path / "out", split) for split in ("train", "test"))
@@ -127,7 +127,7 @@ def test_a_split_leaks_no_subject(tmp_path: Path) -> None:
 
 
 def test_join_sort_unique(tmp_path: Path) -> None:
-    """Two datasets as one, in another order, each content once."""
+    """Two datasets can be concatenated, sorted, and reduced to unique contents."""
     table = people(30)
     first, two = shards(tmp_path / "one", table.slice(0, 20), 1), shards(tmp_path / "two", table.slice(10, 20), 2)
     out = tmp_path / "out"
@@ -163,7 +163,7 @@ def test_join_sort_unique(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_before(tmp_path: Path, options: list[str], arguments: str) -> None:
-    """Mistakes are errors of the command, and nothing is built."""
+    """Invalid options are refused before anything is written."""
     source = shards(tmp_path / "in", people(9), 1)
     result = brim("select", source, tmp_path / "out", *options, check=2)
     assert arguments in result.stderr
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_said_before(tmp_path: Path, options: list[str], argume
 
 
 def test_shards_in_another_order_of_columns(tmp_path: Path) -> None:
-    """Shards may have their columns in another order, and what is null in one may not be in another; types agree."""
+    """Shards may differ in the order and nullability of columns, but not in their types."""
     table = people(9).append_column("deep", pa.array([{"raw": b"x", "n": n} if n else None for n in range(9)]))
     fields = [field.with_nullable(False) for field in table.schema]
     full = table.filter(pc.is_valid(pc.field("age")) & pc.is_valid(pc.field("sex")) & pc.is_valid(pc.field("deep")))
@@ -188,7 +188,7 @@ def test_shards_in_another_order_of_columns(tmp_path: Path) -> None:
 
 
 def test_steps_on_every_type(tmp_path: Path) -> None:
-    """Sorted, grouped and distinguished by what pyarrow cannot compare as it is stored; a step states what it takes."""
+    """Sorting, grouping and unique work for types that pyarrow cannot compare directly. Other types are refused."""
     table = pa.table(
         {
             "n": range(6),
@@ -220,7 +220,7 @@ def test_steps_on_every_type(tmp_path: Path) -> None:
 
 
 def test_the_source_is_never_the_destination(tmp_path: Path) -> None:
-    """Also by another spelling of its path; and a forgotten DEST is an error."""
+    """The destination cannot be the source, for any spelling of the path, and DEST is required."""
     brim("select", shards(tmp_path / "in", people(9), 1), tmp_path / "out")
     before = sorted((tmp_path / "out" / "data").iterdir())
     assert "is the source itself" in brim("select", tmp_path / "out", tmp_path / "in/../out", check=2).stderr
@@ -232,7 +232,7 @@ def test_the_source_is_never_the_destination(tmp_path: Path) -> None:
 
 
 def test_a_split_without_rows_is_told(tmp_path: Path) -> None:
-    """A part for which no row is left is not silently missing."""
+    """A split without rows is reported."""
     source = shards(tmp_path / "in", people(9), 1)
     result = brim("select", source, tmp_path / "out", "--split-into", "train=0.99,test=0.01", "--limit", "3")
     assert "no row is left for the split 'test'" in result.stderr
@@ -240,7 +240,10 @@ def test_a_split_without_rows_is_told(tmp_path: Path) -> None:
 
 
 def test_unpack_of_one_subject(tmp_path: Path) -> None:
-    """The files of the chosen rows and no others; paths that leave the folder or come twice are refused."""
+    """Unpacking a selection writes exactly the files of its rows.
+
+    Paths that leave the folder or occur twice are refused.
+    """
     table = people(9)
     source = shards(tmp_path / "in", table, 1)
     brim("unpack", source, tmp_path / "files", "--where", 'subject == "s01"', "--columns", "scan")
@@ -260,7 +263,7 @@ def test_unpack_of_one_subject(tmp_path: Path) -> None:
 
 
 def test_every_verb_takes_what_was_chosen(tmp_path: Path) -> None:
-    """map, unpack and check of rows that were chosen, with bytes deep inside; never into the source."""
+    """map, unpack and check work on selected rows with nested bytes, and cannot write into the source."""
     scans = [{"bytes": row["bytes"], "path": f"{n}.dat"} for n, row in enumerate(people(9)["scan"].to_pylist())]
     table = people(9).drop_columns(["scan"]).append_column("scan", pa.array(scans, FILE))
     table = table.append_column("deep", pa.array([{"raw": bytes([n]), "n": n} for n in range(9)]))
@@ -289,7 +292,7 @@ def test_every_verb_takes_what_was_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inputs", ["*.parquet", "train-00000-of-00001.parquet"])
 def test_unpack_of_files(tmp_path: Path, inputs: str) -> None:
-    """Shards by their names, and never to a folder among them."""
+    """Shards can be unpacked by name, but not into their own folder."""
     source = shards(tmp_path / "in", people(9), 1)
     assert "9 files" in brim("unpack", source / inputs, tmp_path / "files").stdout
     assert len(list((tmp_path / "files").rglob("*.png"))) == 9
@@ -305,7 +308,7 @@ def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
 
 
 def test_encrypted_files_are_told(tmp_path: Path) -> None:
-    """A file, or a column of one, whose key is unknown."""
+    """An encrypted file or column without a known key is an error."""
     from pyarrow.parquet import encryption
 
     class Keys(encryption.KmsClient):  # type: ignore[misc]
@@ -335,7 +338,7 @@ def test_encrypted_files_are_told(tmp_path: Path) -> None:
 
 
 def test_unpack_of_somebody_elses_dataset(tmp_path: Path) -> None:
-    """Without a condition too: all files, of shards that brim did not write."""
+    """All files of a foreign dataset are unpacked, with a note that it has no receipt."""
     table = people(9)
     result = brim("unpack", shards(tmp_path / "in", table, 2), tmp_path / "files")
     assert "9 files" in result.stdout
@@ -345,7 +348,7 @@ def test_unpack_of_somebody_elses_dataset(tmp_path: Path) -> None:
 
 
 def test_bytes_deep_inside(tmp_path: Path) -> None:
-    """Files in structs and in lists of lists stay where they are."""
+    """Files in structs and in lists of lists are copied without decoding."""
     rng = random.Random(3)
     deep = [{"image": {"bytes": rng.randbytes(3000), "path": f"{n}.png"}, "site": "ab"[n % 2]} for n in range(40)]
     lists = [[[rng.randbytes(50)], []] if n % 3 else None for n in range(40)]
@@ -361,7 +364,7 @@ def test_bytes_deep_inside(tmp_path: Path) -> None:
 
 
 def test_bytes_in_maps_are_decoded(tmp_path: Path) -> None:
-    """What is not taken apart: only the selected rows are decoded, and a note says so."""
+    """Bytes in maps and fixed-size lists are decoded, but only for the selected rows, and a note is printed."""
     maps = [[("a", b"1" * n), ("b", None)] if n % 5 else None for n in range(40)]
     fixed = [[bytes([n]), b""] for n in range(40)]
     kinds = {"map": pa.map_(pa.string(), pa.binary()), "fixed": pa.list_(pa.binary(), 2)}
@@ -373,7 +376,7 @@ def test_bytes_in_maps_are_decoded(tmp_path: Path) -> None:
 
 
 def test_views_are_read(tmp_path: Path) -> None:
-    """Types that pyarrow cannot take rows of."""
+    """String and binary views, which pyarrow cannot take rows of, are selected and sorted."""
     texts = pa.array(["a", None, "b" * 50], pa.string_view())
     raw = pa.array([b"1", b"2" * 99, None], pa.binary_view())
     inside = pa.array([[("k", "c" * 50)], [], None], pa.map_(pa.string(), pa.string_view()))
@@ -386,7 +389,7 @@ def test_views_are_read(tmp_path: Path) -> None:
 
 
 def test_features_of_the_card(tmp_path: Path) -> None:
-    """What the files do not say is taken from the card, where it fits them; a card is read as `datasets` reads it."""
+    """Features of the card are used for columns without stored features if they fit, as in `datasets`."""
     import datasets
     import yaml
 
@@ -413,12 +416,15 @@ def test_features_of_the_card(tmp_path: Path) -> None:
     actual = library.dataset(source)
     assert actual.features is not None
     assert actual.features["label"]["names"] == ["cat", "dog"]
-    assert actual.features["age"] == {"dtype": "int64", "_type": "Value"}  # which the card has otherwise
+    assert actual.features["age"] == {"dtype": "int64", "_type": "Value"}  # the card has another type
     assert len(actual.where("label == 'dog'")) == 2
 
 
 def test_licences_and_citations(tmp_path: Path) -> None:
-    """Of joined datasets both are named; where licences differ the card says other, and a warning is given."""
+    """The card names both licenses and citations of concatenated datasets.
+
+    Different licenses become `other`, with a warning.
+    """
     for name, licence in (("one", "mit"), ("two", "cc-by-4.0")):
         cited = "```bibtex\n@misc{" + name + ", title={T}}\n```\n"
         (shards(tmp_path / name, people(6), 1) / "README.md").write_text(f"---\nlicense: {licence}\n---\n{cited}")
@@ -439,7 +445,7 @@ def test_licences_and_citations(tmp_path: Path) -> None:
 
 
 def test_joined_features_must_agree(tmp_path: Path) -> None:
-    """Columns of other types are refused by name, and can be left out."""
+    """Concatenating columns with different types is refused by name, unless these columns are dropped."""
     second = people(6).set_column(1, "age", pa.array(["old"] * 6))
     first, two = shards(tmp_path / "one", people(6), 1), shards(tmp_path / "two", second, 1)
     result = brim("select", first, tmp_path / "out", "--also", two, check=2)
@@ -449,7 +455,7 @@ def test_joined_features_must_agree(tmp_path: Path) -> None:
 
 
 def test_joined_by_what_is_the_same(tmp_path: Path) -> None:
-    """Columns may stand in another order, only some may have one that is dropped, and rows are chosen by any."""
+    """Concatenated datasets may differ in the order of columns and in dropped columns, and can be filtered by any."""
     table = people(12)
     extra = table.append_column("more", [[1] * 12]).select(["more", "scan", "sex", "age", "subject"])
     first, two = shards(tmp_path / "one", table, 1), shards(tmp_path / "two", extra, 1)
@@ -461,7 +467,7 @@ def test_joined_by_what_is_the_same(tmp_path: Path) -> None:
 
 
 def test_what_is_no_dataset_says_what_it_is(tmp_path: Path) -> None:
-    """Rows as text and what save_to_disk wrote have another way; a Parquet file may have any name."""
+    """Text files and folders of save_to_disk are refused with a suggestion. A Parquet file may have any name."""
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
     assert "not a Parquet or tar file" in brim("select", tmp_path / "rows.csv", tmp_path / "out", check=2).stderr
     (tmp_path / "saved").mkdir()
@@ -473,7 +479,7 @@ def test_what_is_no_dataset_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_webdataset(tmp_path: Path) -> None:
-    """Tars that brim or the webdataset library wrote are a source like any other."""
+    """Tars of brim or of the webdataset library are sources like any other."""
     import webdataset
 
     table = people(12)
@@ -494,7 +500,7 @@ def test_webdataset(tmp_path: Path) -> None:
 
 
 def test_changed_meanwhile(tmp_path: Path) -> None:
-    """A shard that was written to after the plan is an error, and nothing is published."""
+    """A shard that changes after planning is an error, and nothing is published."""
     source = shards(tmp_path / "in", people(9), 1)
     plan = library.plan(library.dataset(source).where("age > 20"), tmp_path / "out")
     os.utime(next(source.iterdir()), ns=(1, 1))
@@ -504,7 +510,7 @@ def test_changed_meanwhile(tmp_path: Path) -> None:
 
 
 def test_map_of_chosen_rows(tmp_path: Path) -> None:
-    """map takes --where and --columns: batches are of the chosen rows."""
+    """`brim map` with --where and --columns computes batches of the selected rows only."""
     source = shards(tmp_path / "in", people(30).drop_columns(["scan"]), 2)
     (tmp_path / "double.py").write_text("def double(row):\n    return {'twice': row['age'] * 2}\n")
     brim(
@@ -522,7 +528,8 @@ def hub(tmp_path: Path) -> Iterator[TestHub]:
 
 
 def test_from_the_hub(hub: TestHub, tmp_path: Path) -> None:
-    """One subject costs its own bytes and few requests; the token goes to the Hub alone."""
+    """Unpacking one subject from the Hub downloads only its bytes with few requests, and no other host gets the
+    token."""
     table = people(300, 30_000)
     source = shards(
         tmp_path / "in", table, 2, write_page_index=True, use_dictionary=["subject", "sex"], compression="none"
@@ -535,7 +542,7 @@ def test_from_the_hub(hub: TestHub, tmp_path: Path) -> None:
     actual = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert actual == {item["path"]: item["bytes"] for item in table["scan"].to_pylist()[120:123]}
     ranged = [line for line in hub.log if "/resolve/" not in line and "/api/" not in line]
-    assert len(ranged) <= 6 * 3, hub.log  # of three shards: two ends, small columns, and pages of one
+    assert len(ranged) <= 6 * 3, hub.log  # three shards: both ends, small columns and the pages of one shard
     brim("select", DEST, tmp_path / "out", "--where", "age > 300", env=machine.environment)
     expected = [row for row in table.to_pylist() if row["age"] is not None and row["age"] > 300]
     assert read(tmp_path / "out").to_pylist() == expected
@@ -546,7 +553,7 @@ def test_from_the_hub(hub: TestHub, tmp_path: Path) -> None:
 
 
 def test_tokens_from_the_hub(hub: TestHub, tmp_path: Path) -> None:
-    """A map reads its rows from the Hub without a copy of them."""
+    """`brim map` reads its rows from the Hub without a local copy of them."""
     source = shards(tmp_path / "in", people(30).drop_columns(["scan"]), 2)
     machine = Machine(hub, tmp_path)
     brim("select", source, DEST, env=machine.environment)
@@ -557,7 +564,7 @@ def test_tokens_from_the_hub(hub: TestHub, tmp_path: Path) -> None:
 
 
 def test_rows_of_datasets(tmp_path: Path) -> None:
-    """brim.shuffle and the others give the rows, the order and the features of the originals, mapped from disk."""
+    """`brim.shuffle` and similar functions return the rows, order and features of `datasets`, mapped from disk."""
     import datasets
 
     table = people(40)
@@ -598,7 +605,7 @@ def test_rows_of_datasets(tmp_path: Path) -> None:
 
 
 def test_rows_of_datasets_have_a_bar(tmp_path: Path) -> None:
-    """One for all splits, as long as their rows; none where they exist already."""
+    """One progress bar covers all splits and counts their rows. A cached result shows no bar."""
     import datasets
 
     messages: list[Any] = []
@@ -637,7 +644,7 @@ def test_from_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch
 
 
 class _Ranges(http.server.SimpleHTTPRequestHandler):
-    """A plain server of files that knows ranges and ETags."""
+    """A plain file server with ranges and ETags."""
 
     asked: list[str] = []  # noqa: RUF012 - shared by all requests of a test
 
@@ -657,7 +664,7 @@ class _Ranges(http.server.SimpleHTTPRequestHandler):
 
 
 def test_from_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file at an address is read by ranges; no token goes there."""
+    """A file on a web server is read by ranges, without sending a token."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.delenv("HF_HUB_OFFLINE")
     table = people(60, 100_000)

@@ -1,4 +1,4 @@
-"""Bytes inside of structs and lists to any depth: found where they lie, and what pyarrow reads."""
+"""Bytes inside structs and lists of any depth are located in the file and equal the values that pyarrow reads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LEAVES = [pa.binary(), pa.large_binary(), pa.string(), pa.int64(), pa.bool_(), F
 
 
 def kinds(depth: int) -> st.SearchStrategy[pa.DataType]:
-    """Types that hold bytes, texts and numbers in structs and lists."""
+    """Generate types with bytes, texts and numbers in structs and lists."""
     if not depth:
         return st.sampled_from(LEAVES)
     inner = kinds(depth - 1)
@@ -81,7 +81,7 @@ STRICT = pa.struct([pa.field("a", pa.binary(), nullable=False), pa.field("n", pa
 @example(kind=pa.list_(pa.list_(TWO)), nullable=False, seed=1, rows=9)
 @example(kind=pa.list_(STRICT), nullable=True, seed=2, rows=9)
 def test_levels_make_the_shape_again(kind: pa.DataType, nullable: bool, seed: int, rows: int) -> None:
-    """A column taken apart into the levels of its leaves and put together is what it was."""
+    """Splitting a column into the levels of its leaves and merging them returns the same column."""
     rng = random.Random(seed)
     array = pa.array([value_of(rng, kind, nullable) for _ in range(rows)], kind)
     parts, expected = [], []
@@ -110,7 +110,7 @@ def _emptied(value: Any) -> Any:
 
 
 def _without_bytes(array: pa.Array) -> pa.Array | None:
-    """As pyarrow reads a column of which only the leaves that are not bytes are asked for."""
+    """Return a column as pyarrow reads it when only its leaves without bytes are requested."""
     if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
         return None
     sink = pa.BufferOutputStream()
@@ -129,7 +129,7 @@ def _without_bytes(array: pa.Array) -> pa.Array | None:
 def test_random_nested_tables(
     tmp_path: Path, kind: pa.DataType, nullable: bool, seed: int, rows: int, writer: Writer, as_if_far: bool
 ) -> None:
-    """Whatever is nested in what, and whoever wrote it: the rows of pyarrow, and nothing is decoded to disk."""
+    """Random nested tables of every writer are read as by pyarrow, without decoding anything to disk."""
     rng = random.Random(seed)
     path = tmp_path / "a.parquet"
     path.unlink(missing_ok=True)
@@ -148,7 +148,7 @@ def test_random_nested_tables(
 
 
 def test_levels_that_take_more_than_their_values(tmp_path: Path) -> None:
-    """DuckDB packs 256 levels at a time, also for three of them: blocks are as long as they say."""
+    """Level blocks are as long as they state: DuckDB packs 256 levels even for three of them."""
     for nullable in (True, False):
         path, kind = tmp_path / f"{nullable}.parquet", pa.list_(pa.field("element", pa.binary()))
         fields = [pa.field("n", pa.int64()), pa.field("x", kind, nullable=nullable)]
@@ -159,7 +159,10 @@ def test_levels_that_take_more_than_their_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writer", [item for item in WRITERS if item not in (by_datasets, by_fastparquet)])
 def test_nested_columns_are_written_again(tmp_path: Path, writer: Writer) -> None:
-    """Chosen, shuffled, joined and re-sharded, with the types that they had; and proved, and chosen from again."""
+    """Nested columns can be selected, shuffled, concatenated and sharded again with the same types.
+
+    The result verifies and is a source for another selection.
+    """
     rng = random.Random(4)
     kind = pa.struct([("image", FILE), ("more", pa.list_(TWO)), ("site", pa.string())])
     values = {"x": [value_of(rng, kind) for _ in range(60)], "deep": [value_of(rng, pa.list_(kind)) for _ in range(60)]}
@@ -180,7 +183,7 @@ def test_nested_columns_are_written_again(tmp_path: Path, writer: Writer) -> Non
 
 
 def test_structs_of_datasets(tmp_path: Path) -> None:
-    """Images in structs and in lists of structs, as `datasets` writes them and loads them again."""
+    """Images in structs and in lists of structs that `datasets` wrote are selected and loaded by `datasets` again."""
     import datasets
 
     rng = random.Random(6)
@@ -199,7 +202,7 @@ def test_structs_of_datasets(tmp_path: Path) -> None:
     assert ordered.features == source.features
     expected = [row for row in source if row["one"]["label"] < 5]
     assert list(ordered) == expected
-    # One that is open has its bytes where others have numbers.
+    # An open dataset holds bytes where a file source has numbers of values.
     whole, reader = library.dataset(tmp_path / "in.parquet"), datasets.Dataset.from_dict(rows, features)
     for name, combined in (("a", whole.concat(library.dataset(reader))), ("b", library.dataset(reader).concat(whole))):
         library.build(combined, tmp_path / name)

@@ -1,4 +1,4 @@
-"""Rows of datasets that are far away: what is asked for, what a manifest tells, tokens, and changes meanwhile."""
+"""Selecting rows of remote datasets: requests, manifests, tokens, and changes during the read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def hub(tmp_path: Path) -> Iterator[TestHub]:
 
 
 def everything(rows: int = 120) -> pa.Table:
-    """Null rows, files without content, empty files, lists, plain bytes, and all of it deep inside."""
+    """Return a table with null rows, files without content, empty files, lists, plain bytes and nested ones."""
     rng = random.Random(rows)
 
     def file(n: int, size: int) -> dict[str, Any] | None:
@@ -73,7 +73,7 @@ def everything(rows: int = 120) -> pa.Table:
 
 
 def test_a_manifest_lists_the_rows(hub: TestHub, tmp_path: Path) -> None:
-    """Rows of a dataset of brim are chosen without a request for shards that hold none, values by their own ranges."""
+    """The manifest of brim locates the selected rows, so shards without them are not requested."""
     table = everything()
     pq.write_table(table, tmp_path / "in.parquet")
     machine = Machine(hub, tmp_path)
@@ -84,7 +84,7 @@ def test_a_manifest_lists_the_rows(hub: TestHub, tmp_path: Path) -> None:
     brim("select", DEST, tmp_path / "out", "--where", "n >= 60 and n < 63", env=machine.environment)
     assert read(tmp_path / "out").to_pylist() == table.slice(60, 3).to_pylist()
     requested = {name for name in names if any(line.endswith(name) for line in hub.log)}
-    assert len(requested) <= 3  # the first, for its columns, and those with the rows
+    assert len(requested) <= 3  # the first shard, for its columns, and those with the rows
     hub.log.clear()
     brim("select", DEST, tmp_path / "site", "--where", "deep.site == 'x' and n > 100", env=machine.environment)
     selection = [row for row in table.to_pylist() if row["deep"] and row["deep"]["site"] == "x" and row["n"] > 100]
@@ -99,7 +99,7 @@ def test_a_manifest_lists_the_rows(hub: TestHub, tmp_path: Path) -> None:
 def test_a_manifest_that_does_not_fit_is_left_alone(
     s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    """Whatever a manifest says: the rows are those of the shards, or it is an error."""
+    """With a damaged manifest, the rows still equal those of the shards, or an error is raised."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     destination, table = f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}", people(30, 3000)
@@ -130,7 +130,7 @@ def test_a_manifest_that_does_not_fit_is_left_alone(
 
 
 def test_changed_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that becomes another one after the plan is SourceChangedError, and nothing is published."""
+    """A shard that is replaced after planning raises SourceChangedError, and nothing is published."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     destination = f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}"
@@ -145,7 +145,7 @@ def test_changed_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monke
 
 
 def test_changed_on_the_hub(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository that gets another commit at the same time: what was opened is read at its own commit, to its end."""
+    """A commit during the read has no effect: an opened repository is read at its own revision to the end."""
     machine = Machine(hub, tmp_path)
     first, second = people(30, 3000), people(60, 3000)
     brim("select", shards(tmp_path / "one", first, 1), DEST, env=machine.environment)
@@ -163,7 +163,7 @@ brim.plan(rows, {str(tmp_path / "out")!r}).run()
 
 
 class _Sends(http.server.BaseHTTPRequestHandler):
-    """Sends everybody on to another server."""
+    """Redirect every request to another server."""
 
     to = ""
 
@@ -180,7 +180,7 @@ class _Sends(http.server.BaseHTTPRequestHandler):
 
 
 class _Listens(http.server.SimpleHTTPRequestHandler):
-    """A server that logs its requests, and serves ranges."""
+    """Log the headers of each request, and serve ranges."""
 
     told: list[str] = []  # noqa: RUF012 - shared by all requests of a test
 
@@ -200,10 +200,10 @@ class _Listens(http.server.SimpleHTTPRequestHandler):
 
 
 def test_no_token_follows_a_redirect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token is for the Hub's own address: whoever is sent elsewhere from there does not take it along."""
+    """A redirect from the Hub to another host does not forward the token."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whoever loaded it before
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # the module may be loaded already
     pq.write_table(people(6), tmp_path / "a.parquet")
     listens = functools.partial(_Listens, directory=str(tmp_path))
     _Listens.told.clear()
@@ -224,7 +224,7 @@ def test_no_token_follows_a_redirect(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class _WholeFiles(http.server.SimpleHTTPRequestHandler):
-    """A server that sends whole files to whoever asks for a range, as `python -m http.server` does."""
+    """Answer requests for ranges with the whole file, as `python -m http.server` does."""
 
     gets: list[str] = []  # noqa: RUF012 - shared by all requests of a test
 
@@ -238,7 +238,7 @@ class _WholeFiles(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def whole_files(tmp_path: Path) -> Iterator[str]:
-    """The address of such a server for the folder `served`."""
+    """Return the address of a server of whole files for the folder `served`."""
     (tmp_path / "served").mkdir()
     _WholeFiles.gets.clear()
     handler = functools.partial(_WholeFiles, directory=str(tmp_path / "served"))
@@ -249,8 +249,10 @@ def whole_files(tmp_path: Path) -> Iterator[str]:
 
 
 def peak_of(*arguments: str | os.PathLike[str]) -> int:
-    """What a command of brim that succeeds holds at most of memory that is no file's, in bytes: looked at 100 times a
-    second from outside."""
+    """Run a brim command successfully and return its peak memory without file cache, in bytes.
+
+    The memory is measured 100 times per second from outside.
+    """
     online = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     args = [sys.executable, "-m", "brim", *map(os.fspath, arguments)]
     with subprocess.Popen(args, env=online, stdout=subprocess.DEVNULL) as run:
@@ -266,22 +268,22 @@ def peak_of(*arguments: str | os.PathLike[str]) -> int:
 def test_select_from_a_server_without_ranges_keeps_the_limit(
     tmp_path: Path, whole_files: str, options: list[str]
 ) -> None:
-    """Whoever asks such a server for a range gets all of the file: it is kept on disk, and sent few times."""
+    """If a server ignores ranges and sends whole files, a file is kept on disk and downloaded only a few times."""
     values = np.random.default_rng(0).bytes(120_000_000)
     table = pa.table({"id": range(1200), "x": [values[n * 100_000 : (n + 1) * 100_000] for n in range(1200)]})
     pq.write_table(table, tmp_path / "served" / "a.parquet", row_group_size=100, compression="none")
     peak = peak_of("select", f"{whole_files}/a.parquet", tmp_path / "out", *options, "--memory", "200MB", "--quiet")
     assert peak < 200_000_000
-    assert len(_WholeFiles.gets) < 8  # some began before the first one was known to send everything
+    assert len(_WholeFiles.gets) < 8  # some requests began before the first answer
     assert read(tmp_path / "out")["id"].to_pylist() == list(range(5 if options else 1200))
 
 
 def test_ranges_of_a_server_without_ranges_are_of_one_version(
     tmp_path: Path, whole_files: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy of a file answers for the version that was listed; another version is noticed, and copied again."""
+    """The local copy of a file serves the listed version. A new version is detected and downloaded again."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whoever loaded it before
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # the module may be loaded already
     path, address = tmp_path / "served" / "a.bin", Location("http", whole_files.removeprefix("http://"), "")
     path.write_bytes(bytes(range(200)))
     storage = HttpStorage(address)
@@ -307,7 +309,7 @@ def test_ranges_of_a_server_without_ranges_are_of_one_version(
 
 
 def test_several_shards_at_once(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards that another process wrote: their footers, small columns and pages are on their way together."""
+    """Footers, small columns and pages of several foreign shards are requested concurrently."""
     table = people(120, 2000)
     folder = shards(tmp_path / "in", table, 12, write_page_index=True)
     for file in folder.iterdir():
@@ -325,7 +327,7 @@ def test_several_shards_at_once(s3: S3Server, s3_prefix: str, tmp_path: Path, mo
 def test_statistics_leave_row_groups_out(
     s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a shard that another process wrote, row groups that cannot hold a chosen row are not asked for."""
+    """Row groups of a foreign shard whose statistics exclude all selected rows are not requested."""
     table = people(600, 2000)
     shards(tmp_path / "in", table, 1, row_group_size=100, write_page_index=True)
     s3.write(PRIVATE, f"{s3_prefix}a.parquet", next((tmp_path / "in").iterdir()).read_bytes())
@@ -338,7 +340,7 @@ def test_statistics_leave_row_groups_out(
             return sum(request.path.endswith(".parquet") and request.method == "GET" for request in proxy.requests)
 
         assert len(rows.where("age > 1000 or subject == 'x'")) == 0
-        assert asked() <= 3  # the footer, and the names of the first files, on both sides of their bytes
+        assert asked() <= 3  # the footer, and the names of the first files next to their bytes
         first = rows.where("subject in ['s150']")
         assert len(first) == 3
         assert first.small(["sex"])["sex"].to_pylist() == ["F", "M", None]
@@ -354,12 +356,12 @@ def test_statistics_leave_row_groups_out(
 def test_lengths_are_followed(
     s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, rows: int, data: Any
 ) -> None:
-    """Whatever is fetched at once and whatever is asked for bit by bit: the rows of pyarrow.
+    """Remote values equal those of pyarrow, whether they are fetched together or with separate requests.
 
-    A request costs less here than it does, so that small values are worth one.
+    The simulated cost of a request is low, so that even small values are fetched separately.
     """
     monkeypatch.setattr(far_values, "REQUEST_BYTES", data.draw(st.sampled_from([1, 100, 3000])))
-    monkeypatch.setattr(far_values, "_SLACK", data.draw(st.sampled_from([0.5, 1.02])))  # guesses may be wrong
+    monkeypatch.setattr(far_values, "_SLACK", data.draw(st.sampled_from([0.5, 1.02])))  # estimated sizes may be wrong
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     rng = random.Random(seed)
@@ -381,7 +383,10 @@ def test_lengths_are_followed(
 def test_one_subject_costs_its_bytes(
     s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: bool, page_bytes: int
 ) -> None:
-    """Of a shard that another process wrote: no manifest, and pages of one value or of all."""
+    """Unpacking some values of a foreign shard downloads little more than their bytes, for any page size.
+
+    There is neither a manifest nor, in one variant, a page index.
+    """
     rng = random.Random(1)
     values = [{"bytes": rng.randbytes(300_000 + n), "path": f"{n}.bin"} for n in range(40)]
     table = pa.table({"n": range(40), "scan": pa.array(values, FILE)})
@@ -396,6 +401,6 @@ def test_one_subject_costs_its_bytes(
         )
         size = sum(request.received_bytes for request in proxy.requests)
     assert result.files == 4
-    assert size < 1.1 * 4 * 300_000 + 2 * 66_000  # the footer, and small columns on both sides of the values
+    assert size < 1.1 * 4 * 300_000 + 2 * 66_000  # the footer, and small columns next to the values
     for n in (12, 13, 14, 35):
         assert (tmp_path / "files" / f"{n}.bin").read_bytes() == values[n]["bytes"]

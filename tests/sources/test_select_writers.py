@@ -1,4 +1,4 @@
-"""Random tables, written by every writer, chosen from by random queries: the rows are those that pyarrow gives."""
+"""Random selections from random tables of every writer give the rows that pyarrow selects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ Writer = Callable[[pa.Table, Path, random.Random], None]
 
 
 def random_table(rng: random.Random, rows: int) -> pa.Table:
-    """Columns that decide, files and plain bytes: null, empty, repeated, small and larger than a page."""
+    """Return a table with columns for conditions, files and plain bytes: null, empty, repeated, small and larger
+    than a page."""
 
     def content() -> bytes | None:
         kind = rng.randrange(6)
@@ -97,7 +98,7 @@ def by_datasets(table: pa.Table, path: Path, rng: random.Random) -> None:
     whole = [row for row in table.to_pylist() if row["image"] is None or row["image"]["bytes"] is not None]
     columns = {"n": "int64", "age": "int64", "name": "string", "raw": "binary"}
     features = {name: datasets.Value(kind) for name, kind in columns.items()} | {"image": datasets.Image()}
-    values = {name: [row[name] for row in whole] for name in features}  # from_list makes no columns of no rows
+    values = {name: [row[name] for row in whole] for name in features}  # from_list creates no columns without rows
     datasets.Dataset.from_dict(values, datasets.Features(features)).to_parquet(str(path))
 
 
@@ -115,7 +116,7 @@ Query = tuple[Callable[[Selection], Selection], Callable[[pa.Table], pa.Table]]
 
 
 def steps_of(names: list[str]) -> list[Query]:
-    """Steps of a selection, each next to what pyarrow makes of it. The row's number in the source is `__row`."""
+    """Return selection steps, each with the same operation in pyarrow. `__row` is the row number in the source."""
 
     def kept(expression: pc.Expression) -> Callable[[pa.Table], pa.Table]:
         return lambda table: table.filter(expression)
@@ -156,9 +157,9 @@ def steps_of(names: list[str]) -> list[Query]:
 def test_random_queries(
     tmp_path: Path, data: st.DataObject, seed: int, writer: Writer, rows: int, as_if_far: bool
 ) -> None:
-    """Whoever wrote the shards and whatever is asked of them: the rows and values of pyarrow, in order.
+    """Random selections from shards of every writer give the rows and values of pyarrow, in order.
 
-    As if they were far away, their statistics leave row groups out, and small columns are read a row group at a time.
+    If the shards are treated as remote, statistics exclude row groups, and small columns are read by row group.
     """
     rng = random.Random(seed)
     folder = tmp_path / "in"
@@ -185,7 +186,7 @@ def test_random_queries(
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_built_and_read_by_others(tmp_path: Path, writer: Writer) -> None:
-    """What is selected and written again holds the values and the types that pyarrow reads from the source."""
+    """A selection that is written again has the values and columns that pyarrow reads from the source."""
     rng = random.Random(8)
     writer(random_table(rng, 50), tmp_path / "in.parquet", rng)
     library.select(tmp_path / "in.parquet", tmp_path / "out", where="n >= 10", num_shards=2)
@@ -205,7 +206,10 @@ def _tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
 
 
 def test_tars_in_any_order(tmp_path: Path) -> None:
-    """JSON is values wherever it stands in its row, numbers may be below zero, and what has no key is reported."""
+    """JSON members are read at any position within a row, and numbers may be negative.
+
+    Members without a key are reported.
+    """
     members = [
         ("0.JPG", b"x"),
         ("._0.jpg", b"mac"),
@@ -234,13 +238,13 @@ def test_tars_in_any_order(tmp_path: Path) -> None:
     ],
 )
 def test_tars_that_cannot_be_rows(tmp_path: Path, members: list[tuple[str, bytes]], arguments: str) -> None:
-    """Said in words, and nothing is lost in silence."""
+    """Tars that cannot be read as rows are refused with a clear error, and nothing is skipped silently."""
     with pytest.raises(BrimError, match=arguments):
         library.dataset(_tar(tmp_path / "a.tar", members))
 
 
 def test_every_verb_chooses_by_the_same_words(tmp_path: Path) -> None:
-    """Labels by their names and texts that are views, also for a map; no row at all is an error of every command."""
+    """Conditions on label names and string views work in every command, and a selection without rows is an error."""
     messages = {"n": {"dtype": "int64", "_type": "Value"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
     files = pa.array([{"bytes": bytes([n]), "path": f"{n}.bin"} for n in range(4)], FILE)
     table = pa.table({"n": range(4), "label": [0, 1, 1, 0], "t": pa.array(list("abcd"), pa.string_view()), "f": files})
@@ -317,7 +321,8 @@ def test_select_refuses_shards_whose_values_no_type_holds(
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "arrow", "folder", "glob"])
 def test_select_names_a_command_that_makes_parquet_of_text(tmp_path: Path, kind: str) -> None:
-    """Rows of text have no bytes that a shard could copy. The command that is named works, and then select does."""
+    """Selecting rows of text is refused with the command that converts them to Parquet first, and that command
+    works."""
     (tmp_path / "in").mkdir()
     ending = kind if kind in ("jsonl", "csv", "arrow") else "jsonl"
     path = tmp_path / "in" / f"a.{ending}"

@@ -1,4 +1,4 @@
-"""How folders and tables become rows: what must not be lost, mixed up or guessed wrongly."""
+"""Folders and tables as sources: values that must not be lost, mixed up or guessed wrongly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def test_labels_beside_metadata(pictures: Path, tmp_path: Path) -> None:
-    """With metadata.csv, a label is that of the row's own file, whatever column comes first."""
+    """With metadata.csv, labels come from the file of each row, whichever column is first."""
     lines = [f"{9 - i},{path.relative_to(pictures)}" for i, path in enumerate(sorted(pictures.rglob("*.png")))]
     for header in ("id,file_name", "caption,file_name"):
         (pictures / "metadata.csv").write_text(header + "\n" + "\n".join(lines) + "\n")
@@ -41,7 +41,7 @@ def test_labels_beside_metadata(pictures: Path, tmp_path: Path) -> None:
 
 
 def test_splits_of_a_metadata_file_at_the_top(pictures: Path) -> None:
-    """Rows belong to the split that their file lies in."""
+    """Rows belong to the split of the folder that contains their file."""
     paths = sorted(str(path.relative_to(pictures)) for path in pictures.rglob("*.png"))
     (pictures / "metadata.csv").write_text("file_name\n" + "\n".join(paths) + "\n")
     assert json.loads(brim("plan", pictures, "--json").stdout)["splits"] == {"train": 4, "test": 4}
@@ -50,7 +50,7 @@ def test_splits_of_a_metadata_file_at_the_top(pictures: Path) -> None:
 
 
 def test_files_without_a_row_are_counted(tmp_path: Path) -> None:
-    """Files that metadata.csv does not list are said to be left out, also when they are texts."""
+    """Files that metadata.csv does not list are reported as left out, also text files."""
     source = write_files(tmp_path / "source", {f"{i}.txt": b"x" * 9 for i in range(4)})
     (source / "metadata.csv").write_text("file_name\n1.txt\n2.txt\n")
     assert "2 sidecars that no column takes: 2 .txt, for example 0.txt" in brim("plan", source).stdout
@@ -58,7 +58,7 @@ def test_files_without_a_row_are_counted(tmp_path: Path) -> None:
 
 
 def test_an_open_quote_loses_no_rows(tmp_path: Path) -> None:
-    """A quote that is never closed is an error; a quote inside a cell is not."""
+    """An unclosed quote is an error. A quote inside a cell is allowed."""
     source = write_files(tmp_path / "source", {"a.bin": b"a", "b.bin": b"b"})
     (source / "t.csv").write_text('f,n\na.bin,"x\nb.bin,y\n')
     assert "never closed" in brim("plan", source / "t.csv", check=2).stderr
@@ -80,7 +80,7 @@ def test_ids_keep_their_digits(tmp_path: Path) -> None:
 
 
 def test_unreachable_links_are_refused(tmp_path: Path) -> None:
-    """A link through something that is not a folder is missing, not a loop."""
+    """A link through a path that is not a folder counts as missing, and the walk does not loop."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     (source / "broken.bin").symlink_to("a.bin/nothing")
     assert "broken.bin" in brim("build", source, tmp_path / "out", check=2).stderr
@@ -88,7 +88,7 @@ def test_unreachable_links_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_python_interface_takes_one_or_many(tmp_path: Path) -> None:
-    """A text alone is one glob or column, not its letters; rows of dicts may differ in keys."""
+    """Arguments accept a single string or a list, and rows as dicts may have different keys."""
     source = write_files(tmp_path / "source", {"a.png": b"a", "b.jpg": b"b"})
     assert len(api.files(source, include="*.jpg")) == 1
     assert len(api.files(source, exclude="*.jpg")) == 1
@@ -101,7 +101,7 @@ def test_the_python_interface_takes_one_or_many(tmp_path: Path) -> None:
 
 
 def test_columns_that_look_like_files(tmp_path: Path) -> None:
-    """Metadata of the shape of a file column, or with dots that look like one, is metadata."""
+    """Columns with the structure or a name like a file column stay metadata if they are not declared as files."""
     source = write_files(tmp_path / "source", {"a.bin": b"aaa", "b.bin": b"bb"})
     rows = pa.table(
         {
@@ -127,7 +127,7 @@ def test_columns_that_look_like_files(tmp_path: Path) -> None:
 
 
 def test_two_spellings_of_a_path(tmp_path: Path) -> None:
-    """a.bin and ./a.bin are one file; `..` after a link means what the kernel makes of it."""
+    """a.bin and ./a.bin are the same file, and `..` after a link is resolved as by the kernel."""
     source = write_files(tmp_path / "source", {"a.bin": b"outer", "deep/sub/x": b"x", "deep/a.bin": b"inner"})
     (source / "link").symlink_to("deep/sub")
     (source / "t.csv").write_text("f\na.bin\n./a.bin\nlink/../a.bin\n")
@@ -137,7 +137,7 @@ def test_two_spellings_of_a_path(tmp_path: Path) -> None:
 
 
 def test_the_printed_command_works(tmp_path: Path) -> None:
-    """The command that brim prints to verify a build can be pasted, with --root and spaces in names."""
+    """The printed command for verifying a build can be pasted, also with --root and spaces in names."""
     files = write_files(tmp_path / "my files", {"a.bin": b"a"})
     (tmp_path / "my table.csv").write_text("f\na.bin\n")
     result = brim("build", "my table.csv", "my out", "--root", files, cwd=tmp_path)
@@ -147,7 +147,7 @@ def test_the_printed_command_works(tmp_path: Path) -> None:
 
 
 def test_nested_paths_stay_home(tmp_path: Path) -> None:
-    """Absolute paths inside lists, structs, dictionaries and texts are found too."""
+    """Absolute paths inside lists, structs, dictionaries and texts are refused too."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     destination = f"{source}/a.bin"
     for values in (
@@ -164,7 +164,7 @@ def test_nested_paths_stay_home(tmp_path: Path) -> None:
 
 
 def test_appended_rows_leave_the_cuts_alone(tmp_path: Path) -> None:
-    """Rows with longer texts at the end do not move the cuts before them."""
+    """Appended rows with longer texts do not move the cuts between earlier shards."""
     source = write_files(tmp_path / "source", {"a.bin": random_bytes(20)})
     rows = [{"f": "a.bin", "text": "x" * (i % 50)} for i in range(1000)]
     out = tmp_path / "out"
@@ -175,7 +175,7 @@ def test_appended_rows_leave_the_cuts_alone(tmp_path: Path) -> None:
 
 
 def test_bytes_depend_on_values_alone(tmp_path: Path) -> None:
-    """The same values in another dictionary order, chunking or slice give the same bytes."""
+    """Other dictionary orders, chunks or slices of the same values give the same bytes."""
     source = write_files(tmp_path / "source", {"a.bin": b"a", "b.bin": b"b"})
     indices = [0, 1]
     tables = [
@@ -192,7 +192,7 @@ def test_bytes_depend_on_values_alone(tmp_path: Path) -> None:
 
 
 def test_required_columns_views_and_odd_names(tmp_path: Path) -> None:
-    """A required column with an empty cell, lists of views, and a column named like an option are taken."""
+    """Required columns with empty cells, lists of views, and column names with special characters are read."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     schema = pa.schema([pa.field("a: b", pa.string(), nullable=False), pa.field("v", pa.list_(pa.string_view()))])
     rows = pa.table({"a: b": ["a.bin", ""], "v": [["x"], []]}, schema=schema)
@@ -203,7 +203,7 @@ def test_required_columns_views_and_odd_names(tmp_path: Path) -> None:
 
 
 def test_features_are_obeyed_or_refused(tmp_path: Path) -> None:
-    """Values are cast to the features given; what cannot be is an error, not a dataset that does not load."""
+    """Values are cast to the specified features, and features that do not fit are refused."""
     source = write_files(tmp_path / "source", {"a.png": b"a"})
     rows = [{"f": "a.png", "n": "3", "kind": "dog"}]
     features = {
@@ -225,7 +225,7 @@ def test_features_are_obeyed_or_refused(tmp_path: Path) -> None:
 
 
 def test_webdataset_of_odd_values(tmp_path: Path) -> None:
-    """Nanoseconds, times and uuids become text; a column that the shards need themselves is refused."""
+    """In WebDataset shards, nanoseconds and times become text, and reserved column names are refused."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     rows = pa.table(
         {
@@ -243,7 +243,7 @@ def test_webdataset_of_odd_values(tmp_path: Path) -> None:
 
 
 def test_cards_in_other_forms(tmp_path: Path) -> None:
-    """verify finds cards with which `load_dataset` fails, and the same build writes them again."""
+    """`brim verify` finds cards that `load_dataset` cannot read, and the same build repairs them."""
     source, out = write_files(tmp_path / "source", {"a.bin": b"a"}), tmp_path / "out"
     brim("build", source, out)
     card = out / "README.md"
@@ -268,7 +268,7 @@ def test_cards_in_other_forms(tmp_path: Path) -> None:
 
 
 def test_state_that_cannot_be_used(tmp_path: Path) -> None:
-    """A ledger's folder that is a file is an input error, and so is a destination below a file."""
+    """A state folder that is a file, or a destination below a file, is an input error."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     (tmp_path / "file").write_bytes(b"x")
     assert "--state" in brim("build", source, tmp_path / "out", "--state", tmp_path / "file", check=2).stderr
@@ -279,7 +279,7 @@ def test_state_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_a_destination_inside_the_source_with_its_ledger_elsewhere(tmp_path: Path) -> None:
-    """The second run does not package the first."""
+    """A destination inside the source is not packaged by the next run, even with a separate state folder."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     for _ in range(2):
         brim("build", source, source / "out", "--state", tmp_path / "state")
@@ -287,7 +287,7 @@ def test_a_destination_inside_the_source_with_its_ledger_elsewhere(tmp_path: Pat
 
 
 def test_streams_that_go_away(tmp_path: Path) -> None:
-    """`| head` ends nothing, closed streams are no bug, and an ascii terminal is served."""
+    """A closed pipe or closed streams do not stop a build, and terminals with ASCII encoding work."""
     source = write_files(tmp_path / "source", {f"{i}.bin": b"a" for i in range(40)})
     program = f"{sys.executable} -m brim"
     out = tmp_path / "out"
@@ -306,18 +306,18 @@ def test_streams_that_go_away(tmp_path: Path) -> None:
     [["--limit", "9" * 20], ["--shard-size", "9" * 17 + "PB"], ["--memory", "9" * 400], ["--rows-per-shard", "9" * 30]],
 )
 def test_absurd_numbers(tmp_path: Path, options: list[str]) -> None:
-    """Numbers that no machine holds are input errors."""
+    """Numbers that are too large for any machine are input errors."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     brim("plan", source, *options, check=2)
 
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
-    """A Latin-1 table is refused, not turned into bytes."""
+    """A table in Latin-1 is refused instead of being read as bytes."""
     source = write_files(tmp_path / "source", {"a.bin": b"a", "t.csv": "f,name\na.bin,Jos\xe9\n".encode("latin-1")})
     assert "UTF-8" in brim("plan", source / "t.csv", check=2).stderr
 
 
 def test_reserved_split_names(tmp_path: Path) -> None:
-    """A split that `datasets` would refuse to load is refused."""
+    """A split name that `datasets` cannot load is refused."""
     source = write_files(tmp_path / "source", {"a.bin": b"a"})
     assert "'all'" in brim("plan", source, "--split", "all", check=2).stderr

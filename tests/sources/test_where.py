@@ -1,4 +1,4 @@
-"""--where chooses rows as SQL does, and states where it is wrong."""
+"""`--where` selects rows with the semantics of SQL, and errors show the position."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ SAME = [
 
 @pytest.mark.parametrize(("text", "sql"), SAME)
 def test_what_sql_means(text: str, sql: str) -> None:
-    """A condition chooses the rows that DuckDB chooses, nulls included."""
+    """A condition selects the rows that DuckDB selects, including the treatment of nulls."""
     expected = duckdb.from_arrow(TABLE).project(f"coalesce({sql}, false)").fetchall()
     assert where_mask(text, TABLE).tolist() == [row[0] for row in expected]
     assert sql_mask(sql, TABLE).tolist() == [row[0] for row in expected]
 
 
 def test_class_labels_by_name() -> None:
-    """The name of a label stands for its number."""
+    """A label name can be used instead of its number."""
     assert where_mask("label == 'dog'", TABLE, {"label": ["cat", "dog"]}).tolist() == [False, True, True, False]
     with pytest.raises(InputError, match="a class that label does not have"):
         where_mask("label == 'cow'", TABLE, {"label": ["cat", "dog"]})
@@ -89,7 +89,7 @@ def test_class_labels_by_name() -> None:
     ],
 )
 def test_errors_point(text: str, arguments: str, position: int | None) -> None:
-    """What is wrong is said with the place where it is."""
+    """Errors in a condition point to their position."""
     with pytest.raises(InputError, match=arguments) as error:
         where_mask(text, TABLE)
     assert "^" in error.value.message or not text.strip()
@@ -110,7 +110,7 @@ def test_errors_point(text: str, arguments: str, position: int | None) -> None:
         ("age > 3 && sex == 'F'", "Write and instead of &&"),
         ("age > 3 || sex == 'F'", "Write or instead of ||"),
         ("age <> 3", "Write != instead of <>"),
-        ("sex == 'a AND b' age", ""),  # words in quotes are values
+        ("sex == 'a AND b' age", ""),  # words within a string are values
     ],
 )
 def test_syntax_error_hints_at_what_to_write(text: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,12 +211,15 @@ NUMBERS = pa.table(
     ],
 )
 def test_numbers_and_times_are_exact(text: str, rows: list[int]) -> None:
-    """Whatever type a number has, it is compared as Python does; a column of any name can be named."""
+    """Numbers and times of all types are compared exactly as in Python, and columns may have any name."""
     assert np.flatnonzero(where_mask(text, NUMBERS)).tolist() == rows
 
 
 def test_names_that_are_none_in_python() -> None:
-    """A column is found by its bounds and read by any name; a name that differs in case is reported."""
+    """Columns with names that are not identifiers can be used by `column()`, also with statistics.
+
+    A name that differs only in case is suggested.
+    """
     assert names_in("column('a b') > 1 or row == 2", ["a b", "row", "hash"]) == ["a b", "row"]
     assert may_choose("column('a b') > 5", NUMBERS.schema, [{"a b": (1, 3)}, {"a b": (1, 6)}]) == [False, True]
     assert may_choose("5 < column('a b')", NUMBERS.schema, [{"a b": (1, 3)}, {"a b": (1, 6)}]) == [False, True]
@@ -225,24 +228,24 @@ def test_names_that_are_none_in_python() -> None:
     assert error.value.hint.startswith("Did you mean row?")
     with pytest.raises(InputError, match="compares a time with a text that is not one"):
         where_mask("time > 'noon'", NUMBERS)
-    for text in ("time > '10:30:00+01:00'", "second > '2024-01-31T10:00:00Z'"):  # of which the column has none
+    for text in ("time > '10:30:00+01:00'", "second > '2024-01-31T10:00:00Z'"):  # the columns have no time zone
         with pytest.raises(InputError) as error:
             where_mask(text, NUMBERS)
         assert error.value.hint.endswith("without a zone.")
 
 
 def test_sql_of_half_floats() -> None:
-    """DuckDB has no such type, and is given another one."""
+    """Half-precision floats are converted for --sql, because DuckDB does not support them."""
     assert sql_mask("half > 1 and half < 2", NUMBERS.select(["half"])).tolist() == [False, True, False, False]
 
 
 def test_sql_of_a_column_of_the_name_that_rows_are_counted_by() -> None:
-    """Which would be mistaken for the number of the row."""
+    """A column with the internal name for row numbers (in another case) is not confused with it."""
     assert sql_mask("__brim_row > 1", pa.table({"__BRIM_row": [0, 3, 2]})).tolist() == [False, True, True]
 
 
 def test_caps() -> None:
-    """A text that is too long, too deep or too much is refused before it is looked at."""
+    """A condition that is too long, too deep or too expensive is refused before it is evaluated."""
     for text in ("age > 1" + " " * MOST_CHARACTERS + "1", "not " * (MOST_DEPTH + 1) + "age > 1", "(" * 5000):
         with pytest.raises(InputError):
             where_mask(text, TABLE)
@@ -254,7 +257,7 @@ def test_caps() -> None:
 @example("age > 1 if age else 2")
 @example("age > 10**10**10")
 def test_any_text(text: str) -> None:
-    """Whatever is typed: rows, or an error of the command."""
+    """Any text is either a valid condition or an input error."""
     try:
         assert len(where_mask(text, TABLE)) == 4
     except InputError:
@@ -279,20 +282,20 @@ def test_any_text(text: str) -> None:
     ],
 )
 def test_sql_is_shut_off(text: str) -> None:
-    """--sql is one expression: no statements, files, variables of Python or settings."""
+    """--sql allows only one expression: no statements, files, Python variables or settings."""
     with pytest.raises(InputError):
         sql_mask(text, TABLE)
 
 
 def test_the_order_of_a_shuffle_is_fixed() -> None:
-    """No two rows have the same key, and keys do not change from release to release."""
+    """Shuffle keys are unique and stay the same across versions."""
     keys = keyed(np.arange(100_000), 7, "shuffle")
     assert len(np.unique(keys)) == 100_000
     assert keys[:2].tolist() == [7829738945804519827, 7262244526134052342]
 
 
 def test_pieces_are_taken_with_their_values() -> None:
-    """Values in several pieces keep them when some are taken in another order."""
+    """Values in several segments keep them when rows are taken in another order."""
     segments = Segments(np.array([0, 2, 5]), np.array([10, 30, 50, 70, 90]), np.array([1, 2, 3, 4, 5]))
     starts = np.array([-2, 7, -1])
     remaining, anew = segments.take(starts)
@@ -325,7 +328,7 @@ _TEXTS = st.recursive(
     _TEXTS,
 )
 def test_no_row_is_left_out_by_bounds(rows: list[tuple[Any, Any, str | None]], text: str) -> None:
-    """What statistics leave out, --where does not choose."""
+    """A row group that statistics exclude contains no row that --where selects."""
     n = [None if row[0] is None else int(row[0]) if row[0] == row[0] else 0 for row in rows]
     x = [None if row[1] is None else float(row[1]) for row in rows]
     table = pa.table({"n": pa.array(n, pa.int64()), "x": pa.array(x, pa.float64()), "t": [row[2] for row in rows]})
@@ -384,7 +387,7 @@ BOUNDS = {
     ],
 )
 def test_bounds_leave_out_what_they_can(text: str, may: bool) -> None:
-    """Row groups are left out by comparisons with constants; a wrong condition leaves out none."""
+    """Comparisons with constants exclude row groups. An invalid condition excludes none."""
     assert may_choose(text, BOUNDS_SCHEMA, [BOUNDS, {}]) == [may, True]
 
 
@@ -405,7 +408,7 @@ def test_bounds_leave_out_what_they_can(text: str, may: bool) -> None:
 def test_where_computes_whole_numbers_beyond_the_ends_of_their_type(
     bits: int, signed: bool, text: str, compute: Any
 ) -> None:
-    """As Python does, also at the smallest and the largest value of a type."""
+    """Integers are computed as in Python, even beyond the smallest and largest value of their type."""
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     kind = pa.type_for_alias(f"{'' if signed else 'u'}int{bits}")
     values = [low, low + 1, 0, 1, high - 1, high]
