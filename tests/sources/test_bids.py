@@ -120,8 +120,7 @@ def test_rows_by_subject_and_by_file(tmp_path: Path) -> None:
 
 
 def test_recordings_of_several_files_and_folders(tmp_path: Path) -> None:
-    """Files of a recording are split into columns by extension. A folder is packed as a reproducible tar and
-    unpacks."""
+    """Files of a recording become columns by extension. A folder is packed as a reproducible tar, which unpacks."""
     source, rows, output = build(tmp_path, "eeg")
     assert {"eeg_eeg", "eeg_vhdr", "eeg_vmrk", "meg", "channels", "coordsystem"} <= set(rows[0])
     assert rows[0]["eeg_vhdr"]["bytes"] == b"sub-1/eeg/sub-1_task-x_eeg.vhdr"
@@ -190,8 +189,7 @@ def test_selection(tmp_path: Path) -> None:
 
 
 def test_a_pilot_and_the_whole_agree(tmp_path: Path) -> None:
-    """A saved recipe fixes the columns and which of them are lists, so a subset has the same schema as the whole
-    dataset."""
+    """A saved recipe fixes the columns and which of them are lists, so a subset has the schema of the whole dataset."""
     source = write_files(tmp_path / "source", bids.sessions())
     recipe = tmp_path / "columns.toml"
     brim("plan", source, "--save-recipe", recipe)
@@ -274,8 +272,7 @@ def test_a_folder_that_only_looks_like_bids(tmp_path: Path) -> None:
 
 
 def test_tables_with_mistakes(tmp_path: Path) -> None:
-    """Duplicate columns and pointers in participants.tsv are errors. Long numbers stay text, and name clashes are
-    resolved."""
+    """Duplicate columns and pointers in participants.tsv are errors. Long numbers stay text, and names distinct."""
     source = small(tmp_path, {"participants.tsv": b"participant_id\tage\tage\nsub-01\t1\t2\n"})
     assert "two columns named 'age'" in brim("plan", source, check=2).stderr
     (source / "participants.tsv").write_text(

@@ -72,8 +72,7 @@ def noise(rng: random.Random, size: int) -> bytes:
 
 
 def sample_table(seed: int, rows: int = 60) -> pa.Table:
-    """Return a table with files, lists of files and plain bytes: null, empty, repeated, compressible and of many
-    sizes."""
+    """Return a table with files, lists of files and plain bytes: null, empty, repeated and of many sizes."""
     rng = random.Random(seed)
 
     def one() -> bytes | None:
@@ -283,8 +282,7 @@ VALUE = {"dtype": "int64", "_type": "Value"}
     ],
 )
 def test_features_that_are_not_those_of_the_columns(tmp_path: Path, message: Any) -> None:
-    """Stored features that do not fit a column are ignored, as in `datasets`, because the file may have been
-    changed."""
+    """Stored features that do not fit a column are ignored, as in `datasets`: the file may have been changed."""
     records = {"huggingface": json.dumps({"info": {"features": message}})}
     pq.write_table(pa.table({"n": [1, 2]}).replace_schema_metadata(records), tmp_path / "a.parquet")
     rows = open_dataset(tmp_path / "a.parquet").where("n > 1")
@@ -296,8 +294,7 @@ def test_features_that_are_not_those_of_the_columns(tmp_path: Path, message: Any
 
 
 def test_joined_types(tmp_path: Path) -> None:
-    """Columns that have one type in `datasets` can be concatenated, however they are stored. Others are refused by
-    name."""
+    """Columns of one type in `datasets` can be concatenated, however they are stored. Others are refused by name."""
     maps = {kind: pa.array([[("k", None)]] * 2, pa.map_(pa.string(), kind)) for kind in (pa.int32(), pa.string())}
     words = pa.array(["b", "a"])
     always = pa.schema([pa.field("w", pa.string(), nullable=False)])

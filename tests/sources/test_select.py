@@ -188,7 +188,7 @@ def test_shards_in_another_order_of_columns(tmp_path: Path) -> None:
 
 
 def test_steps_on_every_type(tmp_path: Path) -> None:
-    """Sorting, grouping and unique work for types that pyarrow cannot compare directly. Other types are refused."""
+    """Sorting, grouping and unique work for types that pyarrow cannot compare. Invalid arguments are refused."""
     table = pa.table(
         {
             "n": range(6),
@@ -528,8 +528,7 @@ def hub(tmp_path: Path) -> Iterator[TestHub]:
 
 
 def test_from_the_hub(hub: TestHub, tmp_path: Path) -> None:
-    """Unpacking one subject from the Hub downloads only its bytes with few requests, and no other host gets the
-    token."""
+    """Unpacking one subject from the Hub downloads only its bytes, and no other host gets the token."""
     table = people(300, 30_000)
     source = shards(
         tmp_path / "in", table, 2, write_page_index=True, use_dictionary=["subject", "sex"], compression="none"

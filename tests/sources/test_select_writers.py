@@ -31,8 +31,7 @@ Writer = Callable[[pa.Table, Path, random.Random], None]
 
 
 def random_table(rng: random.Random, rows: int) -> pa.Table:
-    """Return a table with columns for conditions, files and plain bytes: null, empty, repeated, small and larger
-    than a page."""
+    """Return a table with columns for conditions, files and plain bytes: null, empty, repeated, small and large."""
 
     def content() -> bytes | None:
         kind = rng.randrange(6)
@@ -321,8 +320,7 @@ def test_select_refuses_shards_whose_values_no_type_holds(
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "arrow", "folder", "glob"])
 def test_select_names_a_command_that_makes_parquet_of_text(tmp_path: Path, kind: str) -> None:
-    """Selecting rows of text is refused with the command that converts them to Parquet first, and that command
-    works."""
+    """`brim select` refuses rows of text and names the command that converts them to Parquet, which works."""
     (tmp_path / "in").mkdir()
     ending = kind if kind in ("jsonl", "csv", "arrow") else "jsonl"
     path = tmp_path / "in" / f"a.{ending}"
