@@ -96,8 +96,7 @@ def test_the_object_of_an_earlier_run_is_ones_own(bucket: Bucket) -> None:
 
 
 def test_a_place_that_nobody_renews_is_taken_over(bucket: Bucket) -> None:
-    """A lease that is not renewed for twenty seconds is taken over. The wait polls twice per second for changes and
-    stops."""
+    """A lease that is not renewed for twenty seconds is taken over. The wait polls twice per second for a stop."""
     bucket.lease("other").take(bucket.check)
     mine = bucket.lease()
     mine.take(bucket.check)
@@ -198,8 +197,7 @@ def test_a_stop_ends_the_waiting(bucket: Bucket) -> None:
 
 
 def test_whoever_lost_the_place_is_told(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the lease is lost, each renewal fails without a request, and the release keeps the lease of the other
-    run."""
+    """After the lease is lost, renewals fail without a request, and the release keeps the other run's lease."""
     lease = bucket.lease()
     lease.take(bucket.check)
     bucket.put(b'{"owner": "other"}')
@@ -285,8 +283,7 @@ def test_a_store_without_conditions_is_looked_at(unguarded: Bucket) -> None:
 
 
 def test_without_conditions_somebody_who_is_there_is_seen(unguarded: Bucket) -> None:
-    """Without conditional writes, an active lease is respected, and an abandoned one is taken over after twenty
-    seconds."""
+    """Without conditional writes, an active lease is respected, and an abandoned one is taken over after 20 s."""
     other_lease = unguarded.lease("other")
     other_lease.take(unguarded.check)
     unguarded.while_asleep += [lambda: None] * 5 + [other_lease.renew]
@@ -414,8 +411,7 @@ def test_renewal_hears_a_stop_while_another_renewal_hangs(bucket: Bucket) -> Non
 
 
 def test_a_store_that_heeds_no_conditions_is_found_out(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that ignores the conditions of writes is detected, and from then on the object is read before each
-    write."""
+    """A store that ignores the conditions of writes is detected. Then the object is read before each write."""
     put_bytes = ObjectStorage.put_bytes
 
     def put(self: ObjectStorage, name: str, data: bytes, expected: FileInfo | None = ANY_VERSION) -> FileInfo:

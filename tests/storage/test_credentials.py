@@ -102,7 +102,7 @@ def test_endpoint(message: str) -> None:
     ],
 )
 def test_unusable_environment(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], says: str) -> None:
-    """Credentials with characters that no request can contain are refused without printing the secret."""
+    """Invalid credentials, regions, certificates and time limits are refused without printing a secret."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=says) as caught:

@@ -102,7 +102,7 @@ def test_by_way_of_a_mirror(destination: HubBucketDestination, source: Path, tmp
 
 
 def test_killed_and_continued(destination: HubBucketDestination, source: Path, tmp_path: Path) -> None:
-    """Uploads of a killed run are kept. Until the last shard is written, readers get a card that loads nothing."""
+    """Uploads of a killed run are kept. Until the build is complete, `brim verify` reports it as unfinished."""
     process = stalled(destination, source)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -119,7 +119,7 @@ def test_killed_and_continued(destination: HubBucketDestination, source: Path, t
 
 
 def test_selected_mapped_appended(destination: HubBucketDestination, source: Path, tmp_path: Path) -> None:
-    """Rows of a bucket can be selected, mapped and appended, with results in the bucket."""
+    """Rows can be selected from a bucket, mapped into one, and appended to one."""
     run(destination, "build", source, destination.address, "--quiet", *ROWS)
     run(destination, "select", destination.address, tmp_path / "some", "--limit", "3", "--quiet")
     run(destination, "unpack", tmp_path / "some", tmp_path / "back", "--quiet")

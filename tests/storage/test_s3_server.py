@@ -63,8 +63,7 @@ def get(store: S3Store, path: str) -> bytes:
 
 
 def test_environment_is_enough(s3: S3Server, s3_prefix: str, open_store: Open) -> None:
-    """With environment variables alone, obstore writes, reads ranges and lists objects, in agreement with the
-    server."""
+    """With environment variables alone, obstore writes, reads ranges and lists objects as the server does."""
     store, content = open_store(), random_bytes(2 * PART + 12_345)
     assert obstore.put(store, "small", b"abc")["e_tag"] == f'"{hashlib.md5(b"abc").hexdigest()}"'
     obstore.put(store, "empty", b"")
@@ -180,8 +179,7 @@ def test_unfinished_uploads(s3: S3Server, s3_prefix: str) -> None:
 
 
 def test_conditional_completion(s3: S3Server, s3_prefix: str) -> None:
-    """A multipart upload can be completed on condition that the object does not exist. obstore does not support
-    this."""
+    """A multipart upload can be completed only if the object does not exist yet. obstore does not support this."""
     key = f"{s3_prefix}a"
     upload = s3.request("POST", "private", key, {"uploads": ""}).xml().findtext("UploadId") or ""
     part = s3.request("PUT", "private", key, {"partNumber": "1", "uploadId": upload}, b"mine")
@@ -261,7 +259,7 @@ def test_kill_and_restart(s3: S3Server, s3_prefix: str, open_store: Open) -> Non
 
 
 def test_server_ends_with_the_tests(tmp_path: Path) -> None:
-    """The server exits with a killed test process, and does not use the keys in the environment of that process."""
+    """The server exits with a killed test process, and starts even if that process has other keys."""
     code = f"""
 import time
 from tests.s3 import S3Server

@@ -119,8 +119,7 @@ class TestEveryStore:
     def test_built_verified_unpacked(
         self, destination: StoreDestination, source: Path, expected: Listing, cells: dict[str, str], tmp_path: Path
     ) -> None:
-        """A build has the bytes of a local one, is recognized by the next run, verifies by listing and content, and
-        unpacks."""
+        """A build has the bytes of a local one, is recognized by the next run, verifies and unpacks."""
         run(destination, "build", source, destination.address, "--quiet", *SHARDS)
         assert listing(destination) == expected
         cells["build"] = "yes"
