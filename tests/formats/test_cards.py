@@ -264,8 +264,7 @@ def test_a_config_whose_name_is_a_number(hub: TestHub, machine: Machine, source:
 
 
 def test_a_config_that_names_nothing(hub: TestHub, machine: Machine, source: Path) -> None:
-    """`brim verify` reports a config of the card that loads no files, but does not check files outside the
-    repository."""
+    """`brim verify` reports a config of the card that loads no files. It ignores files outside the repository."""
     machine.publish(source, "--config", "x")
     front = yaml.safe_load(hub.read(REPO, "README.md").decode().split("---\n")[1])
     front["configs"] += [
@@ -282,8 +281,7 @@ def test_a_config_that_names_nothing(hub: TestHub, machine: Machine, source: Pat
 
 @pytest.mark.parametrize("name", ["README.md", "readme.MD", "x" * 201, "data"])
 def test_names_that_are_taken(hub: TestHub, machine: Machine, source: Path, name: str) -> None:
-    """Config names that collide with the card or that no file system allows are refused before any request to the
-    Hub."""
+    """Config names that equal the card's name or that no file system allows are refused before any request."""
     machine.publish(source, "--config", name, check=2)
     assert not hub.log
 

@@ -92,8 +92,7 @@ def test_the_scratch_file_goes_with_the_splice(tmp_path: Path, monkeypatch: pyte
     reason="needs a folder in memory and one on disk",
 )
 def test_scratch_files_avoid_file_systems_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the temporary folder is in memory, scratch files are written elsewhere, because they would use up the
-    memory limit."""
+    """Scratch files are never written to a temporary folder in memory, where they would use up the limit."""
     monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
     assert scratch.scratch_folder() == "/var/tmp"
     monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")

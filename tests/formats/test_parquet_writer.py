@@ -127,8 +127,7 @@ def test_the_footer_says_what_lies_there(files: FileSet, monkeypatch: pytest.Mon
 
 
 def _pages(data: bytes, position: int, size: int, depth: int) -> list[tuple[int, int, int, int]]:
-    """Return offset, size with header, first row and values of each data page of a chunk; `depth` is for spliced
-    chunks."""
+    """Return offset, size with header, first row and values of each data page; `depth` is for spliced chunks."""
     actual, end, row = [], position + size, 0
     while position < end:
         header, start = thrift.decode(data, position)

@@ -230,7 +230,7 @@ def test_many_segments_go_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_buffers_that_are_kept(tmp_path: Path) -> None:
-    """With `keep`, a chunk stays valid as long as it is referenced. Without, the next chunk overwrites it."""
+    """With `keep`, every chunk stays valid as long as it is referenced."""
     splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 0, 100)), ("file", (2, 0, 50))])
     remaining = list(splice.chunks(buffer_bytes=16, keep=Buffers(16)))
     assert b"".join(map(bytes, remaining)) == whole
