@@ -305,8 +305,7 @@ def test_no_rows(hub: TestHub, machine: Machine) -> None:
 def test_configs_with_splits_of_one_name(
     hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    """An append to one config ignores another config with a split of the same name. Each source is verified
-    separately."""
+    """An append to one config ignores a split of the same name in another config. Each source still verifies."""
     old, new, _ = sources
     other_files = write_files(tmp_path / "other", {f"o{i}.bin": random_bytes(500, 70 + i) for i in range(5)})
     machine.publish(other_files, "--config", "first", "--rows-per-shard", "1")

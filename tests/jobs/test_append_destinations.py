@@ -151,8 +151,7 @@ def test_readers(destination: Destination, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("destination", ["folder", "bucket", "hubbucket"], indirect=True)  # of the Hub: test_append.py
 def test_two_writers(destination: Destination, shim: Shim, tmp_path: Path) -> None:
-    """While one run appends, a second one is refused. Afterwards it appends its rows, and none is lost or
-    duplicated."""
+    """While one run appends, a second one is refused. Repeated afterwards, it appends its rows exactly once."""
     run(destination, "build", files(tmp_path / "old", 0, 4), destination.address, *ROWS, "--quiet")
     first, two = files(tmp_path / "one", 4, 12), files(tmp_path / "two", 12, 16)
     process = caught(destination, shim, "build", first, destination.address, *ROWS, "--append", "--quiet")

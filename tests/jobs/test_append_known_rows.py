@@ -84,8 +84,7 @@ def test_append_compares_files_of_one_split_only(tmp_path: Path) -> None:
 
 
 def test_append_keeps_rows_of_a_table_that_name_a_known_file_with_other_values(tmp_path: Path) -> None:
-    """A row with an existing file and other values is appended, as with annotations of images. Only equal rows are
-    skipped."""
+    """A row with a known file and other values (annotations of an image) is appended. Only equal rows are skipped."""
     source, out = files(tmp_path / "in", 0, 2), tmp_path / "out"
     (source / "t.csv").write_text("f,note\nd0/0.bin,a\nd1/1.bin,b\n")
     api.build(source / "t.csv", out)

@@ -56,7 +56,7 @@ def job(
 @pytest.mark.parametrize("verb", ["map", "tokenize", "embed"])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_options_that_do_not_apply(tmp_path: Path, source: RowSource, kind: str, verb: str) -> None:
-    """Options that do not apply are refused: those of the Hub, of another command, or a missing function."""
+    """Options of the Hub, of another command or of a function are refused where they do not apply."""
     before = sorted(tmp_path.iterdir())
     wrong = [JobSettings(hub=PublishOptions(**{name: value})) for name, value in HUB.items()]  # type: ignore[arg-type]
     wrong += [JobSettings(update=True), *([JobSettings(keep_done=True)] if verb != "map" else [])]

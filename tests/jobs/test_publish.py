@@ -83,7 +83,7 @@ def test_branch(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) ->
 
 
 def test_a_commit_is_no_branch(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A revision that cannot be published to is refused before anything is uploaded."""
+    """Publishing to a commit is refused before anything is uploaded."""
     machine.publish(source)
     add_files(source, 5, 6)
     puts = hub.counters.puts
@@ -341,8 +341,7 @@ def test_pull_request_is_found_again(
 
 
 def test_pull_request_of_another_publication(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A pull request that waits for review is reused by the same call, but not by another publication of the same
-    data."""
+    """A pull request under review is reused by the same call, but not by another publication of the same data."""
     push = """
         import brim, datasets
         for options in ({"create_pr": True}, {"create_pr": True}, {"revision": "dev"}, {}):
@@ -359,8 +358,7 @@ def test_pull_request_of_another_publication(hub: TestHub, machine: Machine, sou
 def test_card_edited_while_the_pull_request_is_open(
     hub: TestHub, machine: Machine, large_source: Path, source: Path, all_of_them: Listing
 ) -> None:
-    """If an edit on main conflicts with the pull request, the dataset is published in one commit, and the edit is
-    kept."""
+    """If an edit on main conflicts with the pull request, one commit publishes the dataset and keeps the edit."""
     machine.publish(source, *EACH)
     interrupt(hub, machine, large_source, 130, *EACH, "--fresh")
     edited = hub.read(REPO, "README.md").replace(b"---\n<!--", b"---\nNew prose.\n<!--")
@@ -431,8 +429,7 @@ def test_resume_sends_nothing_again(
 def test_objects_collected_between_runs(
     hub: TestHub, machine: Machine, large_source: Path, all_of_them: Listing, tmp_path: Path, nth: int, elsewhere: bool
 ) -> None:
-    """Uploads that the Hub deleted before they were committed are repeated, even if the ledger has receipts for
-    them."""
+    """Uploads that the Hub deleted before they were committed are repeated, even if they have receipts."""
     interrupt(hub, machine, large_source, nth, *EACH)
     assert hub.collect_garbage(REPO)
     result = (Machine(hub, tmp_path / "other") if elsewhere else machine).publish(large_source, *EACH)

@@ -505,8 +505,7 @@ def test_rows_that_were_computed_again_with_other_values_are_missing(world: Worl
 
 
 def test_doubtful_shards_are_hashed(world: World) -> None:
-    """Shards with changed dates are hashed: the receipt is renewed if the content is the same, otherwise it is
-    missing."""
+    """Shards with changed dates are hashed. If the content is the same, the receipt is renewed."""
     world.deliver(Shards(OLD))
     world.reopen()
     changed = Shards(OLD, dates="e")
@@ -520,8 +519,7 @@ def test_doubtful_shards_are_hashed(world: World) -> None:
 
 @pytest.mark.parametrize(("age_s", "counts"), [(60, True), (STAGED_S - 60, True), (STAGED_S + 60, False)])
 def test_an_upload_that_is_not_committed_counts_for_twelve_hours(tmp_path: Path, age_s: int, counts: bool) -> None:
-    """An upload without a commit is valid for twelve hours. After that, it is repeated without hashing the shard
-    again."""
+    """An upload without a commit is valid for twelve hours. Then it is repeated with the known hash."""
     world = World(tmp_path / "state", staged=True)
     rules = world.begin(Shards(OLD))
     for shard in rules.missing_shards(1, 10**9):

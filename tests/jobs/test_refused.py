@@ -187,8 +187,7 @@ def test_rows_that_fail_to_come_are_blamed_themselves(home: Path) -> None:
 
 
 def test_a_model_that_cannot_be_read_is_not_the_destination(home: Path) -> None:
-    """An operating system error in a worker is reported as an error of the destination only if it concerns the
-    output."""
+    """An operating system error in a worker blames the destination only if it concerns the output."""
     (home / "model.py").write_text("def make(**options):\n    open('/nowhere/at/all')\n")
     result = brim_command(home, "embed", "rows.jsonl", "DEST", "--column", "text", "--model", "model.py:make")
     assert result.returncode == 2, result.stderr
