@@ -262,8 +262,7 @@ class TestEveryCell:
 
     @pytest.mark.parametrize("cell", _cells("full disk"), indirect=True)
     def test_full_disk(self, trial: Trial) -> None:
-        """A disk that other programs fill leads to exit code 5 and a clear error. With free space again, the job
-        resumes."""
+        """A disk that other programs fill leads to exit code 5 and a clear error. With free space, the job resumes."""
         process = trial.caught()
         ballast = fill(trial.disk)
         assert trial.goes_on(process) == 5, trial.said

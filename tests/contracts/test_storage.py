@@ -103,8 +103,7 @@ def put(storage: Storage, name: str, blocks: Iterable[bytes], size: int | None =
 
 
 class FileServer(http.server.BaseHTTPRequestHandler):
-    """Serve the files of a dictionary with ETags. Without ranges it sends complete files, as `python -m http.server`
-    does."""
+    """Serve the files of a dictionary with ETags, or complete files without ranges, as `python -m http.server`."""
 
     protocol_version = "HTTP/1.1"
     files: dict[str, bytes]
@@ -635,8 +634,7 @@ put(open_storage(location_of({backend.address!r})), "large.bin", blocks(), size=
         assert grown_by(lambda: put(storage, "large.bin", (block for _ in range(120)), size=120 << 20)) < GROWTH
 
     def test_conditional_write_keeps_the_first(self, backend: Backend) -> None:
-        """A conditional write replaces only the expected version. Storages without conditional writes raise
-        `unsupported`."""
+        """A conditional write replaces only the expected version, or raises `unsupported` if the storage has none."""
         only(backend, can_write=True)
         storage = backend.storage()
         if not backend.has_conditions:
