@@ -61,16 +61,14 @@ def test_the_smallest_limit(parent: int, worker: int, smallest: int) -> None:
     [(100 * MB, 9, 3), (100 * MB, 2, 2), (100 * MB + 1, 9, 2), (900 * MB, 9, 1), (0, 9, 4), (0, 3, 3)],
 )
 def test_as_many_as_fit(work: int, maximum: int, workers: int) -> None:
-    """The worker count uses memory at rest plus the measured work, or 48 MiB before the first measurement; at least
-    one."""
+    """The worker count follows from memory at rest and for work (48 MiB before any measurement), and is at least 1."""
     budget = MemoryBudget(500 * MB + 32 * MIB, 50 * MB, 50 * MB)
     assert budget.kill_bytes - budget.parent_bytes == 450 * MB
     assert budget.worker_count(work, maximum) == workers
 
 
 def test_the_first_batches_are_given_48_mib() -> None:
-    """Before any measurement, each worker counts with 48 MiB for its first batch: four fit exactly, with one byte less
-    three."""
+    """Before any measurement, each worker counts with 48 MiB for its first batch, exact to one byte."""
     whole = 32 * MIB + 4 * (50 * MB + 48 * MIB)
     assert MemoryBudget(whole, 0, 50 * MB).worker_count(0, 9) == 4
     assert MemoryBudget(whole - 1, 0, 50 * MB).worker_count(0, 9) == 3

@@ -66,8 +66,7 @@ def lost(attempt: Attempt, cause: Any = "memory", was_alone: bool | None = None)
 
 
 class Scripted:
-    """A backend that runs `at_a_time` tasks together; `script` returns the event of each attempt, or None if it
-    succeeds."""
+    """A backend that runs `at_a_time` tasks together; `script` returns the event of an attempt, or None for success."""
 
     def __init__(self, receipts: Written, script: Any, at_a_time: int = 2) -> None:
         self.receipts, self.script, self.at_a_time = receipts, script, at_a_time
