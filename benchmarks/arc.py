@@ -1,8 +1,8 @@
-"""The shape that breaks uploads: 902 sessions, 273 GB of sparse files, planned and checked.
+"""Plan and check the dataset on which uploads fail: 902 sessions, 273 GB of sparse files.
 
     python benchmarks/arc.py [FOLDER] [--json FILE]
 
-Makes the dataset (it takes no disk to speak of), then measures time and peak memory from outside for
+Creates the dataset (which takes almost no disk space), then measures time and peak memory from outside for
 `brim plan` and `brim check`, with and without the built-in recipe. Nothing is built.
 """
 
@@ -22,9 +22,9 @@ from tests.generators.arc import make_arc
 COMMANDS = (
     ["plan"],
     ["plan", "--recipe", "arc"],
-    ["check", "--recipe", "arc", "--sample-size", "0"],  # sparse files have no headers to look at
+    ["check", "--recipe", "arc", "--sample-size", "0"],  # sparse files have no headers to check
 )
-MOST_SECONDS, MOST_MB = 2, 100  # of a plan
+MOST_SECONDS, MOST_MB = 2, 100  # limit for a plan
 
 
 def main() -> None:

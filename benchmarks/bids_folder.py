@@ -1,9 +1,9 @@
-"""Read every BIDS dataset below a folder and say what brim makes of it: rows, what no column takes, or the error.
+"""Read every BIDS dataset below a folder and print its rows, the files that belong to no column, or the error.
 
     python benchmarks/bids_folder.py PATH/TO/bids-examples
 
-Nothing is built. Made for the public collection bids-standard/bids-examples; ends with exit code 1 if any
-dataset gives anything but a table or one of brim's own errors.
+Nothing is built. Made for the public collection bids-standard/bids-examples; exits with code 1 if reading any
+dataset gives neither a table nor one of brim's errors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Chats with labels: TRL's own preparation, `datasets.map` with `apply_chat_template`, and brim.
+"""Compare ways to prepare chats with labels: TRL, `datasets.map` with `apply_chat_template`, and brim.
 
-Generated conversations of one to four turns; a tokenizer made here; a template with {% generation %} marks and the same
-one without. Each way runs in a process of its own on all cores; they take turns.
-Without marks TRL knows no answers, and trains on everything; brim finds the answers by rendered prefixes.
+The inputs are generated conversations of one to four turns, a tokenizer made by this script, and a template with
+{% generation %} marks and the same one without. Contenders run in separate processes on all cores, in turns.
+Without marks TRL cannot find the answers and trains on everything; brim finds them by rendered prefixes.
 
     make bench-chat            20,000 conversations
     make bench-chat ROWS=300000
@@ -126,7 +126,7 @@ def main() -> None:
             signs = ("{% generation %}", "{% endgeneration %}") if marks == "marks" else ("", "")
             write_tokenizer(work / marks, work / "rows.jsonl", _TEMPLATE.replace("«", signs[0]).replace("»", signs[1]))
             runs: dict[str, list[Measured]] = {way: [] for way in WAYS}
-            for number in range(options.repeats):  # in turns, so that another load on the machine slows all ways alike
+            for number in range(options.repeats):  # in turns, so that other load affects all alike
                 for way in WAYS:
                     progress(f"{marks}, {way}, run {number + 1}")
                     runs[way].append(run(way, work, marks, options.processes))

@@ -1,18 +1,18 @@
-"""What --engine ray costs and gives: overhead for each shard, and the gain of a second worker.
+"""Measure the cost and the gain of --engine ray: the overhead per shard, and the speedup by a second worker.
 
     python benchmarks/cluster.py [--shards 500] [--repeats 3] [--parts shards,workers,nodes] [--data DIR] [--json FILE]
 
-A real Ray on this machine: a head that does no work and two nodes of one CPU each.
+A real Ray on this machine: a head that runs no tasks and two nodes of one CPU each.
 
-*shards*: small files, one a shard, built into a folder by the local executor and by Ray's tasks. *workers*: a function
-that only computes, over rows that are cut into units, with one worker and with two. Both engines do both. *nodes*: one
-tokenise over a Ray of one, two and three nodes, beside as many local workers; a node packs. Times for
-each shard or unit are taken between the first ones that are done and the last, because a whole run also holds what
-starting takes (importing Ray, connecting, looking at every node). The overhead is the difference with one shard at a
-time: with several, what Ray adds to one hides behind the others, and the disk may decide the pace of both engines.
+*shards*: small files, one per shard, built into a folder by the local executor and by Ray's tasks. *workers*: a
+function that only computes, over rows that are cut into units, with one worker and with two. Both engines run both.
+*nodes*: one tokenize job on Ray with one, two and three nodes, compared with as many local workers; one node packs.
+The time per shard or unit is measured between the first finished ones and the last, because a whole run also contains
+the start (importing Ray, connecting, inspecting every node). The overhead is the difference with one shard at a time:
+with several, the overhead of one overlaps with the work on the others, and the disk may limit both engines.
 
-Contenders take turns; figures are medians. Not measured: a network between nodes, and more than the cores that are
-here: two workers and the driver share them.
+Contenders take turns; figures are medians. Not measured: a network between nodes, and more cores than this machine
+has: two workers and the driver share them.
 
 (This file cannot be called ray.py: it would be imported in place of Ray.)
 """
@@ -148,7 +148,7 @@ def workers_part(data: Path, engines: dict[str, Sequence[str]], arguments: argpa
 
 
 def nodes_part(data: Path, arguments: argparse.Namespace) -> Part:
-    """The Ray nodes have one CPU each, so that a node is a worker."""
+    """Measure Ray nodes of one CPU each, so that a node is a worker."""
     from tests.generators.tokenizers import made_tokenizers, prose
 
     rows, tokenizer = data / "texts.jsonl", made_tokenizers(data)["wordpiece"]
@@ -219,7 +219,7 @@ def mapped(data: Path, rows: Path, workers: int, options: Sequence[str]) -> floa
 
 
 def paced(cwd: Path, out: Path, arguments: Sequence[str], mark: str, skipped: int) -> float:
-    """Seconds for each shard or unit once all workers have started: after the first few, until the last."""
+    """Return the seconds per shard or unit after all workers have started: without the first few, until the last."""
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "brim", *arguments, "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=cwd, env=environment())

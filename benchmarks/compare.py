@@ -1,11 +1,11 @@
-"""Two versions of brim beside each other: the same jobs, in turn, and what each took.
+"""Compare two versions of brim: run the same jobs in turn and measure each.
 
     python benchmarks/compare.py OLD NEW [--rounds 5] [--only package,publish] [--json FILE]
 
-OLD and NEW are checkouts; their `src` is what is run, with this Python and what is installed in it. Each job is a whole
-process (`python -m brim …`) that makes its result from nothing: the two versions take turns, and the one that begins
-changes from round to round. Processor time is that of the process and all it has started; memory is the peak of the
-tree, sampled from outside. For a refactoring: not more than 5 % more processor time, not more memory.
+OLD and NEW are checkouts, whose `src` runs with this Python and its installed packages. Each job is a separate process
+(`python -m brim …`) that starts without earlier results. The versions take turns, and the first one changes from round
+to round. Processor time is that of the process and its descendants; memory is the peak of the process tree, sampled
+from outside. The goals for a refactoring: at most 5 % more processor time, and no more memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make(device="cpu"):
     return lambda given: np.ones((len(given["text"]), 384), np.float32)
 """
 STEPS = "def longer(row):\n    return {'length': len(row['text'])}\n"
-Job = Callable[[Path, Path], Sequence[str]]  # the arguments of Python, for a destination and a checkout
+Job = Callable[[Path, Path], Sequence[str]]  # Python's arguments, for a destination and a checkout
 
 
 def main() -> int:
@@ -109,7 +109,7 @@ def one_run(job: Job, folder: Path, checkout: Path, extra: dict[str, str]) -> tu
 
 @contextmanager
 def jobs_in(folder: Path, wanted: Sequence[str]) -> Iterator[dict[str, tuple[Job, dict[str, str]]]]:
-    """The jobs, with their data made; a job is the vocabulary of Python for a destination."""
+    """Create the data and yield the jobs. A job returns the arguments of Python for a destination."""
     code = folder / "code"
     code.mkdir()
     (code / "steps.py").write_text(STEPS)
@@ -136,7 +136,7 @@ def jobs_in(folder: Path, wanted: Sequence[str]) -> Iterator[dict[str, tuple[Job
         "map": (
             lambda out, _: [*brim, "map", str(folder / "rows.parquet"), str(out), "--fn", "steps:longer", *limit], {}
         ),
-        # Words are a kind of tokenizer that no fast encoder takes: both versions encode alike.
+        # No fast encoder takes a tokenizer of whole words, so both versions use the same encoder.
         "tokenize": (
             lambda out, _: [
                 *brim, "tokenize", rows, str(out), "--tokenizer", str(folder / "tokenizer.json"), "--pack", "512",
@@ -171,7 +171,7 @@ def tokenizer(path: Path, texts: list[str]) -> None:
 
 @contextmanager
 def local_hub(folder: Path) -> Iterator[dict[str, str]]:
-    """A Hub that hashes what it is sent and stores nothing."""
+    """Start a Hub that hashes uploads and stores nothing."""
     command = [sys.executable, str(HERE / "hub_server.py"), str(folder / "hub")]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdin is not None

@@ -1,7 +1,7 @@
-"""The chart of README.md: memory over time of a pyarrow script and of brim, measured from outside and drawn as SVG.
+"""Draw the chart of README.md: memory over time of a pyarrow script and of brim, measured from outside, as SVG.
 
     python benchmarks/curves.py            measures, writes benchmarks/results/memory-curves.json, draws
-    python benchmarks/curves.py --draw     draws what was measured
+    python benchmarks/curves.py --draw     draws the stored measurements
     python benchmarks/curves.py --demo     runs examples/demo.py and records its terminal as SVG
 
 The pyarrow script reads all files into a table and writes it; brim builds the same files with a limit of 300 MB.
@@ -132,8 +132,8 @@ def recorded() -> None:
         style = "red" if "killed" in line and line.startswith("   k") else style
         console.print(Text(line, style=style))
     drawn = console.export_svg(title="make demo")
-    drawn = re.sub(r' textLength="[\d.]+"', "", drawn)  # stretches lines whose font differs in width
-    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.S)  # would be fetched from elsewhere
+    drawn = re.sub(r' textLength="[\d.]+"', "", drawn)  # stretches lines whose font has another width
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.S)  # would be fetched from a server
     IMAGES.mkdir(exist_ok=True)
     (IMAGES / "demo.svg").write_text(drawn)
 

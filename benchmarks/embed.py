@@ -1,16 +1,16 @@
-"""What writing embeddings costs: brim.TensorWriter beside a plain file, and beside a list that is joined.
+"""Compare ways to write embeddings: brim.TensorWriter, a plain file, and a list that is concatenated.
 
     python benchmarks/embed.py [--parts writer,model] [--sizes 0.3,3] [--repeats 5] [--texts 20000] [--data DIR]
 
-Part *writer* is told here; part *model* (`brim embed` beside SentenceTransformer.encode) in embed_model.py.
+Part *writer* is described below; part *model* (`brim embed` and SentenceTransformer.encode) in embed_model.py.
 
-The vectors of two tensors (768 and 1024 float32) come in batches of 512 rows, the same in every contender. *plain
+The vectors of two tensors (768 and 1024 float32) come in batches of 512 rows, the same for every contender. *plain
 file* writes the same bytes one after another and syncs where brim makes a checkpoint; it has no header, no
-checksums and nothing to go on from, and it waits for each sync, while brim writes the next rows. *append and join*
-is the usual loop: a list of batches, np.concatenate, save_file. Contenders take turns. Times are medians of what
-the child itself counts from before its first batch to the file on disk, so starting Python and importing are left
-out; `against plain` is the median of the ratios within a round. Memory is the largest of the runs, as peak.py has
-it, beyond an interpreter that has only imported NumPy and made the batches.
+checksums and cannot resume, and it waits for each sync, while brim writes the next rows. *append and join*
+is the usual loop: a list of batches, np.concatenate, save_file. Contenders take turns. Times are medians, measured in
+the child from before its first batch to the file on disk, without starting Python and importing;
+`against plain` is the median of the ratios within a round. Memory is the largest of the runs, measured by peak.py,
+minus that of an interpreter that has only imported NumPy and made the batches.
 
 Not measured: other formats, network file systems.
 """
@@ -52,7 +52,7 @@ DIMS = {"text": 768, "vision": 1024}
 BATCH_ROWS = 512
 ROW_BYTES = 4 * sum(DIMS.values())
 CHECKPOINT_ROWS = 256 * MB // ROW_BYTES
-KINDS_OF_BATCHES = 4  # enough that no two neighbours are equal, few enough to stay small
+KINDS_OF_BATCHES = 4  # enough that no two neighbors are equal, few enough to stay small
 CONTENDERS = {
     "numpy alone": "nothing",
     "plain file": "plain",
@@ -151,7 +151,7 @@ def writer_part(folder: Path, sizes: list[float], repeats: int) -> Part:
 
 
 def take_turns(folder: Path, rows: int, repeats: int) -> dict[str, Runs]:
-    """Every contender once a round, into a file that is not there, on a synced disk."""
+    """Run every contender once per round, to a file that does not exist yet, on a synced disk."""
     results = {name: Runs() for name in CONTENDERS}
     for number in range(repeats):
         for name, kind in CONTENDERS.items():
@@ -174,7 +174,7 @@ def take_turns(folder: Path, rows: int, repeats: int) -> dict[str, Runs]:
 
 
 def check_size(path: Path, rows: int) -> None:
-    """A contender that wrote less would be fast."""
+    """Check the size of the result, because a contender that writes less would be faster."""
     if not 0 <= path.stat().st_size - rows * ROW_BYTES < 1000:
         raise SystemExit(f"{path} has {path.stat().st_size} bytes for {rows} rows")
 
@@ -233,7 +233,7 @@ def growing(path: str, rows: int, remaining: list[dict[str, Any]]) -> None:
 
 
 def join(path: str, rows: int, remaining: list[dict[str, Any]]) -> None:
-    """A model makes new vectors for every batch, so the list holds copies."""
+    """Collect copies in a list, because a model makes new vectors for every batch."""
     from safetensors.numpy import save_file
 
     segments: dict[str, list[Any]] = {name: [] for name in DIMS}

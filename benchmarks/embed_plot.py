@@ -1,9 +1,9 @@
-"""Memory against rows, measured for both ways of saving embeddings, as an SVG.
+"""Plot memory against rows for both ways of saving embeddings, as an SVG.
 
     python benchmarks/embed_plot.py docs/images/embed-memory.svg [--rows 20000,40000,80000,120000] [--data DIR]
 
-The two ways are those of embed.py: a list that is joined at the end, and brim.TensorWriter. Vectors are 768 + 1024
-float32 a row and come from no model, whose own memory would be the same for both and is left out.
+The two ways are those of embed.py: a list that is concatenated at the end, and brim.TensorWriter. Vectors are
+768 + 1024 float32 per row and come from no model, whose memory would be the same for both.
 """
 
 from __future__ import annotations

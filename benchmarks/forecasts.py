@@ -1,10 +1,11 @@
-"""Forecasts against what then happens: ten jobs, each forecast first and then run and measured.
+"""Compare forecasts with measurements: ten jobs, each predicted first and then run.
 
     python benchmarks/forecasts.py [--only NAME,…] [--json FILE]
 
-A job is a process of its own under `brim run --json`, whose peak (unreclaimable memory, marks of the kernel included)
-is what the forecast was about. What the process holds beside the job (interpreter, NumPy) is measured once and is the
---base of shapes that take one. A case is good if the peak lies within the range; a number may be 5 % off.
+Each job is a separate process under `brim run --json`, whose peak (unreclaimable memory, including the kernel's peak
+counters) is compared with the forecast. The memory of the process without the job (interpreter, NumPy) is measured
+once and is the --base of forecasts that accept one. A case is good if the peak lies within the range; a single number
+may be 5 % off.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from tables import MB, Goal, Part, machine, print_goals, print_machine, print_part, progress, write_json
 
-_EXACT = 0.05  # of a forecast that is a number and not a range
+_EXACT = 0.05  # for a forecast that is a number and not a range
 BASE = "import numpy as np\n"
 CONCAT = """
 import numpy as np, sys
@@ -81,7 +82,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A forecast and the fact, in bytes."""
+    """A forecast and the measured peak, in bytes."""
 
     low: int
     high: int
@@ -105,7 +106,7 @@ def forecast(*arguments: str) -> tuple[int, int]:
 
 
 def run(code: str, *arguments: str, options: tuple[str, ...] = ()) -> int:
-    """The peak of a process."""
+    """Run a process and return its peak."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "job.py"
         script.write_text(code)
@@ -143,7 +144,7 @@ def concat(rows: int, dims: str, copies: int, kind: str) -> tuple[tuple[int, int
 
 
 def running(adds: bool) -> tuple[tuple[int, int], int]:
-    """A process that has its pieces already, and joins them when it is told to."""
+    """Measure a process that already has its parts and concatenates them on a signal."""
     rows, dims = 204_800, 256
     with tempfile.TemporaryDirectory() as folder:
         script, log = Path(folder) / "job.py", Path(folder) / "l.jsonl"
@@ -186,7 +187,7 @@ def sampled(code: str, parts: tuple[str, ...]) -> tuple[tuple[int, int], int]:
 
 
 def embedded(files: int, size: int, shards: int) -> tuple[tuple[int, int], int]:
-    """The usual loop: a shard's files into a table, the table into Parquet. The files only look like images."""
+    """Measure the usual loop: a shard's files into a table, the table into Parquet. The files only resemble images."""
     with tempfile.TemporaryDirectory() as folder:
         for number in range(files):
             (Path(folder) / f"{number:04d}.png").write_bytes(os.urandom(size))

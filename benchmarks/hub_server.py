@@ -1,9 +1,9 @@
-"""A local Hub in a process of its own, for publish.py: prints its address, ends when stdin does.
+"""Run a local Hub in a separate process for publish.py; it prints its address and exits when stdin closes.
 
     python benchmarks/hub_server.py FOLDER [--xet] [--keep] [--tail BYTES] [--user NAME=TOKEN]
 
-Without --keep it hashes what it gets and stores nothing (or the last BYTES of each object), so that a disk does not
-decide what is measured. For each line on stdin it prints what it has seen, as JSON.
+Without --keep it hashes uploads and stores nothing (or the last BYTES of each object), so that a disk does not
+limit the measured speed. For each line on stdin it prints its counters as JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.hub import TestHub
 from tests.hub.server import TOKENS
 
-# The real Hub sends larger objects in parts; one part or many makes no difference that was measured here.
+# The real Hub receives larger objects in parts; the number of parts made no measurable difference.
 MULTIPART_BYTES = 5 << 30
 
 

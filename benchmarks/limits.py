@@ -1,7 +1,7 @@
-"""Does the line hold? 40 jobs whose function takes 1 to 200 times its batch, under limits from 300 MB to 1 GB.
+"""Check that 40 jobs stay within the memory limit: functions that take 1 to 200 times their batch, at 300 MB to 1 GB.
 
-Each is a `brim map` of its own, measured from outside every 5 ms. It must end right, or with exit code 4 and the rows
-that do not fit by name; and its processes together must not hold more than the limit.
+Each is a separate `brim map`, measured from outside every 5 ms. It must succeed, or exit with code 4 and name the rows
+that do not fit; and its processes together must not use more memory than the limit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def jobs(seed: int = 0) -> list[Job]:
 
 
 def write_source(job: Job, path: Path) -> None:
-    """Rows whose function takes `factor` times the batch in every third batch, and little in the others."""
+    """Write rows whose function takes `factor` times the batch in every third batch, and little in the others."""
     with open(path, "w") as file:
         for number in range(ROWS):
             hungry = number // BATCH_ROWS % 3 == 1
@@ -70,7 +70,7 @@ def run(job: Job, folder: Path) -> tuple[Measured, str]:
 
 
 def judge(job: Job, measured: Measured, out: Path) -> str:
-    """What came of it; WRONG if it is neither of the two ways to end."""
+    """Return the kind of result; WRONG if it is neither of the two expected ones."""
     if measured.exit_code == 4 and "row" in measured.output:
         return "does not fit"
     if measured.exit_code != 0:

@@ -1,9 +1,9 @@
-"""brim.Loader beside other readers of training data, on the same rows, each in its own format.
+"""Compare brim.Loader with other readers of training data, on the same rows, each in its own format.
 
-Rows of tokens (4 kB), images (100 kB) and scans (10 MB), shuffled, from a local folder and from a local S3 server whose
-answers arrive 20 ms later. Tools take turns, each in a process of its own: rows per second, MB per second, the time
+Rows of tokens (4 kB), images (100 kB) and scans (10 MB), shuffled, from a local folder and from a local S3 server with
+a latency of 20 ms. Tools take turns, each in a separate process: rows per second, MB per second, the time
 from opening to the first batch, and the peak memory of the process. Not measured: a real network, decoding, workers.
-The peers that cannot be imported are skipped by name.
+Peers that cannot be imported are skipped by name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tables import Part, at_least, at_most, machine, print_goals, print_machine,
 from tests.s3 import S3Server
 
 LATENCY_S = 0.02
-# Rows, bytes of a row, rows of a file, rows of a row group, rows of a batch.
+# Rows, bytes per row, rows per file, rows per row group, rows per batch.
 KINDS = {
     "tokens": (40_000, 4096, 2000, 500, 64),
     "images": (2000, 100_000, 100, 50, 16),
@@ -51,7 +51,7 @@ MODULES = {
     "mosaic": "streaming",
     "webdataset": "webdataset",
 }
-PEERS = {"datasets", "litdata", "webdataset"}  # whose module has the name of their package
+PEERS = {"datasets", "litdata", "webdataset"}  # module and package have the same name
 REMOTE = ("brim", "datasets-stream", "webdataset")
 
 
@@ -128,7 +128,7 @@ FORMATS: dict[str, tuple[str, Callable[[str, Path], None]]] = {
 def batches_of(tool: str, kind: str, source: str, names: list[str], scratch: str) -> Iterator[int]:
     """Yield the rows of each batch that a tool reads, shuffled as its documentation advises."""
     batch = KINDS[kind][-1]
-    window = max(64_000_000 // KINDS[kind][1] // 4, batch)  # rows of 16 MB: the same buffer for all that have one
+    window = max(64_000_000 // KINDS[kind][1] // 4, batch)  # rows of 16 MB, which share one buffer
     if tool == "brim":
         import brim
 
@@ -172,10 +172,10 @@ def _grouped(rows: Any, batch: int) -> Iterator[int]:
 
 
 def read_once(tool: str, kind: str, source: str, scratch: str, names: list[str]) -> None:
-    """Read an epoch in this process and print what it took."""
+    """Read an epoch in this process and print the measurements."""
     module = importlib.import_module(MODULES[tool])
     if tool == "brim":
-        assert module.Loader  # which brim imports when it is first used
+        assert module.Loader  # modules that brim imports on first use
     start, cpu_before = time.perf_counter(), time.process_time()
     first, rows = 0.0, 0
     for count in batches_of(tool, kind, source, names, scratch):
@@ -183,13 +183,13 @@ def read_once(tool: str, kind: str, source: str, scratch: str, names: list[str])
         rows += count
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_before
     assert rows == KINDS[kind][0], f"{tool} read {rows} rows"
-    status = Path("/proc/self/status").read_text()  # not ru_maxrss, which a process inherits
+    status = Path("/proc/self/status").read_text()  # not ru_maxrss, which a process inherits from its parent
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
     print(json.dumps({"rows_s": rows / seconds, "cpu_seconds": cpu, "first_s": first, "peak_mb": peak}))
 
 
 async def relay(port: int, target: tuple[str, int]) -> None:
-    """Pass connections on; what a client sends arrives LATENCY_S later."""
+    """Forward connections with a delay of LATENCY_S for data from the client."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
         try:
@@ -254,7 +254,7 @@ def _free_port() -> int:
 def run_kind(
     kind: str, tools: list[str], work: Path, s3: S3Server, endpoint: str, rounds: int, results: dict[str, Any]
 ) -> None:
-    """Write the rows in each format, and let the tools read them in turns."""
+    """Write the rows in each format, and run the readers in turns."""
     able = []
     for tool in tools:
         name, write = FORMATS[tool]
@@ -294,7 +294,7 @@ def run_kind(
 
 
 def parts_of(results: dict[str, list[dict[str, float]]]) -> dict[str, Part]:
-    """Return tables of medians, one for each kind of rows and where they are, with the goals."""
+    """Return tables of medians, one for each kind of rows and location, with the goals."""
     parts: dict[str, Part] = {}
     header = ("tool", "rows/s", "MB/s", "CPU s", "first batch s", "peak MB", "brim's speed to it")
     for place in dict.fromkeys(key.rpartition(" ")[0] for key in results):

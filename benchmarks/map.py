@@ -1,10 +1,10 @@
-"""A cheap Python function and an Arrow function over Parquet: brim.map beside Dataset.map and a bare pyarrow loop.
+"""Compare brim.map, Dataset.map and a plain pyarrow loop: a cheap Python function and an Arrow function over Parquet.
 
-All write every row with one more column as Arrow. The loop syncs it to disk, brim does so when the call has returned
-and waits for it when the process ends, `datasets` does not. Time and the peak of unreclaimable memory are of the whole
-process, imports included, medians of interleaved runs; the time of the call alone stands beside it, and the goal is
-about that. `Dataset.map` needs the Parquet as an Arrow cache first: making it is counted apart, and brim is run on that
-Dataset too. Peaks at 1 and 5 GB tell whether memory grows with the data.
+All write every row with one more column as Arrow. The loop syncs the file to disk; brim syncs in the background after
+the call returns, and waits for it when the process ends; `datasets` does not sync. Time and the peak of unreclaimable
+memory are those of the whole process, including imports, as medians of interleaved runs. The time of the call alone is
+a separate column, to which the goal refers. `Dataset.map` needs the Parquet as an Arrow cache first: this time is
+listed separately, and brim is run on that Dataset too. Peaks at 1 and 5 GB show whether memory grows with the data.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ SCRIPTS["datasets"] = SCRIPTS["datasets"].replace("NUM_PROC", "None")
 
 
 def write_source(path: Path, size: int) -> int:
-    """Texts of 200 to 3,000 letters in words, ids and numbers; as many rows as fill `size`."""
+    """Write texts of 200 to 3,000 letters in words, ids and numbers; as many rows as fill `size`."""
     random = np.random.default_rng(0)
     vocabulary = np.array(
         ["".join(chr(97 + c) for c in random.integers(0, 26, n)) for n in random.integers(2, 11, 4000)]
@@ -126,7 +126,7 @@ def main() -> None:
                 write_source(source, int(size * 1e9))
             model_options = None if cache.exists() else run("datasets", source, cache, "load")
             if not arguments.runs:
-                continue  # only made, for a measurement that is to be short
+                continue  # only create the data, so that a later measurement is short
             rows = pq.read_metadata(source).num_rows
             for kind in ("python", "arrow"):
                 results: dict[str, list[Measured]] = {name: [] for name in arguments.only}
@@ -172,7 +172,7 @@ def part_of(title: str, results: dict[str, list[Measured]]) -> Part:
 
 
 def call_s(measured: Measured) -> float:
-    """The call alone, without imports and loading, as the process has told it; 0 if it has not."""
+    """Return the seconds of the call without imports and loading, as printed by the process; 0 without such a line."""
     tokens = measured.output.split()
     return float(tokens[-1]) if tokens and tokens[-1].replace(".", "", 1).isdigit() else 0.0
 

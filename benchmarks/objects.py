@@ -1,11 +1,11 @@
-"""What buckets cost: brim beside plain obstore with the same bytes, on a real S3 server on this machine.
+"""Compare transfers with buckets by brim and by plain obstore: the same bytes on a real S3 server on this machine.
 
 Parts of 12 files of 300 MB each. *upload*: a folder to a bucket. *hub*: from a bucket to a local Hub. *copy*:
-from bucket to bucket. *small*: 30,000 files of 1.5 KB, to a bucket and from one, beside obstore's own concurrent put
-and get of them. The server is SeaweedFS (tests/s3), the Hub is tests/hub; both share the two cores with
-everybody, and their memory does not count. brim makes Parquet shards, hashes, proves and remembers; obstore moves
-bytes. "CPU s" is what the contender itself takes of the two cores, without the server.
-Contenders take turns, each with a bucket of its own that is removed afterwards. Not measured: a real network.
+from bucket to bucket. *small*: 30,000 files of 1.5 KB, to a bucket and from one, compared with obstore's concurrent
+put and get. The server is SeaweedFS (tests/s3), the Hub is tests/hub; both share the two cores with
+the contenders, and their memory does not count. brim makes Parquet shards, hashes, verifies and writes receipts;
+obstore only transfers bytes. "CPU s" is the processor time of the contender on the two cores, without the server.
+Contenders take turns, each with a separate bucket that is removed afterwards. Not measured: a real network.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ SMALL, SMALL_BYTES = 30_000, 1500
 TOTAL_MB = ROWS * ROW_BYTES / MB
 
 
-Goals = Callable[[float, float], "list[Goal]"]  # of the throughput against obstore, and of the peak in MB
+Goals = Callable[[float, float], "list[Goal]"]  # of the throughput relative to obstore, and of the peak in MB
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
     name: str
-    command: Callable[[str], list[str]]  # with the name of a bucket of its own
+    command: Callable[[str], list[str]]  # with the name of a separate bucket
 
 
 class Bench:
-    """The server, and what is needed to run something against it."""
+    """The server, and the data for the contenders."""
 
     def __init__(self, arguments: argparse.Namespace, server: S3Server) -> None:
         self.repeats, self.server = arguments.repeats, server
@@ -70,17 +70,17 @@ class Bench:
         return made(self.data / "speed", make_scans, ROWS * ROW_BYTES)
 
     def fill(self) -> None:
-        """The same files in a bucket."""
+        """Fill a bucket with the same files."""
         if not self._filled:
             self.server.create_bucket(SOURCE)
-            # In parts of 8 MiB, as `aws s3 cp` sends them: that is what lies in buckets.
+            # In parts of 8 MiB, as `aws s3 cp` uploads them, which is common for objects in buckets.
             command = [*PEER, "upload", str(self.folder), SOURCE, "in", str(8 << 20)]
             result = measure(command, env=os.environ | self.server.environment)
             assert not result.exit_code, result.output
             self._filled = True
 
     def small(self) -> Path:
-        """Many small files, here and in a bucket."""
+        """Create many small files, locally and in a bucket."""
         folder = made(self.data / "small", _make_small, SMALL * SMALL_BYTES)
         if not self._small:
             self.server.create_bucket(SMALL_SOURCE)
@@ -103,7 +103,7 @@ class Bench:
         if outcome.exit_code:
             raise SystemExit(f"{contender.name} ended with {outcome.exit_code}:\n{outcome.output[-2000:]}")
         self._empty(bucket)
-        self.server.request("DELETE", bucket)  # a bucket's volumes go with it
+        self.server.request("DELETE", bucket)  # also removes the bucket's volumes
         progress(
             f"{contender.name}: {outcome.seconds:.1f} s, {outcome.cpu_seconds:.1f} s of CPU, "
             f"{outcome.peak_bytes / MB:.0f} MB"
@@ -127,7 +127,7 @@ class Bench:
             obstore.delete(store, [match["path"] for match in page])
 
     def part(self, title: str, contenders: list[Contender], goals: Goals | None = None) -> Part:
-        """brim first, plain obstore second."""
+        """Measure brim first and plain obstore second."""
         runs: dict[str, list[Measured]] = {contender.name: [] for contender in contenders}
         for _ in range(self.repeats):
             for contender in contenders:

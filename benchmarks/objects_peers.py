@@ -1,4 +1,4 @@
-"""What plain obstore does with the same bytes, for objects.py: upload files, or copy objects through this machine.
+"""Transfer the same bytes with plain obstore, for objects.py: upload files, or copy objects through this machine.
 
     python benchmarks/objects_peers.py upload FOLDER BUCKET PREFIX [PART_BYTES]
     python benchmarks/objects_peers.py copy BUCKET/PREFIX BUCKET PREFIX
@@ -6,7 +6,7 @@
     python benchmarks/objects_peers.py get-small BUCKET/PREFIX FOLDER -
 
 Three at a time, on two cores, and with obstore's own part sizes and concurrency; small ones 64 at a time.
-Nothing is hashed, remembered or proved.
+It computes no hashes, writes no receipts and verifies nothing.
 """
 
 from __future__ import annotations
@@ -81,4 +81,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # obstore's threads sometimes abort a Python that ends
+    os._exit(0)  # obstore's threads sometimes abort Python at exit

@@ -1,11 +1,11 @@
-"""What packaging costs: brim beside a plain copy, beside `datasets`, and as data grows.
+"""Compare packaging by brim, a plain copy and `datasets`, also as the data grows.
 
-Four parts. *speed*: 12 files of 300 MB against `cp -r && sync` and against `datasets`. *growth*: memory as
-the dataset grows. *small*: how fast others read what brim wrote, beside a file of pyarrow's own. *million*:
+Four parts. *speed*: 12 files of 300 MB, compared with `cp -r && sync` and with `datasets`. *growth*: memory as
+the dataset grows. *small*: how fast other libraries read a file of brim, compared with a file of pyarrow. *million*:
 a million small files. Contenders take turns; times are medians and include the start of the interpreter,
-memory is the largest of the runs, as peak.py has it.
+memory is the largest of the runs, measured by peak.py.
 
-Sources are in the page cache unless a row says otherwise: the disk they come from is not compared. Not
+Sources are in the page cache unless a row says otherwise: the disk of the sources is not compared. Not
 measured: uploading, tar shards, decoding, network file systems.
 """
 
@@ -57,7 +57,7 @@ READS = 15
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A command, how often it runs, and what is done with the source before each run."""
+    """A command, its number of runs, and the preparation of the source before each run."""
 
     name: str
     command: list[str]
@@ -67,7 +67,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """All runs of one contender."""
+    """All runs of a contender."""
 
     seconds: list[float]
     peaks: list[int]
@@ -89,7 +89,7 @@ class Runs:
 
 
 def take_turns(contenders: Sequence[Contender], source: Path, output: Path) -> dict[str, Runs]:
-    """Each contender in turn, round after round, into an output that is not there, on a synced disk."""
+    """Run the contenders in turn, round after round, with a new output on a synced disk."""
     results = {contender.name: Runs([], []) for contender in contenders}
     for number in range(max(contender.repeats for contender in contenders)):
         for contender in contenders:
@@ -219,7 +219,7 @@ def small(arguments: argparse.Namespace) -> Part:
 
 
 def write_twin(source: Path, ours: Path, duplicate: Path) -> str:
-    """The same rows as in brim's file, from the sources, written by pyarrow; the name of their column."""
+    """Write the rows of brim's file from the sources with pyarrow; return the name of their column."""
     theirs = pq.ParquetFile(ours)
     groups = [theirs.metadata.row_group(i).num_rows for i in range(theirs.num_row_groups)]
     paths = sorted(source.iterdir())
@@ -237,10 +237,10 @@ def write_twin(source: Path, ours: Path, duplicate: Path) -> str:
 
 
 def best_reads(reader: str, column: str, *files: Path) -> list[float]:
-    """The shortest time that a fresh process took to read each file."""
+    """Return the shortest time in which a new process read each file."""
     for file in files:
-        # The way a file came into the page cache decides the size of its pieces there, which was worth up to
-        # 14 % between two copies of one file. So all come the same way, and again for every run.
+        # The way in which a file was loaded into the page cache decides the size of its folios, which changed times by
+        # up to 14 % between two copies of one file. So all are loaded in the same way, and again before every run.
         cool(file)
         warm(file)
     command = [sys.executable, str(HERE / "package_readers.py"), reader, column, *map(str, files)]
@@ -261,7 +261,7 @@ def million(arguments: argparse.Namespace) -> Part:
         Contender("brim plan", [*BRIM, "plan", str(source)], subset),
         Contender("brim plan, content not in the page cache", [*BRIM, "plan", str(source)], subset, cool),
     ]
-    # One run each: minutes long, and with no goal of their own.
+    # One run each, because they take minutes and have no separate goal.
     tar = ["sh", "-c", 'mkdir "$1" && tar -cf "$1/all.tar" -C "$0" . && sync', str(source), str(output)]
     packs = [
         Contender("tar && sync", tar, 1),

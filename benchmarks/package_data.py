@@ -1,4 +1,4 @@
-"""The data of package.py: made once, kept below --data, and brought into or out of the page cache."""
+"""Create the data of package.py once, keep it below --data, and load it into the page cache or evict it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDERS, FOLDER_FILES, TINY_BYTES = 100, 10_000, 500
 
 
 def made(folder: Path, make: Callable[[Path], None], need_bytes: int) -> Path:
-    """The folder, made now if it is missing; an interrupted making does not count."""
+    """Return the folder, and create it if it is missing or incomplete."""
     if not folder.exists():
         free = shutil.disk_usage(folder.parent).free
         if free < need_bytes:
@@ -70,7 +70,7 @@ def _make_tiny(folder: Path) -> None:
 
 
 def warm(source: Path) -> None:
-    """Read everything, so that every contender finds it in the page cache."""
+    """Read all files, so that every contender finds them in the page cache."""
     buffer = bytearray(MB)
     for descriptor in _opened(source):
         while os.readv(descriptor, [buffer]):
@@ -78,14 +78,14 @@ def warm(source: Path) -> None:
 
 
 def cool(source: Path) -> None:
-    """Put the content of the files out of the page cache; names and inodes stay, and need no root to do so."""
+    """Evict the content of the files from the page cache, which needs no root; names and inodes stay cached."""
     os.sync()
     for descriptor in _opened(source):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _opened(source: Path) -> Iterator[int]:
-    """Every file below a folder, or the file itself, open in turn."""
+    """Yield every file below a folder, or the file itself, opened."""
     if source.is_file():
         paths = iter([str(source)])
     else:

@@ -1,7 +1,7 @@
-"""Worker of package.py: package a folder of NIfTI files with `datasets`, a shard at a time.
+"""Worker of package.py: package a folder of NIfTI files with `datasets`, shard by shard.
 
 `embed` does to every shard what `Dataset.push_to_hub` of datasets 5.2 does before it uploads it. `loop` is
-the loop that people copy from each other: through pandas, embed, write. Neither hashes nor syncs.
+the loop that many scripts use: through pandas, embed, write. Neither hashes nor syncs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Nifti, disable_progress_bars
 from datasets.table import embed_table_storage
 
-BATCH_ROWS = 1000  # the default of `map`; every shard here has one row
+BATCH_ROWS = 1000  # the default of `map`; every shard of this benchmark has one row
 
 
 def embed_like_push_to_hub(shard: Dataset, target: Path) -> None:

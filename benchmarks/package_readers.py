@@ -1,8 +1,8 @@
 """Worker of package.py: read Parquet files of one struct<bytes, path> column in turn, several times.
 
-The turns are taken within one process, so that what else the machine does falls on all files alike. Prints
-JSON for each file: the seconds of each read (imports, start and the check of the result not included), and
-the bytes and rows that were read, so that the caller can tell that the files hold the same.
+The turns are taken within one process, so that other load on the machine affects all files alike. Prints
+JSON for each file: the seconds of each read (without imports, start and the check of the result), and
+the bytes and rows that were read, so that the caller can compare the content of the files.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/page.py [--check]
 
-Every file there is what one benchmark wrote with --json: its tables, goals and machine (`tables.Part`), or curves.
-Nothing on the page or in the table is written by hand; --check changes nothing, and fails if they are not what the
-results say.
+Every file in that folder is the --json output of one benchmark: its tables, goals and machine (`tables.Part`), or
+curves. No part of the page or the table is written by hand; --check changes nothing, and fails if they differ from the
+results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ anonymous, shared and swapped memory of the whole process tree, sampled from out
 machine: compare the ratios within a table. Machine and versions are above each table. To run one yourself, use the
 command that is given there, or the `make bench-…` targets of the [Makefile](../../Makefile).
 """
-# Sections of the page: the result, its heading, and a sentence about it. Results that are not listed come at the end.
+# Sections of the page: the result, its heading, and a sentence about it. Unlisted results come at the end.
 SECTIONS = {
     "package": ("Package", "Files to Parquet shards in a folder."),
     "memory-curves": ("Memory over time", "The picture of the home page: ten files of 50 MB."),
@@ -51,12 +51,12 @@ SECTIONS = {
         "Of version 0.1; written by hand from the output of the benchmarks.",
     ),
 }
-COMMANDS = {"budget": "selecting.py --only budget"}  # of results that are not named after their script
-INTERNAL = ("compare",)  # versions of brim against each other: for its developers
+COMMANDS = {"budget": "selecting.py --only budget"}  # of results whose name differs from their script
+INTERNAL = ("compare",)  # comparisons of brim versions, for developers
 
 
 def parts_of(actual: Any) -> list[dict[str, Any]]:
-    """The parts of a result, whether it lists them, names them, or is one."""
+    """Return the parts of a result, which may be a list, a mapping by name, or a single part."""
     if isinstance(actual, dict) and "header" in actual and "rows" in actual:
         return [actual]
     inside = actual.values() if isinstance(actual, dict) else actual if isinstance(actual, list) else []
@@ -97,9 +97,9 @@ def machine(name: str, actual: Any) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What was measured of one tool: the median of its times, and the largest of its peaks.
+    """The measurements of one tool: the median of its times, and the largest of its peaks.
 
-    It is looked for in every result whose name begins with `file`: a benchmark may be run in pieces.
+    They are looked up in every result whose name begins with `file`, because a benchmark may be run in several parts.
     """
 
     file: str
@@ -107,7 +107,7 @@ class Figure:
     run: str
 
     def runs(self, results: dict[str, Any]) -> list[dict[str, float]]:
-        """None if it was not measured."""
+        """Return the runs, or None without a measurement."""
         for name, match in results.items():
             if name.startswith(self.file) and "parts" in match and isinstance(match["parts"], dict):
                 runs = match["parts"].get(self.part, {}).get("runs", {}).get(self.run)
@@ -116,7 +116,7 @@ class Figure:
         return []
 
     def cells(self, results: dict[str, Any]) -> str:
-        """The median time and the largest peak, as two cells of a table."""
+        """Return the median time and the largest peak, as two cells of a table."""
         runs = self.runs(results)
         seconds, peak = statistics.median(run["seconds"] for run in runs), max(run["peak_bytes"] for run in runs)
         return f"{seconds:,.1f} s | {peak / 1e6:,.0f} MB"

@@ -1,10 +1,10 @@
-"""A saved plan done in 1,000 parts: what finishing it takes, beside the same in 100, for a build and for a map.
+"""Measure finishing a saved plan that ran in 1,000 parts, compared with 100 parts, for a build and for a map.
 
     python benchmarks/parts.py [--parts 1000] [--data DIR] [--json FILE]
 
-Every part of the build is done, one after the other in this process, as so many machines would. The units of the map
-are computed by one part, and their files and receipts are then laid where 1,000 parts would have left them: a thousand
-workers would only be started. What is measured is `brim … --finish`, a process of its own.
+All parts of the build run sequentially in this process, as on separate machines. The units of the map are computed by
+one part, and their files and receipts are then placed as 1,000 parts would have left them, because 1,000 workers would
+only add start-up time. The measured command is `brim … --finish`, in a separate process.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _run(folder: Path, *arguments: str) -> None:
 
 
 def _spread(root: Path, count: int) -> None:
-    """What one part has computed, as `count` parts would have left it."""
+    """Distribute the results of one part over the folders of `count` parts."""
     first = root / PartOf(1, 1).folder
     before = PartReceipts(root.with_name(root.name.removesuffix(".parts"))).ledger(PartOf(1, 1))
     assert before.job is not None

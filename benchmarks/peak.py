@@ -1,7 +1,7 @@
 """Run a command and measure, from outside, its time and the peak of its unreclaimable memory.
 
 Counted: RssAnon + RssShmem + VmSwap of the command and of all its descendants, summed every 10 ms. Not
-counted: file-backed pages and the page cache, which the kernel takes back. The sum is an upper bound where
+counted: file-backed pages and the page cache, which the kernel can reclaim. The sum is an upper bound if
 processes share pages after a fork; a spike shorter than the sampling period, and a descendant whose parent
 has ended, can be missed.
 
@@ -30,25 +30,25 @@ _COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a command took. `output` is its stdout and stderr; `curve` is (seconds, bytes) or empty."""
+    """The measurements of a command. `output` is its stdout and stderr; `curve` is (seconds, bytes) or empty."""
 
     seconds: float
     exit_code: int
     peak_bytes: int
     output: str
     curve: tuple[tuple[float, int], ...] = ()
-    cpu_seconds: float = 0.0  # of it and those of its children that it waited for
+    cpu_seconds: float = 0.0  # of the process and of those children that it waited for
 
 
 def as_installed(env: Mapping[str, str]) -> dict[str, str]:
-    """A checkout starts like what is installed: Python may keep the bytecode of its modules."""
+    """Let Python keep the bytecode of a checkout's modules, so that it starts like an installed package."""
     return {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def measure(
     command: Sequence[str], *, env: Mapping[str, str] | None = None, period_s: float = PERIOD_S, curve: bool = False
 ) -> Measured:
-    """Run the command to its end."""
+    """Run the command to its end and return the measurements."""
     env = as_installed(env or os.environ)
     peak, cpu_before = 0, _children_cpu()
     points: list[tuple[float, int]] = []
@@ -68,7 +68,7 @@ def measure(
                     break
             seconds = time.monotonic() - started_at
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # its children too
+            os.killpg(process.pid, signal.SIGKILL)  # including its children
             raise
         finally:
             ended.close()
@@ -84,12 +84,12 @@ def _children_cpu() -> float:
 
 
 def tree_bytes(pid: int) -> int:
-    """Unreclaimable memory of a process and its descendants now; 0 if it has ended."""
+    """Return the unreclaimable memory of a process and its descendants; 0 if it has ended."""
     return sum(_process_bytes(each) for each in _tree(pid))
 
 
 class _EndOf:
-    """Waits for the end of a process without reaping it, so that its time is not rounded to a sample."""
+    """Wait for the end of a process without reaping it, so that its time is not rounded to a sample."""
 
     def __init__(self, pid: int) -> None:
         self._descriptor = os.pidfd_open(pid)
@@ -105,13 +105,13 @@ class _EndOf:
 
 def _tree(pid: int) -> list[int]:
     actual = [pid]
-    for each in actual:  # grows while it is walked
+    for each in actual:  # may grow during the iteration
         actual += _children(each)
     return actual
 
 
 def _children(pid: int) -> list[int]:
-    """Every thread has its own list of the children it started."""
+    """Return the children of all threads, because each thread has a separate list."""
     children: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -128,7 +128,7 @@ def _process_bytes(pid: int) -> int:
 
 
 def _read(path: str) -> str:
-    """The text of a file below /proc, empty if its process has just ended."""
+    """Return the text of a file below /proc, empty if its process has just ended."""
     try:
         with open(path, errors="replace") as file:
             return file.read()

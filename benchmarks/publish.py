@@ -1,13 +1,13 @@
-"""What publishing costs: brim beside `push_to_hub` and the usual loop, and a dataset of 273 GB.
+"""Compare publishing by brim, `push_to_hub` and the usual loop, and publish a dataset of 273 GB.
 
-Three parts. *speed*: 12 files of 300 MB to a local Hub, by LFS, against what `datasets` does. *ways*: the same by Xet,
-with little and with more memory, to a storage bucket of the Hub, and an update of one file, beside `hf upload` of
-shards that are on disk already. *whole*: 902 sessions, 273 GB of sparse files, in one go, with the memory curve; then
+Three parts. *speed*: 12 files of 300 MB to a local Hub, by LFS, compared with `datasets`. *ways*: the same by Xet,
+with little and with more memory, to a storage bucket of the Hub, and an update of one file, compared with `hf upload`
+of existing shards. *whole*: 902 sessions, 273 GB of sparse files, in a single run, with the memory curve; then
 four sessions more, appended.
 
-The Hub is tests/hub in a process of its own on the same machine: it hashes what it gets and stores nothing.
-Its time counts for everybody alike, and both cores are shared with it. Contenders take turns; memory is
-that of the publishing process tree, as peak.py has it, without the server. Not measured: a real network.
+The Hub is tests/hub in a separate process on the same machine: it hashes uploads and stores nothing.
+Its time counts for all contenders alike, and both cores are shared with it. Contenders take turns; memory is
+that of the publishing process tree, measured by peak.py, without the server. Not measured: a real network.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BRIM = [sys.executable, "-m", "brim"]
 PACKAGES = ("brim", "pyarrow", "datasets", "huggingface_hub", "hf-xet")
 REPO = "ada/scans"
 SESSIONS, APPENDED, TENTHS = 902, 4, 10
-CACHE = "cache"  # of the Hub's libraries: not temporary, and not brim's
+CACHE = "cache"  # of the Hub's libraries: neither temporary files nor brim's
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class Contender:
 @dataclass(slots=True)
 class Run:
     measured: Measured
-    disk_bytes: int  # the most that lay under its temporary and state folders
+    disk_bytes: int  # the largest size of its temporary and state folders
     disk_files: tuple[str, ...]
-    seen: dict[str, int]  # by the Hub, of this run
+    seen: dict[str, int]  # by the Hub, in this run
 
 
 class LocalHub:
-    """A Hub in a process of its own."""
+    """A Hub in a separate process."""
 
     def __init__(self, server: subprocess.Popen[str]) -> None:
         assert server.stdin is not None
@@ -67,7 +67,7 @@ class LocalHub:
         self.endpoint = self._out.readline().strip()
 
     def seen(self) -> dict[str, int]:
-        """What it has got, sent and answered so far."""
+        """Return the Hub's counters of received and sent bytes and of requests."""
         self._in.write("\n")
         self._in.flush()
         return dict(json.loads(self._out.readline()))
@@ -75,7 +75,7 @@ class LocalHub:
 
 @contextlib.contextmanager
 def local_hub(xet: bool, tail_bytes: int = 0) -> Iterator[LocalHub]:
-    """A fresh Hub."""
+    """Start a new Hub."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "hub_server.py"), folder, "--tail", str(tail_bytes)]
         command += ["--xet"] if xet else []
@@ -97,7 +97,7 @@ def environment(endpoint: str, home: Path, xet: bool) -> dict[str, str]:
 
 
 class DiskUse:
-    """The most that lies under a folder while something runs."""
+    """The largest size of a folder while a command runs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._stop = folder, threading.Event()
@@ -119,7 +119,7 @@ class DiskUse:
         self.most = max(self.most, total)
 
     def _files(self) -> Iterator[Path]:
-        """What lies there now; folders go meanwhile."""
+        """Yield the present files; folders may be removed during the iteration."""
         for folder, _, names in os.walk(self._folder):
             yield from (Path(folder, name) for name in names)
 
@@ -134,7 +134,7 @@ class DiskUse:
 
 
 def publish(command: Sequence[str], xet: bool) -> Run:
-    """Run a command against a fresh Hub."""
+    """Run a command with a new Hub."""
     with local_hub(xet) as hub:
         return publish_to(hub, command, xet)
 
@@ -148,7 +148,7 @@ def publish_to(
     period_s: float = 0.01,
     cache: Path | None = None,
 ) -> Run:
-    """Run a command against a Hub with fresh folders of its own; `cache` is that of another run."""
+    """Run a command with a Hub and new folders; `cache` is that of another run."""
     before = hub.seen()
     with tempfile.TemporaryDirectory() as folder:
         env: Mapping[str, str] = environment(hub.endpoint, Path(folder), xet)
@@ -208,10 +208,10 @@ def _speed_part(runs: dict[str, list[Run]]) -> Part:
                 f"{disk / 1000:.0f} kB ({', '.join(of[-1].disk_files[:3])})",
             )
         )
-    # The finished ledger is written under a temporary name of its own and renamed.
+    # The finished ledger is written under a temporary name and renamed.
     ledger = {"ledger.jsonl", ".ledger.jsonl.tmp"}
     names = {file for run in runs[lfs] for file in run.disk_files}
-    ledger_only = all(name in ledger or name.endswith(".json") for name in names)  # who listens to a stop file
+    ledger_only = all(name in ledger or name.endswith(".json") for name in names)  # .json: processes with a stop file
     part.goals = [
         at_least("brim by LFS faster than push_to_hub", median[push] / median[lfs], 4, "×"),
         at_least("brim by LFS faster than the usual loop", median[loop] / median[lfs], 4, "×"),
@@ -222,7 +222,7 @@ def _speed_part(runs: dict[str, list[Run]]) -> Part:
 
 
 def ways(arguments: argparse.Namespace) -> Part:
-    """Xet, a bucket of the Hub, and an update, beside `hf upload` of the same shards."""
+    """Measure Xet, a bucket of the Hub, and an update, compared with `hf upload` of the same shards."""
     source = made(arguments.data / "speed", make_scans, ROWS * ROW_BYTES)
     shards = ["--num-shards", str(ROWS)]
     packed = arguments.data / "packed"
@@ -257,7 +257,7 @@ def ways(arguments: argparse.Namespace) -> Part:
 
 
 def _updated(data: Path, source: Path, via: str) -> Run:
-    """One shard of all has another end: what LFS and Xet send of it."""
+    """Change the end of one shard, and measure how much of it LFS and Xet upload."""
     changed = data / "changed"
     remove(changed)
     changed.mkdir()
@@ -265,7 +265,7 @@ def _updated(data: Path, source: Path, via: str) -> Run:
         os.link(path, changed / path.name)
     command = [*BRIM, "build", str(changed), f"hf://datasets/{REPO}", "--num-shards", str(ROWS), "--via", via]
     with local_hub(xet=True) as hub, tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder)  # where Xet remembers what this machine has sent
+        cache = Path(folder)  # the cache in which Xet records the uploads of this machine
         publish_to(hub, [*command, "--quiet"], xet=True, cache=cache)
         last = max(changed.iterdir())
         remaining = last.read_bytes()
@@ -382,7 +382,7 @@ PARTS = {"speed": speed, "ways": ways, "whole": whole}
 
 
 def earlier(path: Path | None) -> dict[str, Part]:
-    """The parts that are in the file already: they take minutes each, so --only measures some of them anew."""
+    """Return the stored parts of the file, so that --only can repeat some of them; each takes minutes."""
     if path is None or not path.exists():
         return {}
     actual = json.loads(path.read_text())["parts"]

@@ -1,7 +1,7 @@
-"""Worker of publish.py: publish a folder of NIfTI files to the Hub as it is done without brim.
+"""Worker of publish.py: publish a folder of NIfTI files to the Hub without brim.
 
-`push_to_hub` is `Dataset.push_to_hub`. `loop` is the loop that people copy from each other when that takes
-too much memory: through pandas, embed, write to a buffer, `upload_file`, one commit a shard.
+`push_to_hub` is `Dataset.push_to_hub`. `loop` is the loop that many scripts use when that takes
+too much memory: through pandas, embed, write to a buffer, `upload_file`, one commit per shard.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How many bytes a second upload sends after 1 % of the rows were inserted: `make bench-reupload`.
+"""Measure the bytes that the next upload sends after 1 % of the rows were inserted: `make bench-reupload`.
 
     python benchmarks/reupload.py [--rows 30000] [--json FILE]
 
 `brim map`, `tokenize` and `embed` write Parquet of texts; 1 % more rows come at the start, or in the middle. The files
-are uploaded with huggingface_hub and hf_xet, a real client, to the Hub of tests/hub, which counts the bytes it gets.
-The client finds what it has sent before by its own cache, so both uploads come from one machine. *plain* are the same
-rows in the same row groups as pyarrow writes them without content-defined chunking: what brim wrote before.
-Not measured: deduplication against what other machines have sent.
+are uploaded with the real clients huggingface_hub and hf_xet to the Hub of tests/hub, which counts received bytes.
+The client finds its earlier uploads in its own cache, so both uploads come from one machine. *plain* are the same
+rows in the same row groups, written by pyarrow without content-defined chunking, like earlier versions of brim.
+Not measured: deduplication against uploads of other machines.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def write_sources(folder: Path, count: int) -> None:
 
 
 def run(folder: Path, command: str, source: str, options: list[str]) -> Path:
-    """The folder with the shards that brim writes."""
+    """Run the command and return the folder with its shards."""
     target = folder / f"{command}-{source}"
     out = target / "vectors.parquet" if command == "embed" else target
     target.mkdir()
@@ -151,7 +151,7 @@ def measure(part: Part, folder: Path, command: str, where: str) -> None:
 
 
 def sent_again(old: Path, new: Path) -> int:
-    """The bytes that the Hub gets when `new` is uploaded where `old` was."""
+    """Return the bytes that the Hub receives when `new` is uploaded after `old`."""
     with tempfile.TemporaryDirectory() as name, TestHub(Path(name) / "hub", xet=True) as hub:
         hub.create(REPO)
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}

@@ -1,22 +1,22 @@
-"""What a job of a million shards costs before and between its bytes: the plan, the saved plan, the ledger, resuming.
+"""Measure the overhead of a job of a million shards: the plan, the saved plan, the ledger, resuming.
 
     python benchmarks/scale.py [--shards 1000000] [--files 1] [--only hash,plan,saved,ledger,resume,finish]
 
 The source is a file table in memory, because planning needs names and sizes and no file: a million BIDS-like
-sessions of 5 GB each, which are 5 PB. One row is one shard. Shards at the destination are sparse files that have the
-size in their receipt and no content, as the folder destination asks for sizes alone.
+sessions of 5 GB each, which are 5 PB. One row is one shard. Shards at the destination are sparse files with the
+size in their receipt and no content, as a folder destination only checks sizes.
 
-- *hash*: SHA-256 of one core, which every byte goes through.
-- *plan*: cut, fingerprint, forecast and the facts that `brim plan` prints, on top of a process that holds the table.
+- *hash*: SHA-256 on one core, through which every byte passes.
+- *plan*: cut, fingerprint, forecast and the facts that `brim plan` prints, in addition to a process with the table.
 - *saved*: `brim plan --save` and reading it back (brim.plans.saved_plan).
 - *ledger*: 2,000 receipts as a build adds them, each with its fsync; then the ledger of the whole job as a build writes
-  it at its end. Dates of files in it are real; keys (measured for 2,000 shards) and hashes are stand-ins.
-- *resume*: a run that finds 1,000 of the shards missing, from reading the ledger to the list of what to do.
-- *finish*: the end of a run that misses nothing: card and ledger are written.
+  it at its end. Dates of files in it are real; keys (measured for 2,000 shards) and hashes are placeholders.
+- *resume*: a run with 1,000 missing shards, from reading the ledger to the list of shards to build.
+- *finish*: the end of a run without missing shards: card and ledger are written.
 
-Each step is a process of its own. Memory is its peak as peak.py samples it from outside, with all that the process
-needs (the table, the interpreter with pyarrow). Goals are on processor time, because other work on the machine changes
-it less. Data lies in a temporary folder, or in --data.
+Each step runs in a separate process. Memory is its peak, sampled from outside by peak.py, including the table and
+the interpreter with pyarrow. Goals refer to processor time, which depends less on other load on the machine.
+Data lies in a temporary folder, or in --data.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ SYNCED = 2_000
 HASHED_BYTES = 2 * GB
 SUFFIXES = ("anat/{}_T1w.nii.gz", "func/{}_task-rest_bold.nii.gz", "dwi/{}_dwi.nii.gz")
 BLOCK = 100_000
-SAVED_PLANS = "brim.plans.saved_plan"  # where plans become files
+SAVED_PLANS = "brim.plans.saved_plan"  # the module that converts plans to files
 STEPS: dict[str, Callable[[argparse.Namespace], None]] = {}
 
 
 def step(function: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
-    """A function that a process of its own runs. It prints what it measured as JSON lines."""
+    """Register a function that runs in a separate process and prints its measurements as JSON lines."""
     STEPS[function.__name__] = function
     return function
 
@@ -98,7 +98,7 @@ def timed(name: str, **more: Any) -> Iterator[None]:
 
 
 def sessions(rows: int, files: int) -> FileTable:
-    """Rows that name `files` files each, 5 GB together, made in blocks so that few Python objects live at a time."""
+    """Yield rows of `files` files each, 5 GB together, made in blocks so that few Python objects live at a time."""
     random = np.random.default_rng(1)
     paths, subjects, names = [], [], []
     for start in range(0, rows, BLOCK):
@@ -128,18 +128,18 @@ def sessions(rows: int, files: int) -> FileTable:
 
 
 def planned(arguments: argparse.Namespace) -> Plan:
-    # A cell of a Parquet file holds 2 GiB, so 5 GB in one file are a tar's.
+    # A cell of a Parquet file holds at most 2 GiB, so a file of 5 GB needs tar shards.
     kind = "parquet" if arguments.files > 2 else "webdataset"
     return make_plan(sessions(arguments.shards, arguments.files), kind, ShardOptions(rows_per_shard=1))
 
 
 def saved_plans() -> Any:
-    """The module that writes plans to files, or None if this brim has none."""
+    """Return the module that writes plans to files, or None if this version of brim has none."""
     return importlib.import_module(SAVED_PLANS) if importlib.util.find_spec(SAVED_PLANS) else None
 
 
 def receipts_of(plan: Plan) -> Iterator[Receipt]:
-    """The receipts of a finished job, but for hashes of content and keys, which stand for real ones."""
+    """Yield the receipts of a finished job, with placeholders for hashes of content and keys."""
     job = plan.fingerprint[:16]
     for number, (shard, mtimes) in enumerate(PlannedShards(plan).with_mtimes(plan.shards)):
         if number % (len(plan.shards) // MISSING):
@@ -193,7 +193,7 @@ def load(arguments: argparse.Namespace) -> None:
 
 @step
 def ledger(arguments: argparse.Namespace) -> None:
-    """The ledger of a job that was stopped, and the shards it tells of, without those that will be missing."""
+    """Write the ledger of a stopped job and the shards in it, without those that count as missing."""
     plan = planned(arguments)
     job = JobRecord(plan.fingerprint, plan.facts, job_versions(), ())
     with timed(f"keys of {SYNCED:,} shards", count=SYNCED):
@@ -214,13 +214,13 @@ def ledger(arguments: argparse.Namespace) -> None:
     with timed("the finished ledger written, as at the end of a job"):
         started_at.finish(receipts_of(plan))
     path = state / "ledger.jsonl"
-    os.truncate(path, path.stat().st_size - len(record_line({"type": "done"})))  # stopped just before the end
+    os.truncate(path, path.stat().st_size - len(record_line({"type": "done"})))  # stopped shortly before the end
     print(json.dumps({"name": "size of the ledger", "bytes": path.stat().st_size}))
 
 
 @step
 def shards(arguments: argparse.Namespace) -> None:
-    """Files that have the size of the shards in the ledger, and nothing in them."""
+    """Create empty files that have the size of the shards in the ledger."""
     folder = arguments.data / "out"
     (folder / "data").mkdir()
     for receipt in Ledger(folder / ".brim").receipts.values():
@@ -245,7 +245,7 @@ def resumed(arguments: argparse.Namespace) -> Iterator[tuple[Delivery, Reconcili
         ledger = Ledger(root / ".brim")
     assert len(ledger.receipts) == arguments.shards - MISSING
     settings, shards = JobSettings(), PlannedShards(plan)
-    job = Job.__new__(Job)  # without its checks: the source exists only in the table
+    job = Job.__new__(Job)  # without its checks, because the source exists only in the table
     job.plan, job.settings, job.forecast = plan, settings, None
     job.paths, job.limit = dataset_paths(folder_location(root), None, settings.hub), Limit(8 * GB, "--memory")
     with stoppable(root / ".brim" / "stop") as stop:
@@ -285,7 +285,7 @@ def finish(arguments: argparse.Namespace) -> None:
 
 
 def measured(name: str, arguments: argparse.Namespace, part: Part) -> tuple[dict[str, dict[str, Any]], int]:
-    """Run a step in a process of its own: what it printed by name, and its peak memory."""
+    """Run a step in a separate process; return its measurements by name, and its peak memory."""
     progress(name)
     numbers = ["--shards", str(arguments.shards), "--files", str(arguments.files), "--data", str(arguments.data)]
     result = measure([sys.executable, __file__, "--step", name, *numbers])

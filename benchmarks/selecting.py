@@ -1,13 +1,13 @@
-"""What choosing rows costs: brim select beside a plain copy, and beside DuckDB, Polars, datasets and pyarrow.
+"""Compare selecting rows by brim select, a plain copy, DuckDB, Polars, datasets and pyarrow.
 
-Parts. *large*: 10 GB of values of 5 MB in shards of brim; filter, split, join, re-shard, shuffle and sort against `cp`,
-sync and `sha256sum` of the bytes that were written, in the same run. *small*: 100,000 values of 10 kB; *snappy* and
-*zstd*: 1 GB of images that do not compress, in row groups of 100 MB; half of the rows, shuffled, beside the peers, in
-five rounds of which the medians count. *decode*: the same images by gzip, which have to be decoded. *remote*
-(selecting_far.py): rows from a Hub and a bucket 20 ms away, by requests and bytes, beside the peers.
+Parts. *large*: 10 GB of values of 5 MB in shards of brim; filter, split, join, re-shard, shuffle and sort, compared
+with `cp`, sync and `sha256sum` of the written bytes, in the same run. *small*: 100,000 values of 10 kB; *snappy* and
+*zstd*: 1 GB of images that do not compress, in row groups of 100 MB; half of the rows, shuffled, compared with the
+peers, as medians of five rounds. *decode*: the same images with gzip, which have to be decoded. *remote*
+(selecting_far.py): rows from a Hub and a bucket with 20 ms latency, by requests and bytes, compared with the peers.
 
-The shards of *large* are sparse: their footers, page headers and lengths are there, their values are holes. Memory is
-that of the process tree, as peak.py has it. Not called select.py: a script of that name would hide the standard
+The shards of *large* are sparse: footers, page headers and lengths are real, their values are holes. Memory is
+that of the process tree, measured by peak.py. Not called select.py: a script of that name would hide the standard
 library's module. Sizes are smaller with --scale; the machine should be idle, and the page cache holds what fits.
 """
 
@@ -56,7 +56,7 @@ PACKAGES = ("brim", "pyarrow", "duckdb", "polars", "datasets", "numpy")
 
 
 def write(path: Path, rows: int, size: int, **options: object) -> Path:
-    """A Parquet file of random values, a row group of about 100 MB at a time."""
+    """Write a Parquet file of random values, with row groups of about 100 MB."""
     rng, step = np.random.default_rng(rows), max(100 * MB // size, 1)
     schema = pa.schema([("n", pa.int64()), ("key", pa.int64()), ("image", FILE)])
     with pq.ParquetWriter(path, schema, use_dictionary=["n", "key"], **options) as writer:  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def write(path: Path, rows: int, size: int, **options: object) -> Path:
 
 
 def write_sparse(folder: Path, rows: int) -> Path:
-    """The shards that brim build makes of files of 5 MB, without the content of these files."""
+    """Write the shards that brim build makes of files of 5 MB, without the content of these files."""
     import brim
     from brim.formats.splice import _LITERAL
     from brim.plans.shard_bytes import splice_of
@@ -112,7 +112,8 @@ def took(name: str, command: list[str], out: Path | None = None) -> Measured:
 
 
 def copied(files: list[Path], folder: Path) -> float:
-    """Seconds of cp, sync and sha256sum of the same bytes, which the page cache holds: brim's source is holes."""
+    """Return the seconds of cp, sync and sha256sum of the same bytes from the page cache, because brim's source is
+    sparse."""
     subprocess.run(["cat", *map(str, files)], check=True, stdout=subprocess.DEVNULL)
     os.sync()
     started_at = time.monotonic()
@@ -126,7 +127,7 @@ def copied(files: list[Path], folder: Path) -> float:
 
 
 def large(work: Path, arguments: argparse.Namespace) -> Part:
-    """Values of 5 MB: each operation against a copy of what it wrote."""
+    """Measure each operation on values of 5 MB, and a copy of the written bytes."""
     rows = max(int(2000 * arguments.scale), 8)
     source = write_sparse(work, rows)
     shards = sorted((source / "data").iterdir())
@@ -179,7 +180,7 @@ def large(work: Path, arguments: argparse.Namespace) -> Part:
 
 
 def pieces_of(source: Path) -> tuple[int, int]:
-    """How many values there are, and in how many pieces they lie."""
+    """Return the number of values, and the number of file segments that contain them."""
     from brim.sources.open_source import open_dataset
 
     ranges = open_dataset(source).table().files.ranges
@@ -188,7 +189,8 @@ def pieces_of(source: Path) -> tuple[int, int]:
 
 
 def beside(part: Part, source: Path, rows: int, work: Path) -> dict[str, float]:
-    """Half of the rows, shuffled, beside the peers, in turns: the median seconds of those that finish."""
+    """Select and shuffle half of the rows with brim and the peers in turns; return the median seconds of the successful
+    ones."""
     out = work / "out"
     brim = [*BRIM, str(source), str(out), "--quiet", "--where", f"key < {rows // 2}", "--shuffle", "7"]
     contenders = {"brim": brim}
@@ -241,7 +243,7 @@ def shuffled(kind: str) -> Callable[[Path, argparse.Namespace], Part]:
 
 
 def decode(work: Path, arguments: argparse.Namespace) -> Part:
-    """Images that have to be decoded page by page. pyarrow looks at the size of a page every 1,024 rows only."""
+    """Measure images that must be decoded page by page. pyarrow checks the size of a page only every 1,024 rows."""
     rows = int(3030 * arguments.scale)
     source = write(work / "in.parquet", rows, IMAGE_BYTES, compression="gzip")
     page = min(rows, 100 * MB // IMAGE_BYTES) * IMAGE_BYTES / MB
@@ -257,7 +259,7 @@ def decode(work: Path, arguments: argparse.Namespace) -> Part:
 
 
 def budget(work: Path, arguments: argparse.Namespace) -> Part:
-    """A setting for memory, and what each tool takes: half of the rows, shuffled."""
+    """Measure the effect of memory settings on selecting and shuffling half of the rows."""
     rows = int(100_000 * arguments.scale)
     source, out = write(work / "in.parquet", rows, 10_000, compression="none", write_page_index=True), work / "out"
     peers = [PEERS, "{name}", str(source), str(out), str(rows // 2)]

@@ -1,8 +1,9 @@
-"""The remote part of selecting.py: rows of a dataset on a local Hub and in a bucket, every request 20 ms away.
+"""The remote part of selecting.py: rows of a dataset on a local Hub and in a bucket, with 20 ms latency per request.
 
-Two shards of 1,000 values of 300 kB, written by brim, and one by each of some others. Counted are the requests for
-shards and the bytes that came of them; what is asked once for a dataset (commit, tree, card, manifest) is beside it.
-Peers read the same shards: Polars and pyarrow from the bucket, pyarrow and `datasets` streaming from the Hub.
+The data are two shards of 1,000 values of 300 kB, written by brim, and one shard by each of several other writers.
+Counted are the requests for shards and their bytes; requests once per dataset (commit, tree, card, manifest) are a
+separate column. Peers read the same shards: Polars and pyarrow from the bucket, pyarrow and `datasets` streaming from
+the Hub.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SCATTERED = list(range(7, 7 + 20 * 41, 41))
 
 
 class FarHub(TestHub):
-    """A Hub whose own addresses are those of proxies in front of it."""
+    """A Hub that returns the addresses of the proxies in front of it."""
 
     fronts: tuple[str, str] | None = None
 
@@ -153,7 +154,7 @@ def _publish(source: Path, destination: str, env: dict[str, str]) -> None:
 
 
 class _Far:
-    """Runs something against a place, and tells what went over its line."""
+    """Run selections on a location and record the requests and bytes."""
 
     def __init__(self, part: Part, where: str, fronts: list[FaultProxy], env: dict[str, str], work: Path) -> None:
         self._part, self._where, self._fronts, self._work = part, where, fronts, work
@@ -176,7 +177,7 @@ class _Far:
         self._goal("scattered rows, against their bytes", size / expected, 1.1, "×")
 
     def not_brims(self, writer: str, destination: str) -> None:
-        """A shard that another wrote: no manifest tells its rows and sizes."""
+        """Measure a shard of another writer, without a manifest of its rows and sizes."""
         listing = f"print(len(brim.dataset({destination!r}).where('key < 0')))"
         requests, _ = self._run(f"{writer}: list what cannot be", "brim", ["-c", f"import brim; {listing}"], 0)
         self._goal(f"{writer}, list by statistics, requests", requests, 3, "")
@@ -202,7 +203,7 @@ class _Far:
         self._part.goals.append(at_most(f"{self._where}: {text}", value, limit, unit))
 
     def _run(self, label: str, actor: str, command: list[str], required: int) -> tuple[int, int]:
-        """How many requests for shards there were, and their bytes; those of everything for a listing."""
+        """Return the number and bytes of requests for shards; for a listing, the bytes of all requests."""
         for front in self._fronts:
             front.requests.clear()
         started_at = time.monotonic()
@@ -232,5 +233,6 @@ class _Far:
 
 
 def _of_a_shard(path: str) -> bool:
-    """The Hub sends whoever asks for a shard on to its storage, where objects are called by their hash."""
+    """Return whether a path belongs to a shard. The Hub redirects to its storage, where objects are named by their
+    hash."""
     return path.endswith(".parquet") or path.startswith("/object/")

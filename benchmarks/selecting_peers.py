@@ -1,6 +1,6 @@
 """The same selection by other libraries: rows whose key is below a number, shuffled, written as Parquet.
 
-What they wrote is synced, as brim's shards are, and how long that took is printed. None of them hashes it.
+The output is synced, as brim's shards are, and the time for this is printed. None of the libraries hashes it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pyarrow_way(source: str, out: Path, maximum: int) -> None:
 
 
 def far(peer: str, destination: str, numbers: list[int]) -> None:
-    """Rows by number of shards that are far away: their values, held."""
+    """Read rows of remote shards by their numbers and keep the values in memory."""
     actual: list[bytes]
     if peer == "polars":
         import polars
@@ -76,7 +76,7 @@ def far(peer: str, destination: str, numbers: list[int]) -> None:
         table = reader.to_table(filter=ds.field("n").isin(numbers))
         actual = [entry["bytes"] for entry in table.column("image").to_pylist()]
     assert len(actual) == len(numbers)
-    os._exit(0)  # libraries with threads of their own may abort a process that ends
+    os._exit(0)  # libraries with threads may abort the process at exit
 
 
 def main() -> None:

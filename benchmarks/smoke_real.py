@@ -1,11 +1,11 @@
-"""Prove on the live Hub what the tests can only model: `make smoke-real`. Not a test, and never run by one.
+"""Verify on the live Hub what the tests can only simulate: `make smoke-real`. Not a test, and not run by any test.
 
     HF_TOKEN=… python benchmarks/smoke_real.py SOURCE [--owner NAME] [--keep]
 
-SOURCE is a small BIDS dataset or any folder, here or at s3://openneuro.org/dsNNNNNN (public: read without credentials).
-It makes a private repository of a random name, publishes by LFS and by Xet, by a pull request, appends, verifies
-without and with a download, does the same in a storage bucket, and deletes both. It needs a token that may write, and
-the network.
+SOURCE is a small BIDS dataset or any folder, local or at s3://openneuro.org/dsNNNNNN (public: read without
+credentials). The script creates a private repository with a random name, publishes by LFS and by Xet, by a pull
+request, appends, verifies without and with a download, does the same in a storage bucket, and deletes both. It needs a
+token with write access, and the network.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def prove(repo: str, source: str) -> None:
-    """Each step is a command that must end well."""
+    """Run the steps, each of which is a command that must succeed."""
     dest, bucket = f"hf://datasets/{repo}", f"hf://buckets/{repo}/some/where"
     reading = ["--anonymous"] if source.startswith("s3://") else []
     with tempfile.TemporaryDirectory(prefix="smoke-") as folder:
@@ -84,7 +84,7 @@ def prove(repo: str, source: str) -> None:
 
 
 def many(folder: Path) -> str:
-    """More shards than one commit takes."""
+    """Publish more shards than one commit takes."""
     folder.mkdir()
     for number in range(120):
         (folder / f"{number:03d}.bin").write_bytes(secrets.token_bytes(2_000))

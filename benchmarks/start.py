@@ -1,9 +1,9 @@
-"""How long small jobs take, beside `python -c "import pyarrow"` in the same round: `make bench-start`.
+"""Compare the time of small jobs with `python -c "import pyarrow"` in the same round: `make bench-start`.
 
     python benchmarks/start.py [--repeats 5] [--json FILE]
 
-Whole processes, in turns, the least of all rounds: what the machine needs, without what else it does. CPU is user and
-system time with children. `brim.map` is called twice in one process; the second call is counted by the process itself.
+Whole processes take turns, and the minimum of all rounds counts, which excludes most other load on the machine. CPU is
+user and system time with children. `brim.map` is called twice in one process, which times the second call itself.
 """
 
 from __future__ import annotations

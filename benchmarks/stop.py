@@ -74,7 +74,7 @@ _STEPPED = {
 }
 _IS_LARGE = {name: step / climb >= LARGE_STEP / (KILL - CLIMB_FROM) for name, (step, climb) in _STEPPED.items()}
 SLOW: dict[str, Shape] = {shape.__name__: shape for shape in REACHING}
-# Climbs are from 60 % to the kill threshold.
+# Climbs start at 60 % and end at the kill threshold.
 FAST: dict[str, Shape] = {
     **{f"smooth, {seconds} s": fast_climb(seconds) for seconds in (80, 40, 20, 10, 7, 5)},
     **{name: stepped_climb(*numbers) for name, numbers in _STEPPED.items() if not _IS_LARGE[name]},
@@ -90,7 +90,7 @@ SHAPES = {**SLOW, **FAST, **LARGE, **FLAT}
 
 
 class Outcome(NamedTuple):
-    """What the guard made of one curve. `warning_s` is the time from the stop request to the kill threshold."""
+    """The guard's decision on one curve. `warning_s` is the time from the stop request to the kill threshold."""
 
     seed: int
     climb_s: float | None
@@ -190,7 +190,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 MB, keep = 1_000_000, []
 """
 _LOOP = "while True: keep.append(bytearray(b'x') * int({0})); time.sleep({1})"
-# name: (program, limit in MB, whether it leaks in steps that cannot be known, whether it leaks)
+# name: (program, limit in MB, whether it leaks in unpredictable steps, whether it leaks)
 PROGRAMS = {
     "loop: 20 MB per 1 s": (_LOOP.format("20 * MB", 1), 600, False, True),
     "loop: 12 MB per 0.5 s": (_LOOP.format("12 * MB", 0.5), 600, False, True),
@@ -243,7 +243,7 @@ class LiveRun(NamedTuple):
     name: str
     seed: int
     leaks: bool
-    counts: bool  # for the goal: not of a leak in large steps
+    counts: bool  # for the goal: excludes leaks in large steps
     program: str
     limit_bytes: int = LIVE_LIMIT_BYTES
     followed: Curve | None = None

@@ -1,7 +1,7 @@
-"""Curves of memory over time for benchmarks/stop.py: shares of a limit, once a quarter of a second.
+"""Curves of memory over time for benchmarks/stop.py: fractions of a limit, four per second.
 
 Each is made by one generator and one seed. `reaching` curves end at the limit, `levelling` ones stay at or below 85 %,
-or below the stop line where their name says so.
+or below the stop threshold if their name contains it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Curve:
         return next((number * STEP_S for number, value in enumerate(self.values) if value >= level), None)
 
     def climb_s(self, start: float, end: float) -> float | None:
-        """How long the last climb from `start` to the first reading at `end` took."""
+        """Return the seconds of the last climb from `start` to the first reading at `end`."""
         hit = next((number for number, value in enumerate(self.values) if value >= end), None)
         if hit is None:
             return None
@@ -58,14 +58,14 @@ def _grow(random: Random, rate: Callable[[float], float], base: float, most_s: f
 
 
 def _load(random: Random, base: float) -> list[float]:
-    """A program that starts: up to its base in some seconds, then a while of the same."""
+    """Simulate the start of a program: up to its base in a few seconds, then constant for a while."""
     rise, remainder = random.uniform(2, 20), random.uniform(5, 60)
     steps = int(rise / STEP_S)
     return [0.02 + (base - 0.02) * number / steps for number in range(steps)] + [base] * int(remainder / STEP_S)
 
 
 def _slow(random: Random) -> float:
-    """A rate at which 60 % to the limit takes from 95 s to half an hour."""
+    """Return a rate at which memory takes 95 s to half an hour from 60 % to the limit."""
     return 0.4 / math.exp(random.uniform(math.log(95), math.log(1800)))
 
 
@@ -83,7 +83,7 @@ def steady(random: Random) -> list[float]:
 
 
 def accelerating(random: Random) -> list[float]:
-    """Exponential, or a power of time between 1.3 and 2.5 that begins somewhere below 60 %."""
+    """Grow exponentially, or with a power of time between 1.3 and 2.5 from a point below 60 %."""
     base = _base(random)
     if random.random() < 0.5:
         rate = math.log(1 / 0.6) / math.exp(random.uniform(math.log(100), math.log(1200)))
@@ -134,7 +134,7 @@ def long_teeth(random: Random) -> list[float]:
 
 
 def _bursts(random: Random, values: list[float], tallest: float) -> list[float]:
-    """Short stays above the curve, at odd times."""
+    """Add short peaks above the curve at irregular times."""
     values, position = list(values), 0.0
     pause = random.uniform(5, 60)
     while (position := position + random.expovariate(1 / pause)) < len(values) * STEP_S:
@@ -154,7 +154,7 @@ def bursts(random: Random) -> list[float]:
 
 
 def _batches(random: Random, rate: float, top: float, seconds: float) -> list[float]:
-    """Every batch takes and gives back; a collection every few batches takes back what the batches left."""
+    """Allocate and free memory in every batch; a collection every few batches frees the rest."""
     base, work, litter = _base(random), random.uniform(0.02, 0.08), random.uniform(0.002, 0.01)
     batch_s, every = random.uniform(0.5, 5), random.randint(5, 40)
     if not rate:
@@ -180,7 +180,7 @@ def noise(random: Random) -> list[float]:
 
 
 def load_then_leak(random: Random) -> list[float]:
-    """Quickly to somewhere up to 75 %, a pause, then a leak."""
+    """Climb quickly to at most 75 %, pause, then leak."""
     rate = _slow(random)
     return _jitter(random, _grow(random, lambda _: rate, random.uniform(0.4, 0.75)), 0.001)
 
@@ -190,7 +190,7 @@ def _top(random: Random) -> float:
 
 
 def _flat(random: Random, top: float, climb: Callable[[float], float], climb_s: float) -> list[float]:
-    """`climb` from 0 to 1 over `climb_s`, then flat."""
+    """Evaluate `climb` from 0 to 1 over `climb_s`, then stay constant."""
     base = random.uniform(0.02, 0.3) * top
     count = max(int(climb_s / STEP_S), 1)
     rise = [base + (top - base) * climb(number / count) for number in range(count)]
@@ -207,14 +207,14 @@ def cache_levels_off(random: Random) -> list[float]:
     seconds = min(6 * tau, 3000.0)
     if random.random() < 0.5:
         values = [top * (1 - math.exp(-number * STEP_S / tau)) for number in range(int(seconds / STEP_S))]
-    else:  # what is new becomes rare: the logarithm of time
+    else:  # new entries become rare, so growth is logarithmic in time
         scale = top / math.log1p(seconds / tau)
         values = [scale * math.log1p(number * STEP_S / tau) for number in range(int(seconds / STEP_S))]
     return _jitter(random, values, 0.001)
 
 
 def s_curve(random: Random) -> list[float]:
-    """Slow, fast, slow: a dataset that is read in."""
+    """Climb slowly, fast, then slowly again, like a program that reads a dataset."""
     climb_s = math.exp(random.uniform(math.log(30), math.log(900)))
     return _jitter(random, _flat(random, _top(random), lambda part: part * part * (3 - 2 * part), climb_s), 0.001)
 
@@ -254,7 +254,7 @@ def flat_noise(random: Random) -> list[float]:
 
 
 def page_cache(random: Random) -> list[float]:
-    """File pages fill the machine and do not count: what counts stands still, and stirs a little as they come."""
+    """File pages fill the machine but do not count: the counted memory stays constant with small changes."""
     top = _top(random)
     stir = random.uniform(0.001, 0.01)
     values = _load(random, top - stir) + [top - stir] * int(1500 / STEP_S)
@@ -262,7 +262,7 @@ def page_cache(random: Random) -> list[float]:
 
 
 def blocks_then_flat(random: Random) -> list[float]:
-    """A model of two to eight shards is loaded, to between 60 % and the stop line."""
+    """Load a model of two to eight shards, to between 60 % and the stop threshold."""
     count, top, base = random.randint(2, 8), random.uniform(0.6, 0.9), random.uniform(0.01, 0.05)
     pause = math.exp(random.uniform(math.log(0.5), math.log(20)))
     values = [base] * 8
@@ -272,13 +272,13 @@ def blocks_then_flat(random: Random) -> list[float]:
 
 
 def ramp_to_below_the_stop(random: Random) -> list[float]:
-    """A climb that ends between 80 and 90 %."""
+    """Climb to between 80 and 90 %."""
     climb_s = math.exp(random.uniform(math.log(3), math.log(300)))
     return _jitter(random, _flat(random, random.uniform(0.8, 0.895), lambda part: part, climb_s), 0.0005)
 
 
 def blocks_above_the_stop(random: Random) -> list[float]:
-    """A model of two to eight shards that ends between 90 and 95 %, above the stop threshold."""
+    """Load a model of two to eight shards, to between 90 and 95 %, above the stop threshold."""
     count, top, base = random.randint(2, 8), random.uniform(0.9, 0.95), random.uniform(0.01, 0.05)
     pause = math.exp(random.uniform(math.log(0.5), math.log(20)))
     values = [base] * 8
@@ -288,7 +288,7 @@ def blocks_above_the_stop(random: Random) -> list[float]:
 
 
 def _dwelling_noise(random: Random, low: float, high: float, longest_s: float) -> list[float]:
-    """No growth: another value between `low` and `high`, each held for up to `longest_s`."""
+    """Return values between `low` and `high` without growth, each held for up to `longest_s`."""
     values: list[float] = []
     while len(values) * STEP_S < 1800:
         values += [random.uniform(low, high)] * max(int(random.uniform(0, longest_s) / STEP_S), 1)
@@ -308,12 +308,12 @@ def flat_noise_70_to_80(random: Random) -> list[float]:
 
 
 def flat_noise_50_to_85(random: Random) -> list[float]:
-    """300 MB and 0 to 200 MB more under 600 MB, another value every 0 to 1.5 s."""
+    """Return 300 MB plus 0 to 200 MB of a 600 MB limit, with a new value every 0 to 1.5 s."""
     return _dwelling_noise(random, 0.5, 0.85, 1.5)
 
 
 def stepped_climb(step_s: float, seconds: float) -> Shape:
-    """From 60 % to the kill line in that many seconds, in jumps with level ground between them."""
+    """Climb from 60 % to the kill threshold in this many seconds, in jumps with constant parts between them."""
 
     def stepped(random: Random) -> list[float]:
         base, start = random.uniform(0.1, 0.5), random.uniform(3, 20)
@@ -328,7 +328,7 @@ def stepped_climb(step_s: float, seconds: float) -> Shape:
 
 
 def large_steps(random: Random) -> list[float]:
-    """A quarter of the limit every 3 to 10 s."""
+    """Grow by a quarter of the limit every 3 to 10 s."""
     pause, values, level = random.uniform(3, 10), [], random.uniform(0.02, 0.25)
     while not values or values[-1] < 1.03:
         values += [level] * int(pause / STEP_S)
@@ -337,7 +337,7 @@ def large_steps(random: Random) -> list[float]:
 
 
 def exponential_steps(random: Random) -> list[float]:
-    """8 to 20 % more every second."""
+    """Grow by 8 to 20 % every second."""
     base, growth = random.uniform(0.02, 0.1), random.uniform(1.08, 1.2)
     values = [base] * int(random.uniform(2, 10) / STEP_S)
     while values[-1] < 1.03:
@@ -346,7 +346,7 @@ def exponential_steps(random: Random) -> list[float]:
 
 
 def child_by_child(random: Random) -> list[float]:
-    """Another process of 1 to 3 % of the limit at irregular times."""
+    """Start another process of 1 to 3 % of the limit at irregular times."""
     size, pause, values = random.uniform(0.01, 0.03), random.uniform(0.4, 1.5), [0.05] * 12
     while values[-1] < 1.03:
         values += [values[-1]] * max(round(pause * random.uniform(0.7, 1.3) / STEP_S) - 1, 0) + [values[-1] + size]
@@ -368,7 +368,7 @@ STEPPED = (
 
 
 def fast_climb(seconds: float) -> Shape:
-    """From 60 % to the limit in that many seconds."""
+    """Climb from 60 % to the limit in this many seconds."""
 
     def climb(random: Random) -> list[float]:
         return _jitter(random, _grow(random, lambda _: 0.4 / seconds, _base(random)), 0.0005)

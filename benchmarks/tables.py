@@ -1,4 +1,4 @@
-"""What benchmarks print: tables, goals with their numbers, and the machine."""
+"""The output of benchmarks: tables, goals with their numbers, and the machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Goal:
 
 @dataclass(slots=True)
 class Part:
-    """What one part found: a table, the goals, and every single run for --json."""
+    """The results of one part: a table, the goals, and every single run for --json."""
 
     title: str
     header: Sequence[str]
@@ -58,7 +58,7 @@ def at_least(text: str, value: float, limit: float, unit: str) -> Goal:
 
 
 def machine(folder: Path, packages: Sequence[str]) -> dict[str, str]:
-    """Where the numbers come from."""
+    """Return a description of the machine on which the benchmark ran."""
     cpu = next((line.split(":", 1)[1].strip() for line in lines_of("/proc/cpuinfo") if "model name" in line), "unknown")
     ram = next(int(line.split()[1]) * 1024 for line in lines_of("/proc/meminfo") if line.startswith("MemTotal"))
     return {
@@ -74,7 +74,7 @@ def machine(folder: Path, packages: Sequence[str]) -> dict[str, str]:
 
 
 def filesystem(folder: Path) -> str:
-    """The type of the mount that is nearest above the folder."""
+    """Return the file system type of the mount that contains the folder."""
     mounts = [line.split()[1:3] for line in lines_of("/proc/self/mounts")]
     above = [
         (len(index), number, kind)
@@ -109,7 +109,7 @@ def print_machine(facts: dict[str, str]) -> None:
 
 
 def write_json(path: str | Path | None, facts: dict[str, str], parts: dict[str, Part]) -> None:
-    """Tables, goals and every single run, for --json FILE: what page.py makes docs/benchmarks/results.md of."""
+    """Write tables, goals and every single run for --json FILE, from which page.py makes docs/benchmarks/results.md."""
     if path is not None:
         records = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
         Path(path).write_text(json.dumps(records, indent=1) + "\n")

@@ -1,18 +1,18 @@
-"""What tokenising costs: brim beside the raw tokenizers library and `datasets.map`.
+"""Compare tokenizing by brim, the raw tokenizers library and `datasets.map`.
 
     python benchmarks/tokens.py [--texts 60000] [--repeats 3] [--parts prose,hard] [--data DIR] [--json FILE]
 
-60,000 real texts of about 1.5 KB (see tokens_texts.py: what people wrote about software, found on this machine), in
+60,000 real texts of about 1.5 KB (see tokens_texts.py: texts about software, found on this machine), in
 a JSONL file. Contenders: *raw tokenizers*, `Tokenizer.encode_batch` on a list of all texts, on all cores, from one
-process: reading the list is in its whole time, ids are not even taken out, nothing is written; *brim*, the command
-with --memory 400MB, from JSONL to finished Parquet; *datasets.map*, batched, with num_proc None and 2, from JSONL to
-its Arrow cache, ids only, in a cache folder that is new each time. Times are of whole processes, with their imports;
-*encode only* is what the raw child counts around its one call. Contenders take turns; times are medians, memory is
-the largest of the runs, as peak.py has it. `against raw` and `against datasets` are medians of the ratios in a round.
+process: its time includes reading the list; it neither extracts the ids nor writes them. *brim*, the command
+with --memory 400MB, from JSONL to finished Parquet. *datasets.map*, batched, with num_proc None and 2, from JSONL to
+its Arrow cache, ids only, in a new cache folder for each run. Times are of whole processes, with their imports;
+*encode only* is the time of the single call in the raw child. Contenders take turns; times are medians, memory is
+the largest of the runs, measured by peak.py. `against raw` and `against datasets` are medians of the ratios in a round.
 
 The hard part: 64 documents of 1 to 4 MB without a space. Raw and brim only, once.
 
-Not measured: a first download of a tokenizer, network file systems, more than the cores that are here.
+Not measured: a first download of a tokenizer, network file systems, more cores than this machine has.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def hard_part(kind: str, tokenizer: Path, arguments: argparse.Namespace) -> Part
 
 
 def ratio(other_items: list[float], mine: list[float]) -> float:
-    """How many times as fast, in the median round."""
+    """Return the speedup in the median round."""
     return statistics.median(second / own for second, own in zip(other_items, mine, strict=True))
 
 
@@ -186,7 +186,7 @@ def command_of(name: str, source: Path, tokenizer: Path, folder: Path) -> list[s
 
 
 def check_rows(name: str, folder: Path, source: Path) -> None:
-    """A contender that did less would be fast."""
+    """Check the number of rows, because a contender that does less would be faster."""
     if name != "brim":
         return
     import pyarrow.parquet as pq
@@ -211,7 +211,7 @@ def child(kind: str, source: str, tokenizer: str, cache: str) -> None:
         seconds = time.perf_counter() - start
         assert len(result) == len(texts)
         print(seconds, flush=True)
-        os._exit(0)  # freeing millions of objects is no part of it
+        os._exit(0)  # exclude the time to free millions of objects
     import datasets
 
     datasets.disable_progress_bars()

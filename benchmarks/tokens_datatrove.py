@@ -1,6 +1,6 @@
-"""datatrove's tokenizer step, two tasks at a time: `SOURCE TOKENIZER FOLDER`. Part of tokens_fast.py.
+"""Run datatrove's tokenizer step with two tasks: `SOURCE TOKENIZER FOLDER`. Part of tokens_fast.py.
 
-The source is cut into two files first, because a task reads whole files; that is in its time, and is a copy of 40 MB.
+A task reads whole files, so the source is first cut into two files. This copy of 40 MB is included in the time.
 """
 
 from __future__ import annotations

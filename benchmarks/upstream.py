@@ -1,17 +1,17 @@
-"""The tests that `datasets` has of map, filter and push_to_hub, with brim in their place: `make bench-upstream`.
+"""Run the tests of `datasets` for map, filter and push_to_hub with brim in their place: `make bench-upstream`.
 
     python benchmarks/upstream.py CHECKOUT [--only map,filter,stream,push_to_hub] [-k EXPRESSION]
         [--json FILE] [--baseline FILE]
 
-CHECKOUT is a clone of github.com/huggingface/datasets at the version that is installed, or near it. Nothing of it is
-copied: its tests run where they are, first as they are and then with brim's functions in the place of the methods
-that they call. Counted are those that pass unpatched. Those that look into cache files, mocks or private names of the
-original are counted apart. A test that differs is printed with its reason in docs/reference/map.md, if it has one.
+CHECKOUT is a clone of github.com/huggingface/datasets at the installed version, or near it. Nothing of it is
+copied: its tests run in the checkout, first unchanged and then with brim's functions in place of the methods
+that they call. Only tests that pass unchanged count. Tests that inspect cache files, mocks or private names of the
+original count separately. A test that differs is printed with its reason in docs/reference/map.md, if it has one.
 
-push_to_hub is called with private=False where a test says nothing, and the files of .brim/ are left out of what tests
-list: these two differences are known, and would hide all others.
+push_to_hub is called with private=False if a test does not set it, and the files of .brim/ are removed from the
+listings of tests: these two differences are known, and would hide all others.
 
-It needs what those tests import: `pip install absl-py decorator httpx joblib requests`.
+Needs the packages that the tests import: `pip install absl-py decorator httpx joblib requests`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 REASONS = HERE.parent / "docs/reference/map.md"
 FILES = ("test_arrow_dataset", "test_dataset_dict", "test_iterable_dataset", "test_fingerprint", "test_load")
 FILES += ("test_fingerprint_tokenizer_stability", "test_search", "test_table", "test_upstream_hub")
-USER, TOKEN = "__DUMMY_DATASETS_USER__", "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"  # those that the tests know
+USER, TOKEN = "__DUMMY_DATASETS_USER__", "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"  # that the tests know
 GOAL_PERCENT = 95
 GROUPS = {
     "map": ("Dataset.map", "DatasetDict.map"),
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def run(checkout: Path, folder: Path, method: str, expected: list[str], expression: str) -> Results:
-    """What became of each test, and which methods it called."""
+    """Return the outcome of each test, and the methods that it called."""
     progress(f"the tests of {checkout.name}, {method}")
     out = folder / f"{method}.json"
     names = [name for name in FILES if name != "test_upstream_hub" or "push_to_hub" in expected]
@@ -157,12 +157,12 @@ def compare(group: str, original: Results, replaced: Results, known_values: dict
 
 
 def plain(test: str) -> str:
-    """The name of a test without its class and parameters."""
+    """Return the name of a test without its class and parameters."""
     return re.sub(r"(_in_memory|_on_disk)?(\[.*\])?$", "", test.rpartition("::")[2])
 
 
 def reasons() -> dict[str, str]:
-    """What docs/reference/map.md says of each test that differs: lines of a table, | `test_name` | reason |."""
+    """Return the reasons for differences from the table in docs/reference/map.md: | `test_name` | reason |."""
     actual = re.findall(r"^\| ((?:`test_\w+`(?:, )?)+) \| (.+?) \|$", REASONS.read_text(), re.MULTILINE)
     return {name: why for names, why in actual for name in re.findall(r"`(test_\w+)`", names)}
 

@@ -1,7 +1,7 @@
-"""A pytest plugin for upstream.py: brim's functions in the place of methods of `datasets`, for whoever tests those.
+"""A pytest plugin for upstream.py that puts brim's functions in place of methods of `datasets`.
 
-It is loaded into the tests of a checkout of `datasets`. Only calls from outside of that library go to brim: what it
-calls itself stays its own. With BRIM_UPSTREAM=original nothing is replaced, and calls are only counted.
+It is loaded into the tests of a checkout of `datasets`. Only calls from outside of that library go to brim; its
+internal calls are unchanged. With BRIM_UPSTREAM=original nothing is replaced, and calls are only counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 CALLS = re.compile(r"\.(map|filter|push_to_hub)\(")
-# What a test looks at that is none of a caller's business: files of the cache, mocks, private names.
+# Internals that a test inspects but callers do not use: cache files, mocks, private names.
 INSIDE = re.compile(r"cache_file|\bpatch\(|[Mm]ock|(?<!self)\._(?!_)[a-z]\w*|set_caching_enabled|CACHE_DIRECTORY")
 _HUB = os.environ.get("BRIM_UPSTREAM_HUB", "")
 _replace = os.environ["BRIM_UPSTREAM"] == "brim"
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection() -> None:
-    """The Hub that tests talk to is the local one: before they are imported and keep its address."""
+    """Point tests at the local Hub, before test modules are imported and copy the address."""
     hub = sys.modules.get("tests.fixtures.hub")
     if hub is None or not _HUB:
         return
@@ -75,7 +75,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_runtest_logfinish() -> None:
-    """After each test, so that one that hangs loses nothing."""
+    """Write results after each test, so that a test that hangs loses none."""
     with open(os.environ["BRIM_UPSTREAM_OUT"], "w") as file:
         json.dump(_seen, file)
 
@@ -108,7 +108,7 @@ def _function(name: str) -> Callable[..., Any]:
     import brim
 
     actual: Callable[..., Any] = getattr(brim, name)
-    # A new repository of brim's is private, and most of these tests load it as somebody else.
+    # brim creates private repositories, but most of these tests load them as another user.
     return functools.partial(_public, actual) if name == "push_to_hub" else actual
 
 
@@ -117,7 +117,8 @@ def _public(push: Callable[..., Any], *arguments: Any, private: bool | None = No
 
 
 def _hide_manifests() -> None:
-    """Most tests of push_to_hub list all files of a repository: the one that brim adds for each split is left out."""
+    """Remove the manifest that brim adds for each split from listings, because most tests of push_to_hub compare all
+    files."""
     from huggingface_hub import HfApi
 
     original = HfApi.list_repo_files

@@ -1,17 +1,17 @@
-"""How far one walks to follow a job through brim: `make bench-walks`.
+"""Measure how many modules of brim a job passes through: `make bench-walks`.
 
     python benchmarks/walks.py [--pairs] [--json FILE]
 
 For each job, in the process that the user starts:
 
 - modules: those of brim in which a function ran;
-- packages: the folders that these lie in (the root counts as one);
+- packages: the folders that contain these (the root counts as one);
 - crossings: pairs of modules of different packages of which one called a function of the other. The caller is the
-  nearest function of brim, also where another library stands between the two.
+  nearest function of brim, even if another library is between the two.
 
-What runs because a module is imported does not count, nor what runs in workers, nor what Python writes for a dataclass.
-Threads count. The jobs are as small as they can be while every stage has something to do. --pairs prints the crossings.
-These are figures to steer by, not to be reached: fewer and larger modules have better ones.
+Code that runs because a module is imported does not count, nor code in workers, nor the methods that Python writes for
+a dataclass. Threads count. The jobs are as small as possible while every stage has something to do. --pairs prints the
+crossings. The figures are a guide and not a goal: fewer and larger modules have better ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 _TIMEOUT_S = 120
-_GENERATED = "<string>"  # where a dataclass has its methods from
+_GENERATED = "<string>"  # the file name of methods that dataclasses generate
 _FUNCTIONS = """
 def longer(row):
     return {"longer": row["text"] * 2}
@@ -46,7 +46,7 @@ def model():
 
 
 class Walk:
-    """Which module called into which."""
+    """The calls between modules of brim."""
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
@@ -54,7 +54,7 @@ class Walk:
         self._known: set[tuple[CodeType | None, CodeType]] = set()
 
     def notice(self, frame: FrameType, event: str, _: Any) -> None:
-        """For sys.setprofile."""
+        """Record a call; the profile function of sys.setprofile."""
         if event != "call" or not _is_brim(frame) or frame.f_code.co_filename == _GENERATED:
             return
         caller = frame.f_back
@@ -75,11 +75,11 @@ def _module(frame: FrameType) -> str:
 
 def _is_brim(frame: FrameType) -> bool:
     name = _module(frame)
-    return name.partition(".")[0] == "brim" and name != "brim.records"  # the methods of dataclasses
+    return name.partition(".")[0] == "brim" and name != "brim.records"  # methods of dataclasses
 
 
 def _is_import(frame: FrameType | None) -> bool:
-    """Whether an import is under way below: the body of a module, or a finder of modules."""
+    """Return whether an import is in progress below: the body of a module, or a module finder."""
     while frame is not None:
         if _module(frame) == "importlib._bootstrap":
             return True
@@ -88,7 +88,7 @@ def _is_import(frame: FrameType | None) -> bool:
 
 
 def trace(result: Path, arguments: list[str]) -> None:
-    """The brim command in this process, and then what it went through."""
+    """Run the brim command in this process and record its calls."""
     from brim.cli import main as brim
 
     walk = Walk()
@@ -103,7 +103,7 @@ def trace(result: Path, arguments: list[str]) -> None:
 
 
 def package(module: str) -> str:
-    """The folder that a module lies in."""
+    """Return the package of a module."""
     import brim
 
     folder = Path(str(brim.__file__)).parent.joinpath(*module.split(".")[1:])
@@ -111,7 +111,7 @@ def package(module: str) -> str:
 
 
 def prepare(home: Path) -> dict[str, list[str]]:
-    """The jobs' sources, and their commands."""
+    """Create the jobs' sources and return their commands."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     (home / "files").mkdir()

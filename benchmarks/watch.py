@@ -1,16 +1,15 @@
-"""What watching costs, and how well the line holds.
+"""Measure the overhead of watching a process, and how well the memory limit holds.
 
     python benchmarks/watch.py [--runs 20] [--rest 30] [--minutes 60] [--only overshoot,kinds,rest,many,logs,soak]
                                [--json FILE]
 
-Overshoot: a child fills memory as fast as it can under `brim run --memory 300MB`. It keeps count in a file of
-its own of what it held before and of what it has filled since, so that the truth is known after it was killed,
-and not only brim's samples.
-Kinds: the same limit, held from outside, against files in /dev/shm, memfd, forks that each fill a little, and forks
-that write to pages they shared; what is really held is counted by the child again.
+Overshoot: a child fills memory as fast as it can under `brim run --memory 300MB`. It records its earlier and newly
+filled memory in a file, so that the true value is known after the kill, and not only brim's samples.
+Kinds: the same limit, enforced from outside, for files in /dev/shm, memfd, forks that each fill a little, and forks
+that write to shared pages; the child again counts the true memory.
 Many: the watcher's processor time with 500 processes.
-Logs: `brim why` of 100 MB of lines that all look like kills, of four kinds; the time is the whole command's.
-Rest: the watcher's processor time, from /proc/PID/stat between two moments, starting up left out.
+Logs: `brim why` of 100 MB of lines that all resemble kills, of four kinds; the time is the whole command's.
+Rest: the watcher's processor time, from /proc/PID/stat between two points in time, without starting up.
 Soak: a child whose memory goes up and down for a long time; the watcher's own memory and the log's size.
 """
 
@@ -164,7 +163,7 @@ def many(seconds: float) -> Part:
 
 
 def share_of(pid: int, seconds: float) -> tuple[float, int]:
-    """What the watcher of a run takes of a core, in per cent, and what it holds."""
+    """Return the watcher's share of a core, in percent, and its memory."""
     watcher = watcher_of(pid)
     before, started_at = cpu_seconds(watcher), time.monotonic()
     time.sleep(seconds)
@@ -246,7 +245,7 @@ def overshoot(runs: int) -> Part:
 
 
 def greedy_run(options: list[str]) -> tuple[dict[str, Any], int, int]:
-    """What brim said, its exit code, and what the child really held."""
+    """Return brim's final event, its exit code, and the child's true memory."""
     with tempfile.NamedTemporaryFile() as count:
         count.write(bytes(16))
         count.flush()
@@ -272,7 +271,7 @@ def rest(seconds: float) -> Part:
     for name, options, command in cases:
         process = subprocess.Popen([*brim("-q", *options), "--", *command], stderr=subprocess.DEVNULL)
         try:
-            time.sleep(7)  # it rests after five seconds without change
+            time.sleep(7)  # the watcher slows down after five seconds without change
             fraction, own = share_of(process.pid, seconds)
             part.rows.append([name, f"{fraction:.2f} %", size(own)])
             part.runs[name] = [{"share": fraction, "own_bytes": own}]
@@ -335,7 +334,7 @@ def unreclaimable(pid: int) -> int:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """brim passes SIGTERM on; what the command started is not the command."""
+    """Terminate the command and its children; brim forwards SIGTERM only to the command."""
     for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         for below in Path(f"/proc/{child}/task/{child}/children").read_text().split():
             os.kill(int(below), 15)
