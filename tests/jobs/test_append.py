@@ -208,7 +208,7 @@ def test_rows_that_do_not_go_with_those_there(tmp_path: Path) -> None:
 
 
 def test_lists_of_files(tmp_path: Path) -> None:
-    """Columns of lists, texts and numbers from a recipe can be appended to themselves."""
+    """Rows with lists, texts and numbers can be appended to columns of the same types."""
     make_arc(tmp_path / "old", sessions=4)
     make_arc(tmp_path / "new", sessions=3)
     for source, extra in (("old", False), ("new", True)):

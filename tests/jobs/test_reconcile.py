@@ -456,7 +456,7 @@ class Part(Scope):
 def test_a_part_refuses_another_dataset_unless_it_may_be_replaced(
     tmp_path: Path, staged: int, updates: int, refused: int
 ) -> None:
-    """A part refuses a destination with another dataset unless it may replace it, and keeps a separate ledger."""
+    """A part refuses a destination with another dataset unless it may replace it, and takes over no receipts."""
     world = published(tmp_path, Shards(NEW), staged=bool(staged))
     if refused:
         with pytest.raises(PlanMismatchError, match="another dataset"):
