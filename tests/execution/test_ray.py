@@ -179,7 +179,7 @@ def test_build(cluster: TestCluster, destination: Destination, many_files: Calla
 
 
 def test_tokenize_to_the_hub(cluster: TestCluster, machine: Machine, work: Path, tmp_path: Path) -> None:
-    """Nodes compute the units and upload the shards to the Hub."""
+    """Tokens that nodes compute and upload to the Hub equal those of a local run."""
     arguments = ("--tokenizer", "tokenizer.json", "--unit-size", "8KB", "--rows-per-shard", "150")
     run("tokenize", "rows.jsonl", DEST, *arguments, *cluster.options, cwd=work, environment=machine.environment)
     brim("tokenize", "rows.jsonl", tmp_path / "local", *arguments, "--quiet", cwd=work)
@@ -187,7 +187,7 @@ def test_tokenize_to_the_hub(cluster: TestCluster, machine: Machine, work: Path,
 
 
 def test_from_bucket_to_bucket(cluster: TestCluster, s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path) -> None:
-    """Nodes read from one bucket and write to another, for packaged files and for tokens, and store no secret."""
+    """Nodes read from a bucket and write to it, for packaged files and for tokens, and store no secret."""
     files = {f"{n}.bin": bytes([n]) * 100_000 for n in range(6)}
     local = write_files(tmp_path / "files", files)
     for name, data in files.items():
