@@ -506,7 +506,7 @@ def test_the_command(bucket: Bucket, anonymous_environment: dict[str, str], tmp_
 
 
 def test_from_bucket_to_hub(bucket: Bucket, tmp_path: Path) -> None:
-    """Files of a bucket are published to the Hub without a local copy, with the same result as from one."""
+    """Files of a bucket are published to the Hub, and the result verifies against the bucket."""
     address = bucket.put(KINDS["recipe"].files)
     recipe = tmp_path / "scans.toml"
     recipe.write_text(RECIPE)
