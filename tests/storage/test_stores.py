@@ -182,7 +182,7 @@ class TestEveryStore:
         )
 
     def test_damage_is_found(self, destination: StoreDestination, source: Path, cells: dict[str, str]) -> None:
-        """Damage is found by the ETag, or by reading the content of stores with unsuitable ETags, which is printed."""
+        """Damage is found by the ETag. Stores whose ETags do not identify content need --deep, which is printed."""
         run(destination, "build", source, destination.address, "--quiet", *SHARDS)
         name, data = next((n, d) for n, d in destination.content().items() if n.startswith("data/"))
         destination.plant(name, data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
