@@ -101,7 +101,7 @@ def one_run(job: Job, folder: Path, checkout: Path, extra: dict[str, str]) -> tu
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if result.exit_code:
         raise SystemExit(f"{checkout}: exit {result.exit_code}\n{result.output}")
-    for remaining in folder.glob("out*"):
+    for remaining in (*folder.glob("out*"), *folder.glob(".out*")):  # a file has its state next to it
         shutil.rmtree(remaining) if remaining.is_dir() else remaining.unlink()
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return used, result.peak_bytes, result.seconds
