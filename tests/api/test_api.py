@@ -154,7 +154,7 @@ def test_vectors_without_a_destination(corpus: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", [lambda: None, 3, None])
 def test_a_model_that_workers_cannot_import(corpus: Path, tmp_path: Path, model: object) -> None:
-    """The error appears before the job starts and explains how to make the model importable."""
+    """The error comes before the job starts and asks for MODULE:FACTORY."""
     with pytest.raises(brim.ArgumentError, match="model= takes a name") as caught:
         brim.embed(corpus, model, destination=tmp_path / "v.npy", column="text")  # type: ignore[call-overload]
     assert "MODULE:FACTORY" in str(caught.value)

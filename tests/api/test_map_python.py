@@ -255,7 +255,7 @@ def test_four_processes_and_one_is_killed(marks: Path) -> None:
 
 
 def test_a_wait_can_be_stopped(rows: datasets.Dataset, marks: Path) -> None:
-    """The stop flag of a thread or a server ends the wait."""
+    """A Stop request ends the wait for the process that computes the same."""
     second = start(SCRIPT)
     wait_for(lambda: list(marks.iterdir()), "mark")
     stop = brim.Stop()
@@ -309,7 +309,7 @@ def test_sigterm_ends_the_process_as_it_would(marks: Path) -> None:
 
 
 def test_a_thread_has_no_handlers(rows: datasets.Dataset) -> None:
-    """In a thread, brim installs no signal handlers; a Stop request from the thread ends the call."""
+    """In a thread, brim installs no signal handlers; a Stop request from another thread ends the call."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     stop, ended = brim.Stop(), []
 

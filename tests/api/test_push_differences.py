@@ -242,7 +242,7 @@ def test_no_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stop_is_heard(tmp_path: Path) -> None:
-    """A thread or a server can stop a push, and the same call resumes it."""
+    """A Stop request ends the push, and the same call without it succeeds."""
     code = """
     import datasets, brim
     ds, stop = datasets.Dataset.from_dict({"n": [1, 2, 3]}), brim.Stop()
@@ -340,7 +340,7 @@ def test_plain_names(pushed: Pushed, name: str) -> None:
 
 @line("`buckets/ORG/NAME`")
 def test_buckets_by_map(tmp_path: Path) -> None:
-    """Following the hint of the error solves it."""
+    """The destination that the error suggests works with brim.map."""
     code = """
     import datasets, brim
     from huggingface_hub import HfApi

@@ -1,4 +1,4 @@
-"""Functions and datasets on which a map must do what `Dataset.map` does."""
+"""Functions and datasets for which map must give the result of `Dataset.map`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Array2D, ClassLabel, Dataset, Features, Image, LargeList, List, Nifti, Value
 
-TAKES_MIXED = "on_mixed_types" in inspect.signature(Dataset.map).parameters  # from datasets 4.7 on
+TAKES_MIXED = "on_mixed_types" in inspect.signature(Dataset.map).parameters  # since datasets 4.7
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Case:
 
 
 def plain() -> Dataset:
-    """Numbers, text, lists, structs and nulls: 23 rows."""
+    """Return numbers, text, lists, structs and nulls: 23 rows."""
     rows = range(23)
     return Dataset.from_dict(
         {
@@ -44,7 +44,7 @@ def plain() -> Dataset:
 
 
 def typed() -> Dataset:
-    """Types that inference would not choose."""
+    """Return types that inference would not choose."""
     features = Features(
         {
             "small": Value("int32"),

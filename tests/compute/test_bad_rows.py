@@ -1,4 +1,4 @@
-"""Rows that fail with --on-error skip and quarantine: exactly those rows are left out, whatever their batch is."""
+"""Failing rows with --on-error skip and quarantine: only these rows are left out, for any batches."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def result_of(command: list[str], work: Path) -> dict[str, Any]:
 
 
 def expected_vectors(texts: list[str], bad: set[int], batch: int = 32, window: int = 1024) -> dict[int, list[float]]:
-    """The vectors of the planned batches without their bad rows."""
+    """Return the vectors of the planned batches without their bad rows."""
     import zlib
 
     actual: dict[int, list[float]] = {}
@@ -118,7 +118,7 @@ def test_embed_leaves_out_one_row_where_one_row_fails(work: Path, rows: int, bad
 @pytest.mark.parametrize("dest", ["out.npy", "out.safetensors", "out.parquet", "out"])
 @pytest.mark.parametrize("prepare_fails", [0, 1])
 def test_embed_result_depends_only_on_which_rows_are_bad(work: Path, dest: str, prepare_fails: int) -> None:
-    """Several bad rows in one batch, in several batches and windows; all rows of one batch; empty texts among them."""
+    """Bad rows may share a batch, lie in several batches and windows, fill a batch, and include empty texts."""
     texts = captions(2_600)
     longest = sorted(range(1024), key=lambda row: -len(texts[row]))[:32]
     bad = {5, 6, 900, 1023, 1024, 1700, 2599, *longest}
@@ -171,7 +171,7 @@ def test_embed_names_the_row_that_fails_without_on_error(work: Path) -> None:
 
 
 def test_embed_stops_where_a_batch_fails_and_none_of_its_rows_alone(work: Path) -> None:
-    """No row is to blame, so none is left out, and the error states what failed."""
+    """No row alone causes the failure, so none is left out, and the error names the batch."""
     write_texts(work / "rows.jsonl", captions(100))
     for on_error in ("stop", "skip"):
         command = embed_words("out.npy", "--argument", "most=20", "--on-error", on_error)
@@ -183,7 +183,7 @@ def test_embed_stops_where_a_batch_fails_and_none_of_its_rows_alone(work: Path) 
 
 @pytest.mark.parametrize(("unit_size", "kill"), [("1MB", "crash"), ("4KB", "crash"), ("4KB", "memory")])
 def test_embed_leaves_out_the_same_rows_after_its_worker_was_killed(work: Path, unit_size: str, kill: str) -> None:
-    """A unit that is done again counts its bad rows once, whether its worker died or took too much memory."""
+    """A repeated unit counts its bad rows once, whether its worker died or exceeded the memory limit."""
     texts = captions(400)
     for row in (3, 111, 399):
         texts[row] = f"{row} FAIL"
@@ -191,7 +191,7 @@ def test_embed_leaves_out_the_same_rows_after_its_worker_was_killed(work: Path, 
     write_texts(work / "rows.jsonl", texts)
     options = ("--on-error", "quarantine", "--batch-size", "8", "--unit-size", unit_size)
     if kill == "memory":
-        options += ("--workers", "2")  # a worker that runs alone has nothing to be tried again with
+        options += ("--workers", "2")  # a worker that already runs alone is not retried
     result = result_of(embed_words("out.parquet", *options, "--argument", f"kill={kill}"), work)
     assert (work / "killed").exists()
     assert (result["bad_rows"], result["retries"]) == (3, 1)
@@ -261,7 +261,7 @@ def test_map_says_that_a_batch_is_left_out_where_not_splittable(map_work: Path, 
 
 
 def test_map_says_how_many_batches_are_left_out_after_a_resume(map_work: Path) -> None:
-    """Two batches of different sizes in two units, both done before the run that counts them."""
+    """The count covers two batches of different sizes in two units, both done before the run that prints it."""
     texts = [f"{n} FAIL" if n in (700, 2_499) else f"{n} " + "x" * 100 for n in range(2_500)]
     write_texts(map_work / "rows.jsonl", texts)
     command = map_words("--fn", "steps.py:halve", "--on-error", "skip", "--unit-size", "130KB")
@@ -275,7 +275,7 @@ def test_map_says_how_many_batches_are_left_out_after_a_resume(map_work: Path) -
 
 
 def test_map_keeps_rows_whose_batch_fails_only_as_a_whole_where_splittable(map_work: Path) -> None:
-    """Parts of a splittable batch give the same rows, so nothing is lost."""
+    """Parts of a splittable batch give the same rows, so only the failing row is left out."""
     write_texts(map_work / "rows.jsonl", [f"{n} FAIL" if n == 1_234 else f"{n}" for n in range(2_500)])
     forked(*map_words("--fn", "steps.py:together", "--splittable", "--on-error", "skip"), cwd=map_work)
     rows = pq.read_table(map_work / "out" / "data")["id"].to_pylist()

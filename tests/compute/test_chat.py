@@ -1,4 +1,4 @@
-"""brim tokenize --chat from end to end: real files, kills, parts and a bucket."""
+"""brim tokenize --chat end to end: real files, kills, parts and a bucket."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIMIT = "400MB"
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with tokenizers whose templates have marks or none, and a file of conversations."""
+    """A folder with a conversation file and tokenizers whose templates have marks or none."""
     folder = tmp_path_factory.mktemp("chat")
     created = made_tokenizers(folder)
     write_chat_tokenizer(folder / "marked", with_marks(STYLES["chatml"]), created["gpt4"])
@@ -47,7 +47,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokenize(work: Path, source: Any, out: Path | str, *extra: str, tokenizer: str = "marked", **options: Any) -> Any:
-    """The last line of --json."""
+    """Run brim tokenize and return the last line of --json."""
     arguments = ["--tokenizer", tokenizer, "--chat", "--memory", LIMIT, *extra, "--json"]
     return json.loads(brim("tokenize", source, out, *arguments, cwd=work, **options).stdout.splitlines()[-1])
 
@@ -57,7 +57,7 @@ def rows_of(out: Path, split: str = "train") -> list[dict[str, Any]]:
 
 
 def expected(work: Path, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
-    """Ids and labels, character by character, of a conversation in ChatML."""
+    """Return the ids and labels of a conversation in ChatML, computed character by character."""
     raw = tokenizers.Tokenizer.from_file(str(work / "marked/tokenizer.json"))
     text, spans = "", []
     for message in messages:
@@ -74,7 +74,7 @@ def expected(work: Path, messages: list[dict[str, Any]]) -> tuple[list[int], lis
 
 
 def test_ids_and_labels_by_marks_and_by_prefixes(work: Path, tmp_path: Path) -> None:
-    """Both ways give the same rows; kept columns and the attention mask are next to them."""
+    """Marks and prefixes give the same rows; kept columns and the attention mask are next to them."""
     for name in ("marked", "bare"):
         result = tokenize(
             work, "chats.jsonl", tmp_path / name, "--keep-columns", "id", "--attention-mask", tokenizer=name
@@ -92,7 +92,8 @@ def test_ids_and_labels_by_marks_and_by_prefixes(work: Path, tmp_path: Path) -> 
 
 
 def test_every_source_gives_the_same_rows(work: Path, tmp_path: Path) -> None:
-    """JSONL, Parquet with nulls that Arrow has filled in, a list of dicts, and ShareGPT with a table of roles."""
+    """JSONL, Parquet with nulls that Arrow filled in, a list of dicts, and ShareGPT with a table of roles give the same
+    rows."""
     tokenize(work, "chats.jsonl", tmp_path / "jsonl")
     required = [row["labels"] for row in rows_of(tmp_path / "jsonl")]
     rich = [{"messages": [{**m, "tool_calls": None, "x": None} for m in row["messages"]]} for row in ROWS]
@@ -116,7 +117,7 @@ def test_every_source_gives_the_same_rows(work: Path, tmp_path: Path) -> None:
 
 
 def test_prompts_and_completions(work: Path, tmp_path: Path) -> None:
-    """Texts get special tokens and the end of a text; messages get the template. Labels begin after the prompt."""
+    """Texts get special tokens and the end-of-text token; messages get the template. Labels start after the prompt."""
     raw = tokenizers.Tokenizer.from_file(str(work / "marked/tokenizer.json"))
     write_chats(tmp_path / "texts.jsonl", [{"q": "the words", "a": " of a café"}])
     tokenize(work, tmp_path / "texts.jsonl", tmp_path / "texts", "--prompt", "q", "--completion", "a")
@@ -132,7 +133,8 @@ def test_prompts_and_completions(work: Path, tmp_path: Path) -> None:
 
 
 def test_rows_that_are_too_long(work: Path, tmp_path: Path) -> None:
-    """Dropped, truncated or an error; what has no trained token then is an error or skipped, and counted."""
+    """Long rows are dropped, truncated or an error; rows without trained tokens are then an error or skipped, and
+    counted."""
     tokenize(work, "chats.jsonl", tmp_path / "whole")
     lengths = [row["length"] for row in rows_of(tmp_path / "whole")]
     maximum = sorted(lengths)[200]
@@ -162,7 +164,7 @@ def test_rows_that_are_too_long(work: Path, tmp_path: Path) -> None:
 
 
 def test_packing(work: Path, tmp_path: Path) -> None:
-    """Rows hold whole conversations; the same rows whatever the workers and units; nearly full."""
+    """Rows hold whole conversations and are nearly full; workers and units do not change them."""
     options = ("--pack", "512", "--position-ids")
     tokenize(work, "chats.jsonl", tmp_path / "rows", "--max-length", "512")
     result = tokenize(work, "chats.jsonl", tmp_path / "a", *options, "--workers", "1")
@@ -185,7 +187,7 @@ def test_packing(work: Path, tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_quarantined(work: Path, tmp_path: Path) -> None:
-    """A row that cannot be rendered stops the job with its place, or is kept with the reason."""
+    """A row that cannot be rendered stops the job with its position, or is quarantined with the reason."""
     image = {"role": "user", "content": [{"type": "image", "image": "a.png"}]}
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     answer = {"role": "assistant", "content": "c"}
@@ -203,7 +205,7 @@ def test_bad_rows_are_quarantined(work: Path, tmp_path: Path) -> None:
 
 
 def test_templates_that_remove_thoughts(work: Path, tmp_path: Path) -> None:
-    """The error names both ways out, and the template of the user is one of them."""
+    """The error names both solutions, and a template of the user is one of them."""
     messages = [{"role": role, "content": f"<think>{n}</think>{n}"} for n, role in enumerate(["user", "assistant"] * 2)]
     write_chats(tmp_path / "rows.jsonl", [{"messages": messages}])
     (tmp_path / "bare.jinja").write_text(without_marks(THINKING))
@@ -221,7 +223,8 @@ def test_templates_that_remove_thoughts(work: Path, tmp_path: Path) -> None:
 
 
 def test_the_date_is_part_of_the_job(work: Path, tmp_path: Path) -> None:
-    """strftime_now never gives the day of the run: another date is another job, no date always the same."""
+    """strftime_now does not depend on the day of the run: another date is another job, and the default date is
+    fixed."""
     (tmp_path / "dated.jinja").write_text(with_marks(STYLES["dated"]))
     arguments = ("--chat-template", str(tmp_path / "dated.jinja"), "--limit", "1", "--train-on", "all")
     raw = tokenizers.Tokenizer.from_file(str(work / "marked/tokenizer.json"))
@@ -260,7 +263,7 @@ def test_options_that_do_not_go_together(work: Path, tmp_path: Path, options: li
 def test_in_parts_and_in_a_bucket(
     work: Path, tmp_path: Path, s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same shards from a saved plan in two parts and in a bucket as in a folder."""
+    """A saved plan in two parts and a bucket give the same shards as a folder."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     options = ("--pack", "256", "--unit-size", "100KB", "--tokenizer", "marked", "--chat", "--memory", LIMIT, "-q")
@@ -278,7 +281,7 @@ def test_in_parts_and_in_a_bucket(
 
 
 def test_killed_and_resumed(work: Path, tmp_path: Path) -> None:
-    """kill -9 in every part of the job: the output is that of an undisturbed run, bit for bit."""
+    """After kill -9 in every part of the job, the output equals that of an uninterrupted run, bit for bit."""
     arguments = ["tokenize", "chats.jsonl", "--tokenizer", "bare", "--chat", "--pack", "256", "--shuffle", "3"]
     arguments += ["--split-into", "train=0.9,test=0.1", "--unit-size", "30KB", "--memory", LIMIT, "--quiet"]
 

@@ -1,4 +1,4 @@
-"""Chats against transformers: the same ids as `apply_chat_template`, and the masks of `return_assistant_tokens_mask`.
+"""Chats compared with transformers: the ids of `apply_chat_template`, and the masks of `return_assistant_tokens_mask`.
 
 The real templates are those of huggingface/trl (https://github.com/huggingface/trl/tree/main/trl/chat_templates,
 Apache-2.0), read from the installed package: those of Qwen2.5, Qwen3, Llama 3, Phi-3, Gemma, GLM-4, SmolVLM and others.
@@ -36,11 +36,11 @@ from tests.generators.tokenizers import made_tokenizers, prose
 
 pytestmark = pytest.mark.trainers
 KINDS = ["gpt4", "metaspace", "wordpiece"]
-# Templates of TRL with marks, of text models whose templates need nothing but messages.
+# Templates of TRL with marks, for text models whose templates only need messages.
 REAL = ["qwen2_5", "qwen3", "llama3", "phi3", "gemma", "glm4moe", "deepseekv3", "cohere", "qwen3_instruct_2507"]
-# WordPiece gives blanks no token. transformers then marks nothing, or all up to the end of the text; brim marks the
+# WordPiece gives spaces no token. transformers then marks nothing, or all text up to the end; brim marks the
 # tokens that overlap the answer.
-# The prompt for an answer opens a thought, which answers without thoughts do not have.
+# The generation prompt opens a thought, which answers without thoughts do not have.
 OPENS_A_THOUGHT = {"deepseekv3"}
 DROPS_BLANKS = {"wordpiece"}
 
@@ -66,7 +66,7 @@ def load(path: Path, template: str) -> Any:
 
 
 def tokenize(path: Path, template: str, rows: list[dict[str, Any]], **options: Any) -> list[dict[str, Any] | str]:
-    """Return what the step makes of each row, or its error."""
+    """Return the step's result for each row, or its error."""
     import json
 
     texts = {name: [json.dumps(row[name]) if name in row else None for row in rows] for name in ("messages", "tools")}
@@ -85,7 +85,7 @@ def tokenize(path: Path, template: str, rows: list[dict[str, Any]], **options: A
 
 
 def overlapping(tokenizer: Any, template: str, row: dict[str, Any]) -> list[int]:
-    """Return the mask of the tokens whose characters overlap a marked part, found one at a time."""
+    """Return the mask of the tokens whose characters overlap a marked part, computed token by token."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     (text,), (spans,) = render_jinja_template(
@@ -100,7 +100,7 @@ def overlapping(tokenizer: Any, template: str, row: dict[str, Any]) -> list[int]
 
 
 def check(path: Path, kind: str, template: str, marked: str, rows: list[dict[str, Any]]) -> int:
-    """Compare every row; return how many transformers could render."""
+    """Compare every row; return the number of rows that transformers could render."""
     compared = 0
     tokenizer = load(path, template)
     for row, match in zip(rows, tokenize(path, template, rows), strict=True):
@@ -132,7 +132,7 @@ def check(path: Path, kind: str, template: str, marked: str, rows: list[dict[str
 
 @pytest.fixture(autouse=True)
 def january(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The date of `strftime_now` in transformers."""
+    """Return a fixed date for `strftime_now` in transformers."""
     import datetime
 
     from transformers.utils import chat_template_utils
@@ -154,13 +154,13 @@ def all_rows() -> list[dict[str, Any]]:
 def test_marks_and_prefixes_give_the_ids_and_masks_of_transformers(
     tokenizer_files: dict[str, Path], kind: str, style: str
 ) -> None:
-    """Without marks, the oracle is the same template with marks."""
+    """Without marks, the expected masks come from the same template with marks."""
     marked, bare = with_marks(STYLES[style]), without_marks(STYLES[style])
     rows = all_rows()
     if style == "tools":
         call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
         rows.append({"messages": [{"role": "user", "content": "sum"}, call], "tools": [TOOL]})
-        # Nulls inside of arguments are removed at every depth; transformers removes those of messages alone.
+        # brim removes nulls inside arguments at every depth; transformers only removes those of messages.
         rows[-1]["messages"][1] = {"role": "assistant", "tool_calls": [without_inner_null()]}
     assert check(tokenizer_files[kind], kind, marked, marked, rows) >= len(rows) - 2
     assert check(tokenizer_files[kind], kind, bare, marked, rows) >= len(rows) - 2
@@ -173,7 +173,7 @@ def without_inner_null() -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", REAL)
 def test_real_templates_with_marks(tokenizer_files: dict[str, Path], kind: str, name: str) -> None:
-    """Templates of TRL that mark answers, on all conversations that they take."""
+    """Templates of TRL that mark answers are compared on all conversations that they accept."""
     template = read_real(f"{name}_training")
     assert check(tokenizer_files[kind], kind, template, template, all_rows()) >= 2
 
@@ -181,7 +181,8 @@ def test_real_templates_with_marks(tokenizer_files: dict[str, Path], kind: str, 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", REAL)
 def test_real_templates_without_marks(tokenizer_files: dict[str, Path], kind: str, name: str) -> None:
-    """The original templates: the ids of transformers, and labels where prefixes extend each other or an error."""
+    """The original templates give the ids of transformers; labels exist if prefixes extend each other, otherwise an
+    error."""
     template = read_real(name)
     tokenizer, rows, same = load(tokenizer_files[kind], template), all_rows(), 0
     all_values = tokenize(tokenizer_files[kind], template, rows, train_on="all")
@@ -207,7 +208,7 @@ def test_real_templates_without_marks(tokenizer_files: dict[str, Path], kind: st
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_thoughts_that_are_removed(tokenizer_files: dict[str, Path], kind: str) -> None:
-    """Prefixes do not extend each other: an error with both ways out, and both give the masks of the marks."""
+    """Prefixes that do not extend each other are an error with two solutions, and both give the masks of the marks."""
     marked, bare = with_marks(THINKING), without_marks(THINKING)
     messages = [
         {"role": "user", "content": "a"},
@@ -237,7 +238,7 @@ def test_a_message_of_a_megabyte(tokenizer_files: dict[str, Path], kind: str) ->
 
 
 def test_the_step_never_imports_transformers(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
-    """transformers loads the folder once, in a child; the step that workers run is without it."""
+    """A child process loads the folder once with transformers; the step in the workers does not import it."""
     folder = write_chat_tokenizer(tmp_path / "t", with_marks(STYLES["chatml"]), tokenizer_files["gpt4"])
     code = (
         "import sys; import brim.api.chat_plan, brim.compute.steps.template_environment; "

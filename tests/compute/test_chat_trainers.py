@@ -1,4 +1,4 @@
-"""Chats in the trainers that consume them: TRL's SFTTrainer and transformers.Trainer take the datasets as they are."""
+"""TRL's SFTTrainer and transformers.Trainer accept the chat datasets without changes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.generators.chats import STYLES, chat_rows, with_marks, write_chat_tok
 from tests.generators.tokenizers import made_tokenizers
 
 pytestmark = pytest.mark.trainers
-LONGEST = 3000  # tokens of the longest conversation: more than the 1,024 that TRL keeps by default
+LONGEST = 3000  # tokens of the longest conversation: more than TRL's default limit of 1,024
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer whose template marks answers, conversations, and what brim makes of them."""
+    """A tokenizer whose template marks answers, conversations, and the dataset that brim makes of them."""
     folder = tmp_path_factory.mktemp("trainers")
     write_chat_tokenizer(folder / "tokenizer", with_marks(STYLES["chatml"]), made_tokenizers(folder)["gpt4"])
     config = json.loads((folder / "tokenizer/tokenizer_config.json").read_text()) | {"pad_token": "[SEP]"}
@@ -69,7 +69,7 @@ def train_with_trl(work: Path, out: Path, dataset: Any, **options: Any) -> tuple
 
 
 def test_trl_has_the_loss_of_its_own_preparation(work: Path, tmp_path: Path) -> None:
-    """The rows go in as they are: the losses of two steps are those of TRL's own masks, and no token is cut."""
+    """Training on brim's rows gives the losses of TRL's own masks in two steps, and no token is cut."""
     import datasets
 
     raw = datasets.load_dataset("json", data_files=str(work / "chats.jsonl"), split="train")
@@ -83,7 +83,7 @@ def test_trl_has_the_loss_of_its_own_preparation(work: Path, tmp_path: Path) -> 
 
 
 def test_trl_takes_packed_rows(work: Path, tmp_path: Path) -> None:
-    """padding_free with max_length=None: rows of several conversations, none of them cut."""
+    """With padding_free and max_length=None, rows of several conversations are not cut."""
     dataset = load_rows(work, "packed")
     actual, trainer = train_with_trl(work, tmp_path / "packed", dataset, padding_free=True)
     assert len(actual) == 2
@@ -92,7 +92,7 @@ def test_trl_takes_packed_rows(work: Path, tmp_path: Path) -> None:
 
 
 def test_transformers_trainer(work: Path, tmp_path: Path) -> None:
-    """DataCollatorForSeq2Seq pads ids and labels; two steps have the losses of TRL."""
+    """DataCollatorForSeq2Seq pads ids and labels; two steps have the same losses as TRL."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(work / "tokenizer")

@@ -1,4 +1,4 @@
-"""Rows that are read as conversations, rendered and masked: what is refused, and in which words."""
+"""Rows are read as conversations, rendered and masked, or refused with a clear message."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_pair_of_a_text_and_messages_is_refused() -> None:
         with pytest.raises(InputError, match="one has text and the other does not"):
             read_conversation(row, PAIR)
     assert read_conversation({"p": "2+2=", "c": "4"}, PAIR) == TextPair("2+2=", "4")
-    as_texts = {"p": json.dumps([USER]), "c": [ANSWER]}  # a JSON text next to a list is a list, too
+    as_texts = {"p": json.dumps([USER]), "c": [ANSWER]}  # a JSON text next to a list is parsed as a list, too
     assert read_conversation(as_texts, PAIR) == Conversation([USER, ANSWER], 1)
 
 
@@ -94,7 +94,8 @@ def test_conversation_without_an_assistant_names_its_roles(marks: Any, train_on:
     ],
 )
 def test_completion_is_what_follows_the_prompt(prompt: Any, completion: Any, trained: str) -> None:
-    """The start of an answer belongs to the prompt, if an answer comes next; other messages count as a whole."""
+    """The start of an answer belongs to the prompt if the next message is an answer; other messages count as a
+    whole."""
     actual = read_conversation({"p": prompt, "c": completion}, PAIR)
     assert isinstance(actual, Conversation)
     assert trained_texts(without_marks(STYLES["chatml"]), actual, "completion") == [trained]

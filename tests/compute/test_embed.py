@@ -1,4 +1,4 @@
-"""Embedding: rows in, the same rows with their vectors out, whatever the windows, the model and the accidents."""
+"""Embedding returns the input rows with their vectors, for any windows, model and interruptions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = [f"{'word ' * (i * 7 % 23)}{i}" for i in range(300)]
 
 
 def run(options: EmbedStepOptions, table: pa.Table, small: bool = False) -> pa.Table:
-    """As a worker does it: the step travels, and is given its batches."""
+    """Run the step as a worker does: pickle it, then pass its batches."""
     step = pickle.loads(pickle.dumps(EmbedStep(options)))
     step.open(table.schema)
     try:
@@ -56,7 +56,7 @@ def vectors(table: pa.Table, name: str = "embedding") -> Any:
 
 
 def test_rows_stay_in_order_and_batches_are_sorted_in_a_window() -> None:
-    """Batches hold texts of like length; the rows come out as they went in, with what is kept next to them."""
+    """Batches hold texts of similar length; rows and kept columns keep the input order."""
     table = embed("hashing", keep_columns=("id",), batch_size=8, window=5)
     assert table["id"].to_pylist() == [f"k{i}" for i in range(300)]
     expected = np.zeros((300, 4), np.float32)
@@ -70,12 +70,12 @@ def test_rows_stay_in_order_and_batches_are_sorted_in_a_window() -> None:
 
 
 def test_short_of_memory_gives_the_same() -> None:
-    """Without preparing ahead, the batches are the same, and so is every bit."""
+    """When memory is short, batches are not prepared in advance, and the output is the same bit for bit."""
     assert embed("hashing", small=True).equals(embed("hashing"))
 
 
 def test_the_batch_plan_is_part_of_the_facts() -> None:
-    """What changes vectors changes the facts; the device does not."""
+    """Options that change vectors change the facts; the device does not."""
 
     def facts(**options: Any) -> dict[str, Any]:
         model_options = ModelOptions(
@@ -93,7 +93,7 @@ def test_the_batch_plan_is_part_of_the_facts() -> None:
 
 
 def test_a_model_folder_is_known_by_its_content(tmp_path: Path) -> None:
-    """A copy elsewhere is the same model; other weights are another."""
+    """A copy in another folder is the same model; other weights are another model."""
 
     def files(folder: Path, last: bytes) -> str:
         folder.mkdir(parents=True)
@@ -108,7 +108,7 @@ def test_a_model_folder_is_known_by_its_content(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch_size", [7, 8, 32])
 def test_a_device_without_room_gets_halves(batch_size: int) -> None:
-    """Every batch is tried whole, then in halves, and the rows are right."""
+    """Every batch is tried whole, then in halves, and the rows are correct."""
     Small.asked = []
     table = embed("Small", batch_size=batch_size, keep_columns=("id",))
     assert vectors(table, "a")[:, 0].tolist() == [len(text) for text in TEXTS]
@@ -118,7 +118,7 @@ def test_a_device_without_room_gets_halves(batch_size: int) -> None:
 
 
 def test_a_row_that_never_fits_is_named() -> None:
-    """One row alone on the device: nothing more can be done."""
+    """A row that does not fit on the device alone is an error that names it."""
     with pytest.raises(BadRow) as caught:
         embed("Small", loading=ModelOptions(model_arg={"budget": 0}), batch_size=4)
     assert caught.value.rows == 1
@@ -126,7 +126,7 @@ def test_a_row_that_never_fits_is_named() -> None:
 
 
 def test_values_that_are_no_numbers() -> None:
-    """An error that names the row, or kept as they are."""
+    """NaN values are an error that names the row, or are kept unchanged."""
     table = texts_table(["a", "bbbb", "bad", "c"])
     with pytest.raises(BadRow) as caught:
         embed("with_nan", table)
@@ -139,7 +139,7 @@ def test_values_that_are_no_numbers() -> None:
 
 @pytest.mark.parametrize(("bad", "label"), [(None, "null"), ("", "empty")])
 def test_texts_that_are_not_there(bad: str | None, label: str) -> None:
-    """Named by their row, or embedded as an empty text."""
+    """A missing text is an error that names its row, or is embedded as an empty text."""
     table = texts_table(["a", "b", bad])
     with pytest.raises(BadRow) as caught:
         embed("hashing", table)
@@ -150,7 +150,7 @@ def test_texts_that_are_not_there(bad: str | None, label: str) -> None:
 
 @pytest.mark.parametrize("text", [" ", "\n", "\u3000"])
 def test_a_text_of_white_space_is_not_empty(text: str) -> None:
-    """Only null and the empty text are: what white space means is the model's to know."""
+    """Only null and the empty text are empty: the model decides about white space."""
     table = texts_table(["a", "b", text])
     np.testing.assert_array_equal(vectors(embed("hashing", table)), vectors(embed("hashing", table, empty="keep")))
 
@@ -172,7 +172,8 @@ def test_a_text_of_white_space_is_not_empty(text: str) -> None:
     ],
 )
 def test_models_and_columns_that_are_wrong(model: str, options: dict[str, Any], arguments: str) -> None:
-    """An error of brim's, never a traceback; one of the user's function names the rows."""
+    """A wrong model or column is an error of brim without a traceback; an error of the user's function names the
+    rows."""
     if model == "failing":
         with pytest.raises(BadRow) as caught:
             embed(model, batch_size=32, **options)
@@ -201,7 +202,7 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
 
 
 def test_models_that_are_not_there(tmp_path: Path) -> None:
-    """A folder that is missing, and a module."""
+    """A missing model folder or module is an error."""
     for spec in (str(tmp_path / "nowhere"), "no_such_module_here:f"):
         with pytest.raises(InputError, match=r"No module named|does not exist"):
             run(EmbedStepOptions(spec, column="caption"), texts_table())
@@ -220,7 +221,7 @@ def picture(colour: tuple[int, int, int], size: tuple[int, int] = (9, 7)) -> byt
 
 
 def test_images_as_columns_hold_them(tmp_path: Path) -> None:
-    """Bytes with a path, bytes alone, paths with a root; a damaged one is named."""
+    """Images may be bytes with a path, bytes alone, or paths with a root; a damaged image is named."""
     colours = [(i, 2 * i, 255 - i) for i in range(50)]
     files = [picture(colour) for colour in colours]
     for number, content in enumerate(files):
@@ -243,7 +244,7 @@ def test_images_as_columns_hold_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_images_on_which_the_model_fails_are_left_out_alone(early: bool) -> None:
-    """Damaged ones too; the rest of each batch is computed as one batch."""
+    """Damaged images are left out too; the rest of each batch is computed as one batch."""
     colours = [(255, 0, 0) if n in (3, 4, 17) else (0, n, 0) for n in range(20)]
     cells: list[bytes] = [picture(colour) for colour in colours]
     cells[9] = b"no image"
@@ -266,7 +267,7 @@ def test_images_on_which_the_model_fails_are_left_out_alone(early: bool) -> None
     assert [left_out[row] for row in (3, 4, 17)] == ["red"] * 3
     assert result["id"].to_pylist() == [n for n in range(20) if n not in left_out]
     assert vectors(result, "vision")[:, 1].tolist() == [n for n in range(20) if n not in left_out]
-    # Of batches of 8, 8 and 4 rows. Where `encode` fails, parts of the first and the last worked before that.
+    # Of batches of 8, 8 and 4 rows. Before `encode` failed, parts of the first and the last succeeded.
     assert NoRed.worked == [6, 7, 3] if early else NoRed.worked[-1] == 3
 
 
@@ -281,7 +282,7 @@ def test_images_on_which_the_model_fails_are_left_out_alone(early: bool) -> None
     ],
 )
 def test_an_image_path_is_shown_as_the_row_has_it(tmp_path: Path, cell: str, message: str) -> None:
-    """No false absolute path, and no folder of this machine."""
+    """The error shows the path as in the row, not a wrong absolute path or a folder of this machine."""
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "imgs").mkdir(exist_ok=True)
     table = pa.table({"image": pa.array([cell], pa.string())})
@@ -304,7 +305,7 @@ def write_units(folder: Path, table: pa.Table, cuts: list[int]) -> list[Path]:
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npy", ".parquet"])
 def test_finish(tmp_path: Path, suffix: str) -> None:
-    """The file of all units, twice the same; what is kept lies in it, or next to it."""
+    """Finishing twice gives the same file of all units; kept columns are in it, or in a file next to it."""
     if suffix == ".safetensors":
         pytest.importorskip("safetensors", reason="finishing .safetensors is not proved here: not installed")
     table = embed("Small", keep_columns=("id",))
@@ -338,7 +339,7 @@ def _columns(path: Path) -> list[Any]:
 
 
 def test_finish_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash after some rows, or between two renames, leaves nothing that is wrong."""
+    """A crash after some rows, or between two renames, leaves no wrong file, and the next call finishes."""
     table = embed("Small")
     units = write_units(tmp_path / "units", table, [100, 170])
     target, work = tmp_path / "emb.npy", tmp_path / "work"
@@ -374,7 +375,7 @@ def test_finish_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("name", ["emb.npy", "emb.parquet"])
 def test_finish_is_stopped(tmp_path: Path, name: str) -> None:
-    """Whoever watches may stop it at any table; done again it gives the same files, hashed, the vectors last."""
+    """A stop after any table leaves no wrong state: the next call gives the same files and hashes, vectors last."""
     table = embed("Small", keep_columns=("id",))
     paths = write_units(tmp_path / "units", table, [100, 170])
     rows = [100, 70, 130]
@@ -404,7 +405,7 @@ def test_finish_is_stopped(tmp_path: Path, name: str) -> None:
 
 
 def test_finish_without_rows(tmp_path: Path) -> None:
-    """Without units there is no file; a file that is not a unit is refused."""
+    """Without units no file is written; a file that is not a unit is refused."""
     with pytest.raises(InputError, match="no rows"):
         finish_vectors([], tmp_path / "a.npy", tmp_path / "work")
     with pytest.raises(InputError, match="ending"):

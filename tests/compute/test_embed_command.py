@@ -1,4 +1,4 @@
-"""`brim embed` from end to end, with a model of NumPy that needs no torch: files, shards, images, kills, bad values."""
+"""`brim embed` end to end, with a NumPy model without torch: files, shards, images, kills, bad values."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def words(dest: str, *extra: str) -> list[str]:
 
 
 def test_a_model_that_changed_is_noticed(work: Path) -> None:
-    """However brim was started: the folder in which it was typed is not always on Python's path."""
+    """A changed model is noticed for every way to start brim, as the working folder is not always on Python's path."""
     (work / "rows.jsonl").write_text("".join((work / "rows.jsonl").read_text().splitlines(keepends=True)[:20]))
-    forked(*words("v.npy"), cwd=work)  # as the script `brim` does
-    run_brim(*words("v.npy"), cwd=work)  # by `python -m`
+    forked(*words("v.npy"), cwd=work)  # with the script `brim`
+    run_brim(*words("v.npy"), cwd=work)  # with `python -m`
     (work / "mine.py").write_text(MODEL.replace("len(t) *", "2 * len(t) *"))
     refused = forked(*words("v.npy"), check=2, cwd=work)
     assert "the model changed" in refused.stderr
@@ -97,7 +97,7 @@ def expected(dim: int = 6) -> np.ndarray:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("dest", ["emb.safetensors", "emb.npy", "emb.parquet", "emb"])
 def test_every_destination(work: Path, dest: str) -> None:
-    """The vectors in the order of the rows, the kept column next to them, and nothing done twice."""
+    """Vectors are in row order with the kept column next to them, and a second run computes nothing."""
     run_brim(*words(dest, "--keep", "id"), cwd=work)
     if dest.endswith((".safetensors", ".npy")):
         name = "text"
@@ -116,7 +116,7 @@ def test_every_destination(work: Path, dest: str) -> None:
 
 @pytest.mark.long
 def test_killed_at_random_moments(work: Path) -> None:
-    """kill -9 of parent or worker, 30 times over: the file is that of an undisturbed run, bit for bit."""
+    """After 30 kills of parent or worker with SIGKILL, the file equals that of an uninterrupted run, bit for bit."""
     slow = ["--argument", "pause=0.005"]
     run_brim(*words("whole.safetensors", *slow), cwd=work)
     whole = (work / "whole.safetensors").read_bytes()
@@ -160,7 +160,7 @@ def resumed_words(dest: str, *extra: str) -> list[str]:
 
 
 def kill_after(work: Path, command: list[str], rows: int) -> None:
-    """kill -9 of brim and its workers, once the model was given so many rows."""
+    """Kill brim and its workers with SIGKILL after the model has received this many rows."""
     process = start(*command, cwd=work, env={**os.environ, "BRIM_PARTIAL_UNIT_SECONDS": "0.2"})
     try:
         while rows_asked(work) < rows:
@@ -176,7 +176,8 @@ def kill_after(work: Path, command: list[str], rows: int) -> None:
     ["emb.npy", *(pytest.param(dest, marks=pytest.mark.long) for dest in ("emb.safetensors", "emb.parquet", "emb"))],
 )
 def test_embed_resumes_inside_a_unit_after_kill_9(work: Path, dest: str) -> None:
-    """One unit of 1,100 rows, killed twice: the model is given little twice, and the bytes are those of a whole run."""
+    """A unit of 1,100 rows is killed twice: few rows reach the model again, and the bytes equal those of a complete
+    run."""
     (work / "resumed.py").write_text(RESUMED)
     texts = [f"{n} " + "word " * (n % 13) for n in range(1_100)]
     texts[100], texts[101], texts[900] = "100 FAIL", "", "900 FAIL"
@@ -192,20 +193,20 @@ def test_embed_resumes_inside_a_unit_after_kill_9(work: Path, dest: str) -> None
     kill_after(work, resumed_words(dest, *options), 900)
     result = forked(*resumed_words(dest, *options), cwd=work)
     assert "5 rows that failed" in result.stdout  # two of them could not be read
-    # A window has 256 rows, and a receipt is due at the end of every one: each kill loses two windows at most.
+    # A window has 256 rows with a receipt at the end, so each kill loses at most two windows.
     assert needed <= rows_asked(work) <= needed + 2 * 2 * 256
     assert result_digest(work, dest) == whole
 
 
 def result_digest(work: Path, dest: str) -> dict[str, bytes]:
-    """The files of a result by their names below or after it, without ledgers, which hold its arguments."""
+    """Return the files of a result by name, without ledgers, which contain its arguments."""
     files = [path for path in work.rglob("*") if path.is_file() and str(path.relative_to(work)).startswith(dest)]
     remaining = {str(path.relative_to(work)).removeprefix(dest): path.read_bytes() for path in files}
     return {name: data for name, data in remaining.items() if ".brim" not in name and "README" not in name}
 
 
 def test_embed_resumes_inside_a_unit_when_its_worker_was_killed(work: Path) -> None:
-    """The run continues with another worker, which does not begin the unit again."""
+    """The run continues with another worker, which resumes within the unit."""
     (work / "resumed.py").write_text(RESUMED)
     environment = {**os.environ, "BRIM_PARTIAL_UNIT_SECONDS": "0.1"}
     process = start(*resumed_words("emb.npy", "--argument", "pause=0.05"), cwd=work, env=environment)
@@ -219,7 +220,7 @@ def test_embed_resumes_inside_a_unit_when_its_worker_was_killed(work: Path) -> N
 
 
 def test_embed_computes_a_unit_again_whose_source_changed_since_the_receipt(work: Path) -> None:
-    """Results of other rows are not used, though their unit has the same size."""
+    """Results of changed rows are not reused, although their unit has the same size."""
     (work / "resumed.py").write_text(RESUMED)
     kill_after(work, resumed_words("emb.npy"), 600)
     texts = (work / "rows.jsonl").read_text()
@@ -239,7 +240,7 @@ def factory():
 
 
 def test_a_limit_that_is_refused_names_one_with_which_a_factory_runs(work: Path) -> None:
-    """The model takes 200 MB: at no limit below that a number is named that is refused in turn."""
+    """The model takes 200 MB: every limit that an error suggests is sufficient."""
     (work / "heavy.py").write_text(HEAVY)
     command = [argument.replace("mine:factory", "heavy.py:factory") for argument in words("emb.npy")[:-2]]
     for limit in ("50MB", "150MB", "220MB", "260MB"):
@@ -251,7 +252,7 @@ def test_a_limit_that_is_refused_names_one_with_which_a_factory_runs(work: Path)
 
 
 class Advances:
-    """Progress that remembers by how much it moved before the first unit was done."""
+    """A progress object that records its advances before the first unit is done."""
 
     def __init__(self) -> None:
         self.moves: list[int] = []
@@ -273,7 +274,7 @@ class Advances:
 
 
 def test_embed_progress_moves_with_every_batch(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One unit that is one window: what moves before its end are batches."""
+    """With one unit of a single window, progress before its end advances by batches."""
     monkeypatch.chdir(work)
     (work / "resumed.py").write_text(RESUMED)
     (work / "rows.jsonl").write_text("".join((work / "rows.jsonl").read_text().splitlines(keepends=True)[:250]))
@@ -312,7 +313,7 @@ def test_a_folder_of_images(work: Path) -> None:
 
 
 def test_texts_and_images_to_the_hub(work: Path) -> None:
-    """Both vectors in one pass, published with a card, and read back by the real client."""
+    """Both vectors are computed in one pass, published with a card, and read back by the real client."""
     for number in range(6):
         Image.new("RGB", (10 + number, 5), (number, number, number)).save(work / f"{number}.png")
     rows = [{"caption": "word " * number + "!", "path": f"{number}.png"} for number in range(6)]
@@ -337,7 +338,7 @@ def test_unknown_suffix_is_refused_with_the_known_ones(work: Path) -> None:
     assert sorted(work.iterdir()) == before
     run_brim(*words("vec3.foo/"), cwd=work)
     assert (work / "vec3.foo" / "data").is_dir()
-    run_brim(*words("vec3.foo"), cwd=work)  # a folder that exists is one
+    run_brim(*words("vec3.foo"), cwd=work)  # an existing folder
 
 
 def test_kept_columns_are_not_counted_as_a_shard(work: Path) -> None:
@@ -347,7 +348,7 @@ def test_kept_columns_are_not_counted_as_a_shard(work: Path) -> None:
 
 @pytest.mark.parametrize("name", ["emb.npy", "emb.npy.rows.parquet"])
 def test_another_file_of_that_name_is_not_replaced(work: Path, name: str) -> None:
-    """Neither that of the vectors nor that of the kept columns, unless it shall be; a refused job leaves nothing."""
+    """A foreign file of vectors or kept columns is only replaced with --fresh; a refused job leaves no files."""
     (work / name).write_bytes(b"mine")
     before = sorted(work.iterdir())
     assert f"{name} already exists, and brim did not write it" in run_brim(*words("emb.npy"), cwd=work, check=2).stderr
@@ -359,7 +360,7 @@ def test_another_file_of_that_name_is_not_replaced(work: Path, name: str) -> Non
 
 
 def test_a_source_is_not_replaced(work: Path) -> None:
-    """The file that is read is refused as DEST, --fresh or not, and stays as it is."""
+    """The source file is refused as DEST, also with --fresh, and stays unchanged."""
     pq.write_table(pa.table({"text": ["a", "b"]}), work / "src.parquet")
     before = (work / "src.parquet").read_bytes()
     for dest in ("src.parquet", "./src.parquet"):
@@ -371,7 +372,7 @@ def test_a_source_is_not_replaced(work: Path) -> None:
 
 @pytest.mark.parametrize("dest", ["emb.npy", "emb.parquet", "emb.safetensors"])
 def test_rows_that_are_left_out_are_kept(work: Path, dest: str) -> None:
-    """In a file next to the vectors, which reports it; it goes when the job is done again without such rows."""
+    """Left-out rows are in a file next to the vectors; it is removed when the job runs again without such rows."""
     bad = words(dest, "--argument", "bad=333", "--on-error", "quarantine")
     remaining = work / f"{dest}.quarantine.parquet"
     assert f"kept in {remaining}" in " ".join(run_brim(*bad, cwd=work).stdout.split())
@@ -402,7 +403,7 @@ main()
 @pytest.mark.parametrize("method", ["kill", "full"])
 @pytest.mark.parametrize("dest", ["emb.npy", "emb.parquet", "emb.safetensors"])
 def test_cut_between_the_file_and_its_ledger(work: Path, dest: str, method: str) -> None:
-    """The next run knows the file as its own, computes nothing again, and leaves no files behind."""
+    """The next run recognizes the file as its own, computes nothing again, and leaves no temporary files."""
     command = [sys.executable, "-c", CUT, *words(dest, "--keep", "id")]
     cut = subprocess.run(
         command, cwd=work, env=os.environ | {"CUT": method}, capture_output=True, text=True, check=False
@@ -418,7 +419,7 @@ def test_cut_between_the_file_and_its_ledger(work: Path, dest: str, method: str)
 
 
 def test_half_a_file_of_another_job_is_not_gone_on_with(work: Path) -> None:
-    """Work that a killed run left is of its own job alone, and goes with --fresh."""
+    """Partial work of another job is not resumed, and --fresh removes it."""
     run_brim(*words("emb.npy"), cwd=work)
     hidden = work / ".emb.npy.brim"
     (hidden / "units").mkdir()

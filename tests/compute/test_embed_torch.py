@@ -1,4 +1,4 @@
-"""Embedding with real models: all-MiniLM-L6-v2 as a package carries it, and small ones made from a configuration."""
+"""Embedding with real models: all-MiniLM-L6-v2 from a package, and small ones created from a configuration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CAPTIONS = [" ".join(ARGUMENTS[(i * k) % len(ARGUMENTS)] for k in range(1, 2 + i
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take minutes."""
+    """Use one thread, because threads that wait for each other on a busy machine take minutes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -51,7 +51,7 @@ def minilm() -> str:
 
 @pytest.fixture(scope="module")
 def word_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A tokenizer of whole words."""
+    """Save a tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -118,7 +118,7 @@ def pictures() -> pa.Array:
 
 
 def test_minilm_is_what_encode_gives(minilm: str, tmp_path: Path) -> None:
-    """The same vectors as SentenceTransformer.encode, to the last bits; and the same file twice."""
+    """Vectors equal those of SentenceTransformer.encode up to the last bits, and two runs give the same file."""
     from sentence_transformers import SentenceTransformer
 
     texts = [caption * (1 + i % 3) for i, caption in enumerate(CAPTIONS)]
@@ -135,7 +135,7 @@ def test_minilm_is_what_encode_gives(minilm: str, tmp_path: Path) -> None:
 
 
 def test_minilm_in_other_types(minilm: str, tmp_path: Path) -> None:
-    """bfloat16 stays itself where the file has it, and is float32 elsewhere."""
+    """bfloat16 is kept if the file format supports it, and becomes float32 otherwise."""
     model_options = ModelOptions(dtype="bfloat16", device="cpu")
     options = EmbedStepOptions(minilm, column="caption", normalize=True, loading=model_options, keep_bfloat16=True)
     bits = run(options, texts_table(CAPTIONS[:5]))
@@ -153,7 +153,7 @@ def test_minilm_in_other_types(minilm: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("projection", [True, False])
 def test_clip_gives_text_and_vision_in_one_pass(clip: str, projection: bool) -> None:
-    """Both halves, projected into one space or with the sizes that they have."""
+    """Text and image vectors are projected into one space, or keep the sizes of their towers."""
     table = pa.table({"caption": CAPTIONS, "image": pictures()})
     model_options = ModelOptions(projection=projection, device="cpu")
     options = EmbedStepOptions(clip, column="caption", image="image", batch_size=8, loading=model_options)
@@ -195,14 +195,14 @@ def test_text_models_of_transformers(bert: str, word_model: Any, pooling: Any) -
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
-    """An error that states what --model takes."""
+    """The error states which models --model accepts."""
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError):
         run(EmbedStepOptions(str(tmp_path), column="caption"), texts_table())
 
 
 def test_the_command_with_a_real_model(minilm: str, tmp_path: Path) -> None:
-    """`brim embed` gives what `encode` gives, and the same bytes after kill -9 at several moments."""
+    """`brim embed` gives the vectors of `encode`, and the same bytes after kill -9 at several moments."""
     from sentence_transformers import SentenceTransformer
 
     texts = [f"{caption}, number {number}" for number, caption in enumerate(CAPTIONS * 10)]
@@ -241,7 +241,7 @@ def test_the_command_with_a_real_model(minilm: str, tmp_path: Path) -> None:
 
 
 def test_max_tokens_above_the_positions_of_a_model_is_refused(minilm: str, bert: str, clip: str) -> None:
-    """Before the first row, with the number of positions; as many as there are work."""
+    """The error comes before the first row and states the number of positions; exactly that number works."""
     for model, positions in ((minilm, 512), (bert, 512), (clip, 16)):
         table = texts_table(["word " * 2_000, "a dog"])
         options = EmbedStepOptions(
@@ -255,7 +255,7 @@ def test_max_tokens_above_the_positions_of_a_model_is_refused(minilm: str, bert:
 
 
 def test_positions_of_models_with_and_without_a_table() -> None:
-    """RoBERTa counts from its padding; rotary positions have no end."""
+    """RoBERTa counts positions from its padding index; rotary positions have no maximum."""
     from brim.compute.steps.transformers_models import text_positions
 
     sizes: dict[str, Any] = {"vocab_size": 9, "hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 1}
@@ -268,7 +268,8 @@ def test_positions_of_models_with_and_without_a_table() -> None:
 
 
 def test_a_limit_that_is_refused_names_one_with_which_minilm_runs(minilm: str, tmp_path: Path) -> None:
-    """Whether torch, the library or the model do not fit; where a batch does not, no number is named."""
+    """A sufficient limit is named if torch, the library or the model do not fit; if a batch does not fit, none is
+    named."""
     texts = [" ".join(ARGUMENTS[n * k % len(ARGUMENTS)] for k in range(5 + 3 * n)) for n in range(40)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     command = [sys.executable, "-m", "brim", "embed", "texts.jsonl", "v.npy", "--model", minilm, "--column", "text"]

@@ -1,4 +1,4 @@
-"""Every encoder gives the ids of the reference, and one that does not is found out."""
+"""Every encoder gives the ids of the reference, and a wrong encoder is detected."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def proved(path: Path) -> tuple[ProvedEncoder, LoadedTokenizer]:
 def loaded(path: Path) -> LoadedTokenizer:
     try:
         return LoadedTokenizer(path.read_bytes(), path.name)
-    except InputError as error:  # 1.x does not take a prefix space
+    except InputError as error:  # 1.x does not support a prefix space
         pytest.skip(error.message)
 
 
@@ -63,7 +63,7 @@ def differing(ours: Encoded, theirs: Encoded, texts: pa.Array) -> list[str]:
 
 @pytest.mark.parametrize("kind", FAST)
 def test_fuzz_texts_have_the_same_ids(tokenizer_files: dict[str, Path], kind: str) -> None:
-    """Texts of every kind of character: no difference, and the fast way is not left."""
+    """For texts with all kinds of characters, the fast encoder is used and gives the same ids."""
     compare_fuzz(tokenizer_files[kind], FUZZ)
 
 
@@ -86,7 +86,7 @@ def compare_fuzz(path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("kind", FAST)
 def test_any_text_has_the_same_ids(tokenizer_files: dict[str, Path], kind: str) -> None:
-    """Whatever hypothesis thinks of, with marks and special tokens among it."""
+    """Texts that hypothesis generates, including marks and special tokens, have the same ids."""
     encoder, reference = proved(tokenizer_files[kind])
     marks = st.characters(categories=["Mn", "Mc", "Me"])
     segments = st.one_of(st.text(min_size=1), marks, st.sampled_from([*SPECIALS, "\r\n", "'s", " ", "▁"]))
@@ -103,7 +103,7 @@ def test_any_text_has_the_same_ids(tokenizer_files: dict[str, Path], kind: str) 
 
 @pytest.mark.parametrize("kind", ["bpe", "llama3", "metaspace"])
 def test_a_word_of_megabytes(tokenizer_files: dict[str, Path], kind: str) -> None:
-    """4 MB without a space, which is cut in pieces by the reference, has the ids that the reference gives."""
+    """A text of 4 MB without a space has the ids of the reference."""
     pytest.importorskip("gigatoken")
     text = "splitswordsnumbers" * (4_000_000 // 18)
     ids = [run(tokenizer_files[kind], [text], fast)[0] for fast in (True, False)]
@@ -130,7 +130,7 @@ def run(path: Path, texts: list[str | None], fast: bool, **options: Any) -> list
 def test_options_mean_the_same_for_every_encoder(
     tokenizer_files: dict[str, Path], kind: str, options: dict[str, Any]
 ) -> None:
-    """Special tokens, truncation, the end, and long documents in pieces."""
+    """Special tokens, truncation, end tokens, and split long documents are the same for every encoder."""
     pytest.importorskip("gigatoken")
     texts = [prose(40), None, "", "a", prose(3000), " ", prose(20, 3), *SPECIALS]
     ids = [run(tokenizer_files[kind], texts, fast, long_chars=4000, **options) for fast in (True, False)]
@@ -139,7 +139,7 @@ def test_options_mean_the_same_for_every_encoder(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_kinds_that_were_tried_are_fast(tokenizer_files: dict[str, Path], kind: str) -> None:
-    """WordPiece, Unigram and splitters that no one compared stay with the reference; so does what is merely odd."""
+    """WordPiece, Unigram, untested pre-tokenizers and unusual settings use the reference."""
     assert (kind_of(tokenizer_files[kind].read_bytes()) is not None) == (kind in FAST)
     content = json.loads(tokenizer_files[kind].read_bytes())
     content["normalizer"] = {"type": "NFKD"}
@@ -147,7 +147,7 @@ def test_only_kinds_that_were_tried_are_fast(tokenizer_files: dict[str, Path], k
 
 
 class Wrong:
-    """Gives what the reference gives, but for one word."""
+    """An encoder that is only wrong for a single word."""
 
     encoder = "wrong 1.0"
 
@@ -164,7 +164,7 @@ class Wrong:
 
 
 def test_a_wrong_encoder_is_caught_at_once(tokenizer_files: dict[str, Path]) -> None:
-    """By the fixed set before the first text; by the first texts; by the sample after them."""
+    """A wrong encoder is detected by the fixed texts, by the first texts of the data, or by the later samples."""
     reference = loaded(tokenizer_files["bpe"])
     assert "Straße" in ProvedEncoder(Wrong(reference, "Straße"), reference, FastKind(False, ())).differed
     encoder = ProvedEncoder(Wrong(reference, "zebra"), reference, FastKind(False, ()))
@@ -179,12 +179,12 @@ def test_a_wrong_encoder_is_caught_at_once(tokenizer_files: dict[str, Path]) -> 
         late.encode(pa.array(["the zebra"]))  # number 500
     unseen = ProvedEncoder(Wrong(reference, "zebra"), reference, FastKind(False, ()))
     unseen.encode(pa.array(["a b"] * 501))
-    unseen.encode(pa.array(["the zebra"]))  # number 501 is in no sample: this is a sample, not a proof of each text
+    unseen.encode(pa.array(["the zebra"]))  # number 501 is in no sample: samples cannot prove each text
     assert unseen.differed == ""
 
 
 def test_texts_in_doubt_go_to_the_reference(tokenizer_files: dict[str, Path]) -> None:
-    """Marks in a row, and code points on which tables of Unicode differ, never reach the fast encoder."""
+    """Sequences of marks, and code points that differ between Unicode tables, go to the reference encoder."""
     reference = loaded(tokenizer_files["qwen"])
     observed: list[str] = []
 
@@ -202,7 +202,7 @@ def test_texts_in_doubt_go_to_the_reference(tokenizer_files: dict[str, Path]) ->
 
 
 def with_added(path: Path, folder: Path, added: list[tuple[str, dict[str, bool]]]) -> Path:
-    """A copy of a tokenizer with tokens added after its vocabulary."""
+    """Copy a tokenizer and add tokens after its vocabulary."""
     record = json.loads(path.read_bytes())
     vocab = record["model"]["vocab"]
     first = 1 + max([*vocab.values(), *(token["id"] for token in record["added_tokens"])])
@@ -258,11 +258,11 @@ SEGMENTS = [
 def test_added_tokens_have_the_ids_of_the_reference(
     tokenizer_files: dict[str, Path], tmp_path: Path, kind: str, added: str
 ) -> None:
-    """Tokens of the user in composed, decomposed and ordinary texts: a tokenizer that is taken gives the same ids."""
+    """In composed, decomposed and plain texts, an accepted tokenizer with added tokens gives the same ids."""
     pytest.importorskip("gigatoken")
     path = with_added(tokenizer_files[kind], tmp_path, ADDED[added])
     if kind_of(path.read_bytes()) is None:
-        return  # the reference encodes
+        return  # the reference encodes these
     encoder, reference = proved(path)
     draw = random.Random(f"{kind} {added}")
     texts = pa.array(["".join(draw.choices(SEGMENTS, k=draw.randrange(1, 7))) for _ in range(1500)])
@@ -283,7 +283,7 @@ def test_tokenizers_with_ordinary_added_tokens_stay_fast(
 
 
 def test_decomposed_accents_in_rows_that_no_sample_sees(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
-    """2,000 rows, three of them decomposed and with added words, none among the rows that both encoders do."""
+    """Three of 2,000 rows are decomposed and contain added tokens, and none of them is in the compared samples."""
     path = with_added(tokenizer_files["qwen"], tmp_path, [("façade", {}), ("Genève", {})])
     encoder, reference = proved(path)
     rows = [f"Une façade à Genève {number}" for number in range(2000)]
@@ -296,7 +296,7 @@ def test_decomposed_accents_in_rows_that_no_sample_sees(tokenizer_files: dict[st
 
 
 def test_an_added_token_after_the_first_fifty_is_probed(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
-    """A fast encoder that is wrong about the last of 300 added tokens is caught before the first text."""
+    """A fast encoder that is wrong about the last of 300 added tokens is detected before the first text."""
     path = with_added(tokenizer_files["bpe"], tmp_path, [(f"<|{number}|>", RAW) for number in range(300)])
     reference, kind = loaded(path), kind_of(path.read_bytes())
     assert kind is not None
@@ -306,14 +306,14 @@ def test_an_added_token_after_the_first_fifty_is_probed(tokenizer_files: dict[st
 def test_one_added_token_inside_another_in_a_row_that_no_sample_sees(
     tokenizer_files: dict[str, Path], tmp_path: Path
 ) -> None:
-    """60 reserved tokens come before the two: the tokenizer is the reference's from the start."""
+    """60 reserved tokens come before the two, so the tokenizer uses the reference from the start."""
     reserved = [(f"<|{number}|>", RAW) for number in range(60)]
     path = with_added(tokenizer_files["bpe"], tmp_path, [*reserved, ("zqx", RAW), ("zqxv", {})])
     assert kind_of(path.read_bytes()) is None
 
 
 def test_composed_texts_stay_with_the_fast_encoder(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
-    """Only texts in which NFC can change what is an added token go to the reference."""
+    """A text goes to the reference only if NFC could change an added token in it."""
     path = with_added(tokenizer_files["qwen"], tmp_path, [("façade", {}), ("<|im_end|>", RAW)])
     encoder, _ = proved(path)
     texts = ["Une façade à Genève", "e\u0301te\u0301", "क\u093cलम", "한국어", "<|im_end|>é", "a <|im_end|>\u0338"]
@@ -323,7 +323,7 @@ def test_composed_texts_stay_with_the_fast_encoder(tokenizer_files: dict[str, Pa
 
 @pytest.fixture
 def partial(tokenizer_files: dict[str, Path], tmp_path: Path) -> Path:
-    """Byte-level BPE whose vocabulary lacks most of the 256 bytes, as trained without an initial alphabet."""
+    """Train byte-level BPE whose vocabulary has few of the 256 bytes, as without an initial alphabet."""
     content = json.loads(tokenizer_files["bpe"].read_bytes())
     remaining = [
         token for token in content["model"]["vocab"] if token in SPECIALS or token in "splitwordsandnumbers012345Ġ"
@@ -336,7 +336,8 @@ def partial(tokenizer_files: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def test_auto_uses_the_reference_where_the_fast_encoder_cannot_load(partial: Path, tmp_path: Path) -> None:
-    """The job runs and says why; --encoder fast is refused in words; the bytes are those of --encoder reference."""
+    """The job runs with the reference and states the reason; --encoder fast is refused. The bytes equal those of
+    --encoder reference."""
     pytest.importorskip("gigatoken")
     loaded(partial)
     source = tmp_path / "texts.jsonl"
@@ -361,7 +362,7 @@ def test_auto_uses_the_reference_where_the_fast_encoder_cannot_load(partial: Pat
 
 
 def test_text_that_is_not_utf8_is_refused(tokenizer_files: dict[str, Path]) -> None:
-    """The row is named, whoever encodes: gigatoken would end the process."""
+    """With every encoder, the error names the row; gigatoken alone would crash."""
     step = TokenizeStep(find_tokenizer(tokenizer_files["gpt4"]))
     step.open(SCHEMA)
     bad = pa.array([b"good", b"\xed\xa0\x80 lone surrogate"]).view(pa.string())
@@ -372,7 +373,7 @@ def test_text_that_is_not_utf8_is_refused(tokenizer_files: dict[str, Path]) -> N
 
 
 def test_choices(tokenizer_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """reference never asks for the fast one; fast says why it cannot be had."""
+    """`reference` does not look up the fast encoder; `fast` states why it is not available."""
     data = tokenizer_files["bpe"].read_bytes()
     assert choose("reference", data) is None
     with pytest.raises(InputError, match=r"encoder.* takes auto, reference or fast"):
@@ -387,7 +388,7 @@ def test_choices(tokenizer_files: dict[str, Path], monkeypatch: pytest.MonkeyPat
 
 
 def test_the_generation_is_a_fact_from_1_on(tokenizer_files: dict[str, Path]) -> None:
-    """Jobs that were made before know nothing of it, and continue with 0.2x."""
+    """Jobs of earlier versions do not have this fact, and resume with tokenizers 0.2x."""
     facts = TokenizeStep(find_tokenizer(tokenizer_files["bpe"])).facts
     assert facts.get("tokenizers_generation", 0) == generation()
     assert ("tokenizers_generation" in facts) == (generation() == 1)
@@ -413,7 +414,7 @@ class Tokenizer:
 
 @pytest.mark.skipif(generation() == 1, reason="the fake one is made of 0.2x")
 def test_a_job_leaves_a_wrong_encoder(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
-    """A real job: the unit is done again by the reference, the text is reported, and the bytes are the reference's."""
+    """In a real job, the reference repeats the unit, the text is reported, and the bytes are the reference's."""
     fake = tmp_path / "fake"
     (fake / "gigatoken").mkdir(parents=True)
     (fake / "gigatoken" / "__init__.py").write_text(_FAKE)
@@ -457,7 +458,8 @@ def test_a_job_leaves_a_wrong_encoder(tokenizer_files: dict[str, Path], tmp_path
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["bpe", "qwen"])
 def test_the_table_of_code_points_is_complete(tokenizer_files: dict[str, Path], kind: str) -> None:
-    """Where the encoders differ on a code point of the first two planes, it is in the table; without NFC none is."""
+    """Every code point of the first two planes on which the encoders differ is in the table; without NFC none
+    differs."""
     pytest.importorskip("gigatoken")
     loaded(tokenizer_files[kind])
     every = [point for point in range(0, 0x20000, 1 if kind == "qwen" else 5) if not 0xD800 <= point < 0xE000]
@@ -467,7 +469,7 @@ def test_the_table_of_code_points_is_complete(tokenizer_files: dict[str, Path], 
 
 
 def test_words_that_never_come_again_do_not_fill_the_memory(tokenizer_files: dict[str, Path]) -> None:
-    """gigatoken keeps every word: 22 MB of new ones would take 200 MB. It is loaded anew, and the ids stay the same."""
+    """gigatoken caches every word: 22 MB of new words would take 200 MB. It is reloaded, and the ids stay the same."""
     pytest.importorskip("gigatoken")
     encoder, maximum = FastEncoder(tokenizer_files["bpe"].read_bytes()), 0
     draw = np.random.default_rng(3)
@@ -484,7 +486,7 @@ def test_words_that_never_come_again_do_not_fill_the_memory(tokenizer_files: dic
 
 @pytest.mark.parametrize("row", [b'{"text": "a\\ud83d"}', b'{"text": "a", "text": "b"}', b'{"text": "a"}\n{"text": 5}'])
 def test_json_is_not_parsed_by_what_reads_other_values(row: bytes) -> None:
-    """polars accepts JSON that pyarrow refuses, which is why brim does not parse with it."""
+    """polars accepts JSON that pyarrow refuses, so brim does not parse with polars."""
     polars = pytest.importorskip("polars")
     with pytest.raises(pa.ArrowInvalid):
         pyarrow.json.read_json(pa.BufferReader(row))

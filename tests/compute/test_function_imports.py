@@ -42,7 +42,7 @@ def relative_module(x):
     return clean.g(x)
 """,
 }
-# The script, and whether an edit of what is not used leaves the digest alone.
+# The script, and whether an edit of unused code leaves the digest unchanged.
 STYLES = {
     "import a.b.c": ("import mylib.text.clean\ndef f(x): return mylib.text.clean.g(x)", True),
     "import a.b.c as d": ("import mylib.text.clean as c\ndef f(x): return c.g(x)", True),
@@ -88,7 +88,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def digests(folder: Path, styles: Iterable[str] = STYLES) -> dict[str, str]:
-    """Of each `f`, in a fresh process that writes no bytecode: files are edited within a second."""
+    """Return the digest of each `f`, in a new process without bytecode, because files change within a second."""
     names = [f"script{number}" for number, _ in enumerate(styles)]
     write_files(folder, {f"{name}.py": STYLES[style][0].encode() for name, style in zip(names, styles, strict=True)})
     arguments = [sys.executable, "-B", "-P", "-c", PRINT, *names]

@@ -1,4 +1,4 @@
-"""Functions travel to other processes, and are known again when they come back."""
+"""Functions are sent to other processes, and their digests identify them again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from brim.errors import InputError
 
 FACTOR = 3
 
-# what a script does to send functions away: the worker prints what each gives for 5
+# the script pickles functions; the worker prints their results for 5
 SENDER = """
 import pickle, subprocess, sys
 from brim.compute.steps.functions import Shipped
@@ -37,7 +37,7 @@ def times(value: int) -> int:
 
 
 class Adder:
-    """A callable object, with a method."""
+    """A callable object with a method."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -58,7 +58,7 @@ def run(script: Path, *args: str, code: str = "") -> str:
 
 
 def test_functions_of_a_script_travel(tmp_path: Path) -> None:
-    """Lambdas, closures, globals of __main__, objects and neighbours work, without a main guard."""
+    """Lambdas, closures, globals of __main__, objects and called functions work without a main guard."""
     (tmp_path / "neighbour.py").write_text("K = 100\ndef far(x): return x + K\n")
     script = tmp_path / "script.py"
     script.write_text(
@@ -84,13 +84,13 @@ send(uses_global, calls_other, closure(4), lambda x: neighbour.far(x), functools
 
 
 def test_functions_without_a_file_travel(tmp_path: Path) -> None:
-    """What was typed, as in a notebook, travels too."""
+    """Functions typed interactively, as in a notebook, can be sent too."""
     code = SENDER + "\nk = 2\ndef typed(x): return x * k\nsend(typed, lambda x: typed(x) + 1)\n"
     assert run(tmp_path / "x", code=code) == "[10, 11]"
 
 
 def test_functions_of_files_travel(tmp_path: Path) -> None:
-    """A function given as file.py:function is loaded from there again, also inside a partial."""
+    """A function from file.py:function is loaded from this file in the worker, also inside a partial."""
     (tmp_path / "side.py").write_text("N = 9\n")
     (tmp_path / "json.py").write_text("import side\ndef f(x, more=0): return x + side.N + more\n")
     code = "from brim.compute.steps.functions import load_function\nimport functools\n"
@@ -123,7 +123,7 @@ def test_importable_functions_travel_by_name() -> None:
     ],
 )
 def test_bad_names(where: str, report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that does not exist is an error that names it."""
+    """The error shows the missing name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("\nraise ValueError('at once')\n")
     (tmp_path / "wrong.py").write_text("def f(:\n")
@@ -142,7 +142,7 @@ def test_text_that_names_no_function_is_refused_with_what_to_write(where: str) -
 
 
 def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
-    """The variable that holds a lock is named, however deep it is."""
+    """The error names the variable that holds a lock, at any depth."""
     lock = threading.Lock()
     retained = {"inner": [lock]}
     with pytest.raises(InputError, match=r"the variable 'lock' \(a _thread.lock\)"):
@@ -157,7 +157,7 @@ DIGEST = "import sys\nfrom brim.compute.steps.function_digest import function_di
 
 
 def digest_of(tmp_path: Path, body: str, name: str = "script.py") -> str:
-    """The digest of `f` in a fresh process."""
+    """Return the digest of `f` in a new process."""
     script = tmp_path / name
     script.write_text(DIGEST + body + "\nd = function_digest(f)\nprint(d.value, d.stable)\n")
     return run(script)
@@ -187,7 +187,7 @@ f = make(3)
 
 
 def test_digests_are_the_same_in_other_processes(tmp_path: Path) -> None:
-    """Not even moved lines, another file, comments or another order of a dict change a digest."""
+    """Moved lines, another file, comments or another order of a dict do not change a digest."""
     first = digest_of(tmp_path, BASE)
     assert first.endswith("True")
     moved_path = BASE.replace("def helper", "\n# a comment\n\n\ndef helper")
@@ -215,7 +215,7 @@ def test_digests_are_the_same_in_other_processes(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_digests_follow_what_is_used(old: str, new: str, tmp_path: Path) -> None:
-    """Code, closures, defaults, globals, classes and their attributes all count."""
+    """Code, closures, defaults, globals, classes and their attributes all change the digest."""
     assert old in BASE
     scope: dict[str, Any] = {"__name__": "__main__"}
     second: dict[str, Any] = {"__name__": "__main__"}
@@ -249,18 +249,18 @@ def test_digests_follow_decorators_of_functools(old: str, new: str, tmp_path: Pa
     for text in (DECORATED, DECORATED, DECORATED.replace(old, new)):
         scope: dict[str, Any] = {"__name__": "__main__"}
         exec(text, scope)
-        scope["f"](0)  # caches are not part of it
+        scope["f"](0)  # caches are ignored
         digests.append(function_digest(scope["f"]))
     assert digests[0] == digests[1] != digests[2]
     assert digests[0].stable
 
 
 def test_digests_reach_into_own_modules(tmp_path: Path) -> None:
-    """What a function takes from a module of the user's own counts, what it leaves there does not."""
+    """The digest covers the parts of the user's modules that a function uses, and ignores the others."""
     body = "import own\ndef f(row): return own.clean(row)"
     module = "def clean(row): return {'r': 1}\ndef unused(): return 1\n"
     actual = []
-    # Of other sizes: bytecode that Python kept is known by the second and the size of its source.
+    # The sizes differ because Python identifies cached bytecode by the second and the size of its source.
     for text in (module, module.replace("return 1\n", "return 20\n"), module.replace(": 1}", ": 300}")):
         (tmp_path / "own.py").write_text(text)
         actual.append(digest_of(tmp_path, body))
@@ -273,7 +273,7 @@ def test_digests_reach_into_own_modules(tmp_path: Path) -> None:
 
 
 def test_recursion_ends() -> None:
-    """Functions that call each other, and lists that hold themselves, have digests."""
+    """Mutually recursive functions and lists that contain themselves have digests."""
     loop: list[Any] = [1]
     loop.append(loop)
 
@@ -288,7 +288,7 @@ def test_recursion_ends() -> None:
 
 
 def test_tokenizers_have_stable_digests(tmp_path: Path) -> None:
-    """A tokenizer in a closure is known by its content, before and after it was used."""
+    """The digest of a tokenizer in a closure depends on its content, and using it does not change the digest."""
     pytest.importorskip("tokenizers")
     body = """
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -304,7 +304,7 @@ f({"x": "a b"}) if len(sys.argv) > 1 else None
 
 
 def test_what_has_no_content_is_said_to_be_unstable() -> None:
-    """A digest over a lock exists, but states that it is not to be relied on."""
+    """A digest over a lock exists, but is marked as unstable."""
     lock = threading.Lock()
     actual = function_digest(lambda: lock)
     assert isinstance(actual, Digest)
@@ -313,7 +313,7 @@ def test_what_has_no_content_is_said_to_be_unstable() -> None:
 
 
 def test_arrays_count_by_content() -> None:
-    """Equal arrays are the same wherever they are; a dtype or a shape makes a difference."""
+    """Equal arrays have the same digest in any memory; dtype and shape change it."""
     array = np.arange(12.0)
     assert function_digest(array) == function_digest(array.copy())
     assert function_digest(array) == function_digest(np.repeat(array, 2)[::2])

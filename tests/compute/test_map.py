@@ -1,4 +1,4 @@
-"""`brim map` and `brim.map` from end to end: real workers, every kind of source, and `Dataset.map` next to it."""
+"""`brim map` and `brim.map` end to end: real workers, every kind of source, and comparison with `Dataset.map`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def map_command(work: Path, out: Path, fn: str, *extra: str) -> subprocess.Compl
 
 
 def test_the_command(work: Path, tmp_path: Path) -> None:
-    """The written content loads, is proved, and is not done again; what the function prints is shown."""
+    """The output loads and verifies, a second run computes nothing, and prints of the function are shown."""
     out = tmp_path / "out"
     result = map_command(work, out, "steps.py:length")
     assert re.search(r"worker [12]: hello", result.stderr)
@@ -110,7 +110,7 @@ def test_rows_per_shard(work: Path, tmp_path: Path, format: str) -> None:
 
 
 def test_to_the_hub(work: Path, tmp_path: Path) -> None:
-    """Computed here, published there, proved, and known again."""
+    """Rows computed locally are published to the Hub, verify, and are not computed again."""
     with TestHub(tmp_path / "hub") as hub:
         machine = Machine(hub, tmp_path / "machine")
         arguments = ["map", str(work / "rows.jsonl"), DEST, "--fn", f"{work}/steps.py:length", "--unit-size", "60KB"]
@@ -124,7 +124,7 @@ def test_to_the_hub(work: Path, tmp_path: Path) -> None:
 
 
 def test_the_hub_is_looked_at_before_the_work(work: Path, tmp_path: Path) -> None:
-    """What another machine has published is not computed again; another dataset is refused, unless it shall go."""
+    """Rows that another machine has published are not computed again; another dataset is refused without --fresh."""
     with TestHub(tmp_path / "hub") as hub:
         machine, second = Machine(hub, tmp_path / "machine"), Machine(hub, tmp_path / "other")
         arguments = ["map", str(work / "rows.jsonl"), DEST, "--unit-size", "200KB", "--fn"]
@@ -145,7 +145,7 @@ def test_the_hub_is_looked_at_before_the_work(work: Path, tmp_path: Path) -> Non
 
 
 def test_bad_commands(work: Path, tmp_path: Path) -> None:
-    """Each is refused in a sentence, before any work."""
+    """Each is refused with a clear message before any work."""
     for arguments, says in [
         (["rows.jsonl", "--fn", "steps:nothing"], "steps has no 'nothing'"),
         (["rows.jsonl", "--fn", "nowhere:f"], "No module named 'nowhere'"),
@@ -160,7 +160,7 @@ def test_bad_commands(work: Path, tmp_path: Path) -> None:
 
 
 def test_a_script_without_a_main_guard(work: Path, tmp_path: Path, cache: Path) -> None:
-    """A closure and a lambda of a plain script, and a second run that is answered from the cache."""
+    """A plain script may use a closure and a lambda, and a second run reads the cache."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -191,12 +191,12 @@ def _counted(n: int) -> Iterator[dict[str, Any]]:
 
 
 def test_random_numbers_are_the_same_in_every_run(tmp_path: Path, cache: Path) -> None:
-    """Whatever the workers; a worker that dies changes nothing. Another job has other numbers."""
+    """Random numbers do not depend on the workers or a killed worker. Another job has other numbers."""
 
     def draw(row: dict[str, Any]) -> dict[str, Any]:
         import random
 
-        import numpy  # loads numpy.random when it is used, in the middle of a batch
+        import numpy  # imports numpy.random on first use, in the middle of a batch
 
         return {"a": random.random(), "b": float(numpy.random.rand()), "c": int(numpy.random.randint(1 << 30))}
 
@@ -296,13 +296,13 @@ def test_functions_of_a_script_may_be_decorated_by_functools(tmp_path: Path, cac
 
 
 def test_any_iterator(cache: Path) -> None:
-    """In place of a list and from_list: rows are streamed, and types may appear late."""
+    """As a replacement for list and from_list, rows are streamed, and types may appear late."""
     ds = brim.map(lambda: _counted(2000), lambda row: {"b": str(row["a"])}, memory=ROOM, name="numbers")
     assert (ds.num_rows, ds[1999]) == (2000, {"a": 1999, "late": 999.5, "b": "1999"})
 
 
 def _makers() -> dict[str, Callable[[int], Any]]:
-    """Sources of two rows from a number on, each made in another way."""
+    """Return iterables of two rows from a number on, each created in another way."""
 
     def around(first: int) -> Any:
         return lambda: ({"a": n} for n in range(first, first + 2))
@@ -329,7 +329,7 @@ def _makers() -> dict[str, Callable[[int], Any]]:
 
 @pytest.mark.parametrize("kind", _makers())
 def test_name_of_an_iterator_is_not_all_that_it_is_known_by(kind: str, cache: Path, tmp_path: Path) -> None:
-    """Other rows under the same name are computed; the same ones are found again."""
+    """Other rows under the same name are computed; equal rows are read from the cache."""
     make, calls = _makers()[kind], tmp_path / "calls"
 
     def counted(row: dict[str, int]) -> dict[str, int]:
@@ -360,7 +360,7 @@ def test_kinds_of_files(tmp_path: Path, cache: Path, suffix: str) -> None:
 
 
 def test_the_same_as_dataset_map(work: Path, cache: Path) -> None:
-    """Batches that depend on where they are cut, a shuffled dataset, images, a DatasetDict."""
+    """Batches that depend on their limits, a shuffled dataset, images and a DatasetDict give the same result."""
     ds = datasets.Dataset.from_json(str(work / "rows.jsonl"), cache_dir=str(cache / "hf"))
     group = {"batched": True, "batch_size": 100, "remove_columns": ["id", "text"]}
 
@@ -389,7 +389,7 @@ def test_images_are_decoded_in_the_function(cache: Path) -> None:
 
 
 def test_first_and_second_run_cost_the_same_memory(work: Path, tmp_path: Path, cache: Path) -> None:
-    """Reading a result from the cache maps it: no more anonymous memory than making it left behind."""
+    """A cached result is memory-mapped: reading it takes no more anonymous memory than computing it."""
     code = f"""
 import brim, os
 from brim.memory.meter import process_bytes
@@ -411,7 +411,7 @@ print(process_bytes(os.getpid()), ds.data.nbytes)
 
 
 def test_what_killed_processes_left_in_caches_goes(work: Path, cache: Path) -> None:
-    """The next call of any map clears scratch of others that are dead, and not what they finished or still use."""
+    """The next call of any map removes temporary files of dead processes, but no finished files or files in use."""
     brim.map(str(work / "rows.jsonl"), _same)
     (result,) = list_caches(cache)
     for name in ("dead", "alive"):
@@ -441,7 +441,7 @@ def test_caches_are_listed_and_removed(work: Path, cache: Path) -> None:
 
 
 def test_a_mended_function_keeps_what_was_done(tmp_path: Path, cache: Path) -> None:
-    """keep_done=True: units that were finished before the error are not done again."""
+    """With keep_done=True, units finished before the error are not computed again."""
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"n": n, "text": "x" * 9000}) + "\n" for n in range(3000)))
     calls = tmp_path / "calls"
@@ -464,7 +464,7 @@ def test_a_mended_function_keeps_what_was_done(tmp_path: Path, cache: Path) -> N
 
 
 def test_the_format_of_the_dataset_stays(cache: Path) -> None:
-    """As with `Dataset.map`, new columns included; columns that were hidden stay hidden."""
+    """The format is kept as with `Dataset.map`, including new columns; hidden columns stay hidden."""
     ds = datasets.Dataset.from_dict({"id": [1, 2], "text": ["a", "b"]})
     for formatted in (ds.with_format("numpy", columns=["id"]), ds.with_format(None, columns=["id"])):
         mapped = brim.map(formatted, lambda row: {"y": row["id"]}, memory=ROOM)

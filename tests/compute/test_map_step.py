@@ -1,4 +1,4 @@
-"""A map gives what `Dataset.map` gives for the same arguments."""
+"""A map gives the same result as `Dataset.map` with the same arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def source_table(ds: Dataset) -> pa.Table:
 
 
 def mapped(ds: Dataset, function: Callable[..., Any] | None, small: bool = False, **options: Any) -> pa.Table:
-    """What the engine does, in short: batches through a step that has been pickled, and all tables unified."""
+    """Run batches through a pickled step and unify all tables, like the engine."""
     if ds.format["type"] is not None:
         options |= {"format_type": ds.format["type"], "format_kwargs": ds.format["format_kwargs"]}
     step = pickle.loads(pickle.dumps(MapStep(function, MapStepOptions(**options))))
@@ -65,13 +65,13 @@ def check(case: Case, small: bool) -> None:
 @pytest.mark.parametrize("small", [False, True], ids=["", "small"])
 @pytest.mark.parametrize("case", ROW_CASES, ids=lambda case: case.name)
 def test_rows(case: Case, small: bool) -> None:
-    """Row functions: the same features and rows, in chunks and row by row."""
+    """Row functions give the same features and rows, in chunks and row by row."""
     check(case, small)
 
 
 @pytest.mark.parametrize("case", BATCH_CASES, ids=lambda case: case.name)
 def test_batches(case: Case) -> None:
-    """Batched functions: the same features and rows."""
+    """Batched functions give the same features and rows."""
     check(case, small=False)
 
 
@@ -87,7 +87,7 @@ LATE = [
 
 @pytest.mark.parametrize(("name", "value", "kind"), LATE, ids=[name for name, _, _ in LATE])
 def test_types_that_appear_late(name: str, value: Callable[[int], Any], kind: str) -> None:
-    """After the first batch has settled the types, later values take them if they can, and are never lost."""
+    """The first batch fixes the types; later values are converted if possible, and never lost."""
     ds = Dataset.from_dict({"n": list(range(20))})
     options = MapStepOptions(batched=True, batch_size=5)
     step = MapStep(lambda b: {"y": [value(n) for n in b["n"]]}, options)
@@ -103,7 +103,7 @@ def test_types_that_appear_late(name: str, value: Callable[[int], Any], kind: st
     try:
         expected = ds.map(lambda b: {"y": [value(n) for n in b["n"]]}, batched=True, batch_size=5, writer_batch_size=5)
     except (TypeError, ValueError):
-        return  # where `datasets` gives up, the wider type is ours to choose
+        return  # where `datasets` fails, brim chooses the wider type
     assert expected.data.table["y"].to_pylist() == whole["y"].to_pylist()
     assert str(expected.data.schema.field("y").type) == str(whole.schema.field("y").type)
 
@@ -118,7 +118,7 @@ values = st.recursive(
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(values, min_size=1, max_size=8), st.booleans())
 def test_any_values(found: list[Any], small: bool) -> None:
-    """Whatever nested values a function returns, they come out as `datasets` has them."""
+    """Any nested values that a function returns have the same result as with `datasets`."""
     ds = Dataset.from_dict({"n": list(range(len(found)))})
 
     def function(row: Any) -> dict[str, Any]:
@@ -129,14 +129,14 @@ def test_any_values(found: list[Any], small: bool) -> None:
     except Exception:  # noqa: BLE001  its own limits; ours may be wider
         return
     if small and not is_plain(expected.features.to_dict()["y"]):
-        return  # mixed types: what a row is may only show next to others
+        return  # mixed types: the type of a row may only follow from other rows
     result = mapped(ds, function, small)
     assert Features.from_arrow_schema(result.schema) == expected.features
     assert str(result["y"].to_pylist()) == str(expected.with_format("arrow")[:]["y"].to_pylist())
 
 
 def test_arrow_and_numpy_batches() -> None:
-    """input="arrow" hands over the table itself, input="numpy" arrays of the columns' own types."""
+    """input="arrow" passes the table itself, input="numpy" arrays of the columns' own types."""
     ds = Dataset.from_dict(
         {"n": list(range(6)), "v": [[i, i + 1] for i in range(6)], "r": [[0.5] * i for i in range(6)]},
         features=Features({"n": Value("int16"), "v": List(Value("float32")), "r": List(Value("float64"))}),
@@ -164,7 +164,7 @@ def test_arrow_and_numpy_batches() -> None:
 
 
 def test_pieces_give_the_same_rows() -> None:
-    """A batch that may be split is done in pieces when memory is short, and in smaller ones if that fails."""
+    """A splittable batch runs in parts when memory is short, and in smaller parts if that fails."""
     ds = plain()
 
     def function(batch: Any, index: list[int]) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def fails(error: BaseException) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3)], ids=["ValueError", "SystemExit"])
 def test_the_row_to_blame(error: BaseException) -> None:
-    """A function that raises: the row for row functions, the batch for others, and what it raised."""
+    """The error names the row of a row function or the batch of a batched one, and contains the exception."""
     for small in (False, True):
         with pytest.raises(BadRow) as caught:
             mapped(plain(), fails(error), small)
@@ -203,7 +203,7 @@ def test_the_row_to_blame(error: BaseException) -> None:
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch names it."""
+    """Stand-in for torch's error of this name."""
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ class OutOfMemoryError(RuntimeError):
     ],
 )
 def test_memory_is_not_the_functions_fault(error: BaseException, kind: type[BaseException]) -> None:
-    """Running out of memory is not an error of a row."""
+    """Running out of memory does not count as a failing row."""
     with pytest.raises(kind):
         mapped(plain(), fails(error))
     with pytest.raises(kind):
@@ -238,7 +238,7 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "function", "options", "report", "where"), BAD, ids=[bad[0] for bad in BAD])
 def test_bad_results(name: str, function: Any, options: dict[str, Any], report: str, where: tuple[int, int]) -> None:
-    """What a function must not return is said in words, with the row."""
+    """An invalid return value is an error that names the row."""
     with pytest.raises(BadRow) as caught:
         mapped(plain(), function, **options)
     assert report in str(caught.value.__cause__)
@@ -246,7 +246,7 @@ def test_bad_results(name: str, function: Any, options: dict[str, Any], report: 
 
 
 def test_bad_options() -> None:
-    """Options that cannot be are refused before anything runs."""
+    """Invalid combinations of options are refused before anything runs."""
     with pytest.raises(InputError, match="on_mixed_types"):
         MapStepOptions(on_mixed_types="guess")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"input= takes .*, not 'torch'"):
@@ -264,7 +264,7 @@ def test_rows_with_other_keys_lose_nothing() -> None:
 
 
 def test_dictionary_columns_are_plain_text() -> None:
-    """Dictionary-encoded columns, which `datasets` does not have, are read as their values."""
+    """Dictionary-encoded columns, which `datasets` does not support, are read as their values."""
     table = pa.table({"k": pa.array(["a", "b", "a"]).dictionary_encode()})
     step = MapStep(lambda r: {"y": r["k"] * 2})
     step.open(table.schema)
@@ -287,7 +287,7 @@ print(found["s"].to_pylist(), Features.from_arrow_schema(found.schema)["m"])
 
 
 def test_special_types_come_back_from_files(tmp_path: Path) -> None:
-    """Columns of `datasets`' own types are known again in a worker that read them before it knew of them."""
+    """Columns with types of `datasets` are recognized even if the worker read them before importing it."""
     table = source_table(matrices())
     with pa.OSFile(str(tmp_path / "a"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
@@ -301,7 +301,7 @@ def test_special_types_come_back_from_files(tmp_path: Path) -> None:
 
 
 def test_facts_say_what_decides() -> None:
-    """Facts differ with what changes the rows, and only with that."""
+    """Facts change with every option that changes the rows, and with no other."""
 
     def facts(k: int, **options: Any) -> dict[str, Any]:
         return MapStep(lambda b: {"y": [k]}, MapStepOptions(**options)).facts
@@ -336,7 +336,7 @@ def light(row):
 
 
 def test_plain_rows_do_without_datasets() -> None:
-    """A worker with plain columns and results does not import `datasets`: that is 30 MB and a second."""
+    """A worker with plain columns and results does not import `datasets`, which takes 30 MB and a second."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(LIGHT_FUNCTION, scope)
     sent = pickle.dumps(MapStep(scope["light"]))
@@ -363,7 +363,7 @@ print(len(ds), total, anonymous() - before < 8)
 
 
 def test_results_are_mapped_from_disk(tmp_path: Path) -> None:
-    """Many files, some of them empty, open as one dataset that holds none of the 80 MB they have."""
+    """Many files, some empty, open as one dataset without loading their 80 MB."""
     schema = Features({"x": Value("binary"), "k": ClassLabel(names=["a", "b"])}).arrow_schema
     first = pa.table([pa.array([b"x" * 500_000] * 2), pa.array([0, 1])], schema=schema)
     for number in range(100):
@@ -375,7 +375,7 @@ def test_results_are_mapped_from_disk(tmp_path: Path) -> None:
 
 
 def test_a_dataset_keeps_its_info(tmp_path: Path) -> None:
-    """Features, description, split and a separate name that is the same each time."""
+    """Features, description, split and a separate deterministic name are kept."""
     schema = Features({"k": ClassLabel(names=["a", "b"])}).arrow_schema
     path = tmp_path / "0.arrow"
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:

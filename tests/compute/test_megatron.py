@@ -1,4 +1,4 @@
-"""brim tokenize --format megatron: read back by Megatron's own reader, and laid out as its builder would."""
+"""brim tokenize --format megatron: its files work with Megatron's reader and match the layout of its builder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tokenize(work: Path, out: Path, *options: str) -> Any:
 
 
 def read_pair(prefix: Path) -> tuple[int, list[list[int]], list[int]]:
-    """The code of the type, the documents, and where documents begin, by the description of the format alone."""
+    """Return the type code, the documents, and their offsets, read according to the format description."""
     data = prefix.with_name(prefix.name + ".idx").read_bytes()
     assert data[:9] == b"MMIDIDX\x00\x00"
     version, code, sequences, documents = struct.unpack("<QBQQ", data[9:34])
@@ -72,7 +72,7 @@ def prefixes(out: Path, split: str = "train") -> list[Path]:
 
 
 def test_summary_names_the_pair_and_its_reader(work: Path, tmp_path: Path) -> None:
-    """The last lines for people: what to pass to Megatron's reader, and files that are not shards."""
+    """The last output lines state the prefix for Megatron's reader, and list files instead of shards."""
     arguments = ("tokenize", "rows.jsonl", tmp_path / "out", "--format", "megatron", "--tokenizer", "small.json")
     printed = brim(*arguments, "--limit", "20", cwd=work).stdout
     (prefix,) = prefixes(tmp_path / "out")
@@ -82,7 +82,7 @@ def test_summary_names_the_pair_and_its_reader(work: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("tokenizer", "code"), [("small", 8), ("large", 4)])
 def test_documents_are_read_back(work: Path, tmp_path: Path, tokenizer: str, code: int) -> None:
-    """Ids of 16 bits for small vocabularies, else of 32; empty documents are left out and counted."""
+    """Ids have 16 bits for small vocabularies and 32 otherwise; empty documents are left out and counted."""
     out = tmp_path / "out"
     result = tokenize(work, out, "--tokenizer", f"{tokenizer}.json", "--eos", "</s>")
     raw = tokenizers.Tokenizer.from_file(str(work / f"{tokenizer}.json"))
@@ -95,7 +95,7 @@ def test_documents_are_read_back(work: Path, tmp_path: Path, tokenizer: str, cod
 
 @pytest.mark.trainers
 def test_the_reader_of_megatron_reads_the_documents(work: Path, tmp_path: Path) -> None:
-    """`megatron.core.datasets.indexed_dataset` of the package index, in the environment that BRIM_MEGATRON names."""
+    """The real reader `megatron.core.datasets.indexed_dataset` runs in the environment of BRIM_MEGATRON."""
     tokenize(work, tmp_path / "out", "--tokenizer", "small.json", "--shuffle", "1")
     raw = tokenizers.Tokenizer.from_file(str(work / "small.json"))
     expected = sorted(raw.encode(text).ids for text in TEXTS if text)
@@ -108,7 +108,7 @@ def test_the_reader_of_megatron_reads_the_documents(work: Path, tmp_path: Path) 
 
 
 def test_shards_and_splits_depend_on_the_input_only(work: Path, tmp_path: Path) -> None:
-    """Shuffled documents in splits: the same bytes whatever the workers and units."""
+    """Shuffled documents in splits give the same bytes for any workers and units."""
     options = ("--tokenizer", "small.json", "--shuffle", "5", "--split-into", "train=0.8,test=0.2")
     tokenize(work, tmp_path / "a", *options, "--workers", "1")
     tokenize(work, tmp_path / "b", *options, "--workers", "2", "--unit-size", "9KB")

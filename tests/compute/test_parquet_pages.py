@@ -1,4 +1,4 @@
-"""The Parquet that brim encodes: pages cut by content, their index, no dictionary for ids, small row groups."""
+"""Parquet files that brim encodes: content-defined pages, page indexes, no dictionary for ids, small row groups."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JOBS = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with 2,000 rows, and the same with 20 more at the start and in the middle."""
+    """A folder with 2,000 rows, and copies with 20 more rows at the start and in the middle."""
     folder, rng = tmp_path_factory.mktemp("pages"), random.Random(0)
     vocabulary = ["".join(rng.choice("abcdefghijklmnop") for _ in range(rng.randrange(2, 9))) for _ in range(5000)]
     model = {
@@ -64,7 +64,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, command: str, source: str, workers: int = 2) -> list[Path]:
-    """The files that a command writes; each is run once."""
+    """Return the files that a command writes; each command runs once."""
     target = folder / f"{command}-{source}-{workers}"
     if not target.exists():
         target.mkdir()
@@ -74,7 +74,7 @@ def run(folder: Path, command: str, source: str, workers: int = 2) -> list[Path]
 
 
 def pages_of(path: Path) -> Iterator[bytes]:
-    """The pages of a file, as its page index states where they lie."""
+    """Return the pages of a file by the offsets in its page index."""
     data = path.read_bytes()
     footer, _ = thrift.decode(data, len(data) - 8 - int.from_bytes(data[-8:-4], "little"))
     for group in footer[4][1].items:
@@ -90,7 +90,7 @@ def digests(pages: Iterable[bytes]) -> set[bytes]:
 
 @pytest.mark.parametrize("command", JOBS)
 def test_written_pages_stay_the_same_where_rows_are_inserted(sources: Path, command: str) -> None:
-    """Most pages of the old file are in the new one, byte for byte: the Hub's storage has them already."""
+    """Most pages of the old file are in the new one, byte for byte, so the Hub's storage already has them."""
     old = digests(page for path in run(sources, command, "old") for page in pages_of(path))
     for location in ("start", "middle"):
         pages = [page for path in run(sources, command, location) for page in pages_of(path)]
@@ -136,7 +136,7 @@ def test_row_groups_of_rows_of_very_different_sizes_stay_small(tmp_path: Path, m
 
 
 def test_joined_row_groups_keep_their_page_indexes(tmp_path: Path) -> None:
-    """Row groups that were encoded apart: their indexes name whole pages of the joined file, in order."""
+    """After concatenating separately encoded row groups, the indexes list whole pages of the file, in order."""
     rng = np.random.default_rng(0)
     schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("id", pa.string())])
     tables = [

@@ -1,4 +1,4 @@
-"""The log of an unfinished unit: it holds what its receipt lists, and nothing else."""
+"""The log of an unfinished unit contains exactly the data in its receipt."""
 
 from __future__ import annotations
 

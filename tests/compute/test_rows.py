@@ -1,4 +1,4 @@
-"""Every kind of source: the rows of its units, read one at a time, are the rows that other readers give."""
+"""For every kind of source, the rows of its units equal the rows that other readers return."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def aligned(units: list[Unit], align: int, rows: int) -> bool:
 
 
 def test_json_lines_keep_their_types(tmp_path: Path) -> None:
-    """Dates stay texts, nested values stay whole, and a folder of files is one table."""
+    """Dates stay texts, nested values are complete, and a folder of files is one table."""
     write_jsonl(tmp_path / "a.jsonl", ROWS[:1700])
     write_jsonl(tmp_path / "b.jsonl", ROWS[1700:])
     (tmp_path / "README.md").write_text("about this")
@@ -66,7 +66,7 @@ def test_json_lines_keep_their_types(tmp_path: Path) -> None:
 
 
 def test_late_columns_and_types(tmp_path: Path) -> None:
-    """What the samples of the plan do not show is not lost: a float, a new column, a new field, a value at last."""
+    """Floats, columns, fields and values that appear after the samples of the plan are not lost."""
     rows: list[dict[str, Any]] = [{"a": n, "b": None, "c": {"x": 1}, "pad": "x" * 3000} for n in range(6000)]
     rows[2200] |= {"a": 2.5, "new": [1], "b": "2020-01-01", "c": {"x": None, "y": "z"}}
     path = write_jsonl(tmp_path / "a.jsonl", rows)
@@ -89,7 +89,7 @@ def test_late_columns_and_types(tmp_path: Path) -> None:
     ],
 )
 def test_broken_json_lines(tmp_path: Path, broken: bytes, message: str) -> None:
-    """A line that is not a row is named, with its byte."""
+    """A line that is not a row is an error with its byte offset."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": 1}\n' * 4000 + broken + b'{"a": 3}\n')
     with pytest.raises(InputError, match=message):
@@ -97,7 +97,8 @@ def test_broken_json_lines(tmp_path: Path, broken: bytes, message: str) -> None:
 
 
 def test_csv_is_what_pyarrow_reads(tmp_path: Path) -> None:
-    """Numbers, texts with line ends, and ids that are not numbers; files with columns in another order."""
+    """Numbers, texts with line breaks, and ids that are not numbers are correct; files may order columns
+    differently."""
     text = "".join(f'{n},"line {n}\nnext",{n / 4},00{n},2024-01-02\n' for n in range(3000))
     (tmp_path / "a.csv").write_text("n,t,f,id,day\n" + text)
     (tmp_path / "b.csv").write_text("t,n,f,day,id\nz,5,6,d,7\n")
@@ -123,7 +124,7 @@ def test_csv_is_what_pyarrow_reads(tmp_path: Path) -> None:
     ],
 )
 def test_broken_csv(tmp_path: Path, row: bytes, message: str) -> None:
-    """A row that does not fit is named; the rest of its unit is not made up."""
+    """The error names a row with wrong fields, and its unit returns no rows."""
     path = tmp_path / "a.csv"
     path.write_bytes(b"a,b\n" + b"12,yz\n" * 400_000 + row + b"12,yz\n" * 900_000)
     source = open_rows(path, RowOptions(unit_size=1_000_000))
@@ -132,7 +133,7 @@ def test_broken_csv(tmp_path: Path, row: bytes, message: str) -> None:
 
 
 def test_open_quote(tmp_path: Path) -> None:
-    """A quote that is never closed does not swallow the rest of the file in silence."""
+    """A quote that is never closed is an error, and does not silently swallow the rest of the file."""
     (tmp_path / "a.csv").write_text('a,b\n1,2\n3,"4\n5,6\n')
     with pytest.raises(InputError, match=r"'a\.csv' has a quote after byte 4 that is never closed"):
         table_of(source := open_rows(tmp_path), units_of(source))
@@ -155,7 +156,7 @@ def write_kinds(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["parquet", "feather", "arrow"])
 @pytest.mark.parametrize("align", [1, 7, 100, 1000])
 def test_rows_that_can_be_addressed(tmp_path: Path, kind: str, align: int) -> None:
-    """Units start at multiples of the batch size, over the edges of files too, and lose nothing."""
+    """Units start at multiples of the batch size, also across files, and no row is lost."""
     path = write_kinds(tmp_path, kind)
     (tmp_path / f"b.{kind}").write_bytes(path.read_bytes())
     source = open_rows(tmp_path, RowOptions(unit_size=12_000))
@@ -170,7 +171,7 @@ def test_rows_that_can_be_addressed(tmp_path: Path, kind: str, align: int) -> No
 
 @pytest.mark.parametrize("kind", ["parquet", "feather", "arrow"])
 def test_broken_tables(tmp_path: Path, kind: str) -> None:
-    """A file that was cut off is refused when the job is planned."""
+    """A truncated file is refused when the job is planned."""
     path = write_kinds(tmp_path, kind)
     path.write_bytes(path.read_bytes()[:-40] if kind == "parquet" else path.read_bytes()[:30_000])
     with pytest.raises(InputError, match=rf"'a\.{kind}' is not a complete"):
@@ -178,7 +179,7 @@ def test_broken_tables(tmp_path: Path, kind: str) -> None:
 
 
 def test_damaged_page(tmp_path: Path) -> None:
-    """Damage inside of a Parquet file is an error that names it when the unit is read."""
+    """Damage inside a Parquet file is an error that names the file when the unit is read."""
     path = write_kinds(tmp_path, "parquet")
     content = bytearray(path.read_bytes())
     content[200:4000] = b"\xff" * 3800
@@ -189,7 +190,7 @@ def test_damaged_page(tmp_path: Path) -> None:
 
 
 def test_types_of_files_conflict(tmp_path: Path) -> None:
-    """Two files that no schema holds are both named."""
+    """The error names two files whose types have no common schema."""
     pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"a": ["x"]}), tmp_path / "b.parquet")
     with pytest.raises(InputError, match=r"'a' is int64 in 'a\.parquet' and string in 'b\.parquet'"):
@@ -197,7 +198,7 @@ def test_types_of_files_conflict(tmp_path: Path) -> None:
 
 
 def test_two_columns_of_one_name(tmp_path: Path) -> None:
-    """They are refused when the source is opened, as in CSV; the others can be chosen."""
+    """They are refused when the source is opened, as in CSV; the other columns can be selected."""
     table = pa.Table.from_arrays([pa.array(["x"]), pa.array([1]), pa.array([2])], names=["text", "a", "a"])
     pq.write_table(table, tmp_path / "a.parquet")
     for source in (tmp_path / "a.parquet", [table]):
@@ -214,7 +215,7 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", ["gz", "zst"])
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "txt"])
 def test_compressed(tmp_path: Path, codec: str, kind: str) -> None:
-    """Compressed files are spooled in units of whole batches; a done unit is passed over and keeps its key."""
+    """Compressed files are spooled in units of whole batches; a finished unit is skipped and keeps its key."""
     data = tmp_path / "data"
     data.mkdir()
     expected: list[Any] = []
@@ -256,7 +257,7 @@ def test_compressed(tmp_path: Path, codec: str, kind: str) -> None:
 
 
 def test_cut_off_gzip(tmp_path: Path) -> None:
-    """A compressed file that ends too soon is an error that names it, not fewer rows."""
+    """A truncated compressed file is an error that names it, not fewer rows."""
     path = tmp_path / "a.jsonl.gz"
     content = "".join(json.dumps({"a": n, "b": str(n * 7919)}) + "\n" for n in range(100_000)).encode()
     path.write_bytes(gzip.compress(content)[:-1000])
@@ -266,7 +267,7 @@ def test_cut_off_gzip(tmp_path: Path) -> None:
 
 
 def test_documents(tmp_path: Path) -> None:
-    """A file is a row: its text and its name, compressed or not."""
+    """Each file is a row of its text and name, compressed or not."""
     (tmp_path / "x").mkdir()
     for name, text in (("a.md", "one\n"), ("b.md", ""), ("x/c.md", "drei ü")):
         (tmp_path / name).write_text(text)
@@ -281,7 +282,7 @@ def test_documents(tmp_path: Path) -> None:
 
 
 def late(count: int) -> Iterator[dict[str, Any]]:
-    """Rows whose types show late."""
+    """Yield rows whose types change late."""
     for n in range(count):
         row: dict[str, Any] = {"n": n, "v": None if n < 3000 else float(n), "s": {"x": "a" * 500}}
         if n >= 4000:
@@ -291,7 +292,7 @@ def late(count: int) -> Iterator[dict[str, Any]]:
 
 
 def test_iterator(tmp_path: Path) -> None:
-    """Rows of an iterator are spooled in order; types that show late widen, and none is lost."""
+    """Rows of an iterator are spooled in order; late types widen the column, and no value is lost."""
     source = open_rows(lambda: late(5000), RowOptions(unit_size=400_000, name="mine"))
     assert source.facts == {"iterator": True, "name": "mine", "options": {"unit_bytes": 400_000}}
     units = units_of(source, 300, spool=tmp_path)
@@ -321,7 +322,7 @@ def test_iterator(tmp_path: Path) -> None:
     ids=["list", "table", "batches", "reader", "stream", "pandas"],
 )
 def test_things_in_memory(tmp_path: Path, make: Any) -> None:
-    """Whatever gives rows or tables is an iterator of them."""
+    """Any iterable of rows or tables is accepted as an iterator."""
     rows = [{"a": n, "t": "x" * (n % 9)} for n in range(1500)]
     source = open_rows(make(rows), RowOptions(unit_size=5000))
     units = units_of(source, 40, spool=tmp_path)
@@ -330,7 +331,7 @@ def test_things_in_memory(tmp_path: Path, make: Any) -> None:
 
 
 def test_column_that_shows_late_and_changes(tmp_path: Path) -> None:
-    """A column of CSV that only a later file has is still of one type within a unit."""
+    """A column that only a later CSV file has keeps one type within a unit."""
     for number in range(20):
         (tmp_path / f"{number:02}.csv").write_text("a\n1\n" if number < 18 else f"a,b\n1,{'x' * (number - 18) or 5}\n")
     with pytest.raises(InputError, match=r"19\.csv, line 2 .*the column 'b' holds 'x', and int64 before"):
@@ -338,7 +339,7 @@ def test_column_that_shows_late_and_changes(tmp_path: Path) -> None:
 
 
 def test_iterator_with_a_conflict(tmp_path: Path) -> None:
-    """A row that no type holds with those before is named by its number."""
+    """The error names the number of the row whose type conflicts with earlier ones."""
     rows = [{"a": n} for n in range(2500)] + [{"a": "x"}]
     with pytest.raises(InputError, match="row 2,500: the column 'a' is string here and int64 before"):
         units_of(open_rows(iter(rows)), spool=tmp_path)
@@ -368,7 +369,7 @@ def test_saved_dataset(saved: Path) -> None:
 
 
 def test_a_split_of_shards(tmp_path: Path) -> None:
-    """Of a folder, a glob or a file of shards, only the split and config that are named: never all rows instead."""
+    """For shards in a folder, a glob or a file, only the named split and config are read, never all rows instead."""
     for split, rows in (("train", 30), ("test", 4)):
         path = tmp_path / "ds" / "data" / f"{split}-00000-of-00001.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -389,7 +390,7 @@ def test_a_split_of_shards(tmp_path: Path) -> None:
     "messages", [{"from_split": "train"}, {"from_config": "x"}, {"delimiter": ";"}, {"text": "document"}], ids=str
 )
 def test_options_that_say_nothing_about_a_source(tmp_path: Path, saved: Path, messages: dict[str, Any]) -> None:
-    """They are refused, for files and for rows in memory: a split that is not looked for would be all rows."""
+    """Such options are refused for files and for rows in memory; otherwise an ignored split would return all rows."""
     first = datasets.load_from_disk(str(saved))["train"]
     first.save_to_disk(str(tmp_path / "one"))
     for source in (write_jsonl(tmp_path / "a.jsonl"), [{"a": 1}], first, pa.table({"a": [1]}), lambda: iter(ROWS)):
@@ -414,7 +415,7 @@ def test_options_that_say_nothing_about_a_source(tmp_path: Path, saved: Path, me
     ],
 )
 def test_dataset(saved: Path, tmp_path: Path, change: Any, mapped: bool) -> None:
-    """A dataset gives its rows in order: from its files where it is just them, else by way of a spool."""
+    """A dataset's rows are read in order: from its files if it contains exactly them, otherwise from a spool."""
     dataset = change(datasets.load_from_disk(str(saved))["train"])
     source = open_rows(dataset, RowOptions(unit_size=4000))
     units = units_of(source, 50, spool=tmp_path)
@@ -431,7 +432,7 @@ def test_dataset(saved: Path, tmp_path: Path, change: Any, mapped: bool) -> None
 
 
 def test_changed_source(tmp_path: Path) -> None:
-    """A file that was written to after the plan is an error, and not other rows."""
+    """A file that changes after planning is an error, and its new rows are not read."""
     path = write_jsonl(tmp_path / "a.jsonl")
     source = open_rows(path)
     units = units_of(source)
@@ -457,7 +458,7 @@ def test_changed_source(tmp_path: Path) -> None:
     ],
 )
 def test_refused(tmp_path: Path, files: dict[str, bytes], source: str, message: str) -> None:
-    """What cannot be read is refused when it is opened, in words."""
+    """Unreadable sources are refused on opening, with a clear message."""
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
@@ -465,7 +466,7 @@ def test_refused(tmp_path: Path, files: dict[str, bytes], source: str, message: 
 
 
 def test_limit(tmp_path: Path) -> None:
-    """The first rows of a file that is cut by bytes, and no more of it."""
+    """The first rows of a file that is cut by bytes are read, and no further ones."""
     path = write_jsonl(tmp_path / "a.jsonl")
     source = open_rows(path, RowOptions(limit=1234, unit_size=10_000))
     assert table_of(source, units_of(source)).to_pylist() == ROWS[:1234]
@@ -491,7 +492,7 @@ print(rows, (peak - before) // 1024)
 
 
 def test_memory_of_one_row_group(tmp_path: Path) -> None:
-    """A Parquet file that is one row group of 150 MB is not decoded whole."""
+    """A Parquet file with a single row group of 150 MB is not decoded as a whole."""
     random = np.random.default_rng(1)
     texts = pa.array([random.bytes(750).hex() for _ in range(100_000)])
     pq.write_table(pa.table({"t": texts}), tmp_path / "a.parquet", row_group_size=1_000_000, use_dictionary=False)
@@ -500,11 +501,11 @@ def test_memory_of_one_row_group(tmp_path: Path) -> None:
     )
     rows, megabytes = map(int, result.stdout.split())
     assert rows == 100_000
-    assert megabytes < 80  # most of it is what the allocator keeps: it does not grow with the group
+    assert megabytes < 80  # mostly memory that the allocator keeps, which does not grow with the row group
 
 
 def test_batches_of_a_unit_stream(tmp_path: Path) -> None:
-    """Batches of a source that can be addressed are those of the source in one piece."""
+    """Batches of an addressable source equal those of the complete source."""
     path = write_kinds(tmp_path, "parquet")
     source = open_rows(path, RowOptions(unit_size=10_000))
     batches = [
@@ -514,7 +515,8 @@ def test_batches_of_a_unit_stream(tmp_path: Path) -> None:
 
 
 def test_a_unit_of_arrow_begins_at_its_own_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at the first of the file: a dataset of many units would be walked again for each. Also of a part of it."""
+    """Reading starts at the unit, not at the start of the file, which would be scanned for each unit; also for a
+    selection."""
     from brim.compute.rows import arrow_rows
 
     table = pa.table({"n": list(range(1000))})

@@ -1,4 +1,4 @@
-"""Rows in a bucket: the same rows, units and output as from a copy on disk, whatever happens on the way."""
+"""Rows in a bucket give the same rows, units and output as a local copy, also with faults on the connection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROWS = [
     {"n": n, "text": f"row {n} ü" * (n % 9), "l": [n, None] if n % 3 else None, "s": {"x": n / 2}} for n in range(6000)
 ]
 TABLE = pa.Table.from_pylist(ROWS)
-NOISE = np.random.default_rng(1).bytes(4_000_000).hex()  # 8 MB that do not compress well
+NOISE = np.random.default_rng(1).bytes(4_000_000).hex()  # 8 MB that barely compress
 
 
 def json_lines(rows: list[dict[str, Any]] = ROWS) -> bytes:
@@ -66,7 +66,7 @@ def arrow(make: Any, table: pa.Table = TABLE) -> bytes:
 
 
 def large_parquet() -> bytes:
-    """Two row groups of a large column and three small ones: more than is read ahead of each."""
+    """Return two row groups with a large column and three small ones: more than is read ahead of each."""
     values = [NOISE[index : index + 4000] for index in range(0, len(NOISE), 4000)] * 2
     small = list(range(len(values)))
     return parquet(2000, pa.table({"a": small, "text": values, "b": small, "c": small}))
@@ -146,7 +146,7 @@ def table_of(source: RowSource, units: list[Unit]) -> pa.Table:
 
 
 def known(source: str, options: RowOptions, spool: Path) -> dict[str, Any]:
-    """All that a job could see of a source."""
+    """Return all properties of a source that a job reads."""
     rows = open_rows(source, options)
     units = list(rows.units(100, spool=spool))
     return {
@@ -190,7 +190,7 @@ def known(source: str, options: RowOptions, spool: Path) -> dict[str, Any]:
 def test_the_same_rows_and_units_as_from_a_copy(
     sources: Sources, tmp_path: Path, source: str, options: dict[str, Any]
 ) -> None:
-    """Names, order, facts, cuts, keys, rows, and how errors name a row."""
+    """Names, order, facts, cuts, keys, rows, and the row numbers in errors are the same."""
     reading = RowOptions(**{"unit_size": 60_000, **options})
     local = known(f"{sources.folder}/{source}", reading, tmp_path / "a")
     remote = known(f"{sources.address}/{source}", reading, tmp_path / "b")
@@ -207,7 +207,7 @@ def test_partition_columns_of_objects_are_read_and_choose_rows(sources: Sources)
 
 
 def test_marks_of_folders(s3: S3Server, s3_prefix: str) -> None:
-    """An empty object with the name of a folder is none of its rows, whatever is listed between the two."""
+    """An empty object with the name of a folder is not one of its rows, wherever it is in the listing."""
     for name in ("at", "at/part.jsonl", "at/part.jsonl.old", "at/part.jsonl/a.jsonl"):
         s3.write(PRIVATE, s3_prefix + name, json_lines(ROWS[:5]) if name.endswith("a.jsonl") else b"")
     source = open_rows(f"s3://{PRIVATE}/{s3_prefix}at")
@@ -215,17 +215,17 @@ def test_marks_of_folders(s3: S3Server, s3_prefix: str) -> None:
 
 
 def test_many_small_objects_wait_together(sources: Sources, s3_proxy: FaultProxy) -> None:
-    """Sixty documents are on their way before their turn, a dozen at a time; none is requested twice."""
+    """Sixty documents are requested in advance, several at a time, and none is requested twice."""
     source = open_rows(f"{sources.address}/text", RowOptions(text="document", access=Access(s3_proxy.endpoint)))
     requested = s3_proxy.count("GET", ".txt")
-    s3_proxy.stall(0.5, contains=".txt", times=60)  # so long that all of those asked for together are seen together
+    s3_proxy.stall(0.5, contains=".txt", times=60)  # long enough that all concurrent requests are seen together
     assert table_of(source, list(source.units(1))).num_rows == 60
     assert (requested, s3_proxy.count("GET", ".txt"), s3_proxy.count("HEAD", ".txt")) == (0, 60, 0)
     assert s3_proxy.most_at_once > 8
 
 
 def test_small_columns_are_one_request(sources: Sources, s3_proxy: FaultProxy) -> None:
-    """A footer, then one request for each small row group, and none for unused columns."""
+    """A footer is read, then each small row group with one request, and no unused columns."""
     access = Access(s3_proxy.endpoint)
     source = open_rows(f"{sources.address}/large", RowOptions(columns=("a", "c"), access=access, unit_size=1 << 30))
     before = s3_proxy.count("GET", ".parquet")
@@ -238,7 +238,7 @@ def test_small_columns_are_one_request(sources: Sources, s3_proxy: FaultProxy) -
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "csv", "zst"])
 @pytest.mark.parametrize("is_gone", [False, True], ids=["changed", "gone"])
 def test_an_object_that_changed(s3: S3Server, s3_prefix: str, tmp_path: Path, kind: str, is_gone: bool) -> None:
-    """Between the plan and the reading: SourceChangedError, by name, although the size is the same."""
+    """An object that changes after planning is a SourceChangedError that names it, even if its size is the same."""
     data = {
         "jsonl": json_lines(), "parquet": parquet(500), "arrow": arrow(pa.ipc.new_stream), "csv": comma_separated(),
         "zst": squeezed(json_lines(), "zstd"),
@@ -259,7 +259,7 @@ def test_an_object_that_changed(s3: S3Server, s3_prefix: str, tmp_path: Path, ki
 
 @pytest.mark.parametrize("kind", ["jsonl", "zst", "large", "arrow"])
 def test_faults_on_the_way(sources: Sources, s3_proxy: FaultProxy, tmp_path: Path, kind: str) -> None:
-    """A busy store, connections that break, one that is slow: the same rows."""
+    """A busy store, broken connections and a slow one give the same rows."""
     options = RowOptions(unit_size=300_000, access=Access(s3_proxy.endpoint))
     expected = known(f"{sources.folder}/{kind}", options, tmp_path / "a")
     s3_proxy.fail(503, times=3, method="GET", skip=2)
@@ -270,7 +270,7 @@ def test_faults_on_the_way(sources: Sources, s3_proxy: FaultProxy, tmp_path: Pat
 
 
 def test_what_cannot_be_read(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each error states what to do."""
+    """Each error states the next step."""
     for source, arguments in (
         ("s3://nobody-has-this/x", "does not exist"),
         (f"{sources.address}/nothing", "There is nothing at"),
@@ -293,7 +293,7 @@ def test_what_cannot_be_read(sources: Sources, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_public_bucket_needs_no_credentials(s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--anonymous, in a list of objects of one bucket."""
+    """--anonymous works for a list of objects of one bucket."""
     for name in s3.environment:
         monkeypatch.delenv(name)
     for name in ("x/a.jsonl", "y/b.jsonl"):
@@ -306,7 +306,7 @@ def test_a_public_bucket_needs_no_credentials(s3: S3Server, s3_prefix: str, monk
 
 
 def test_marks_of_folders_are_no_files(s3: S3Server, s3_prefix: str) -> None:
-    """As Spark leaves them: data.parquet/ is empty, and the rows are below."""
+    """An empty object data.parquet/, as Spark creates it, is skipped, and the rows below it are read."""
     s3.write(PRIVATE, f"{s3_prefix}data.parquet/", b"")
     s3.write(PRIVATE, f"{s3_prefix}data.parquet/part-0.parquet", parquet(6000))
     for source in ("", "data.parquet", "**/*.parquet"):
@@ -314,7 +314,7 @@ def test_marks_of_folders_are_no_files(s3: S3Server, s3_prefix: str) -> None:
 
 
 def test_memory_does_not_grow_with_the_object(s3: S3Server, s3_prefix: str) -> None:
-    """One unit of 120 MB passes through a process that never holds more than what is on its way."""
+    """A unit of 120 MB streams through a process that only holds the data in transfer."""
     line = ("x" * 999 + "\n").encode()
     s3.write(PRIVATE, f"{s3_prefix}small.txt", line * 1000)
     s3.write(PRIVATE, f"{s3_prefix}large.txt", line * 120_000)
@@ -349,7 +349,7 @@ print(rows, peak - before)
 
 
 def test_images_of_a_bucket(s3: S3Server, s3_prefix: str) -> None:
-    """Paths below a place in a bucket, or whole addresses; one that is not there is the fault of its row."""
+    """Image paths may be relative to a prefix in a bucket or full addresses; a missing image is an error of its row."""
     image = pytest.importorskip("PIL.Image")
     colours = [(n, 2 * n, 255 - n) for n in range(20)]
     for number, colour in enumerate(colours):
@@ -377,7 +377,7 @@ def test_images_of_a_bucket(s3: S3Server, s3_prefix: str) -> None:
 
 
 def test_map_from_a_bucket(sources: Sources, tmp_path: Path) -> None:
-    """The real command, in two workers: shards are the same bytes."""
+    """The real command with two workers writes the same shard bytes."""
     (tmp_path / "steps.py").write_text("def longer(row):\n    return {'m': row['text'] + '!'}\n")
     common = ("--fn", f"{tmp_path}/steps.py:longer", "--unit-size", "600kB", "--memory", "1GB", "--workers", "2", "-q")
     brim("map", f"{sources.address}/parquet", tmp_path / "remote", *common)
@@ -398,7 +398,7 @@ def _longer(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_tokenize_from_a_bucket(sources: Sources, tmp_path: Path, s3: S3Server) -> None:
-    """The real command over compressed objects, by --endpoint-url: token ids are the same bytes."""
+    """The real command over compressed objects, with --endpoint-url, gives the same token ids."""
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -416,7 +416,7 @@ def test_tokenize_from_a_bucket(sources: Sources, tmp_path: Path, s3: S3Server) 
 
 
 def test_no_rows(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
-    """A dataset without rows has no shards: it is whole all the same, and not made again."""
+    """A dataset without rows has no shards, is complete, and is not built again."""
     s3.write(PRIVATE, f"{s3_prefix}none.parquet", parquet(1, TABLE.slice(0, 0)))
     (tmp_path / "steps.py").write_text("def same(row):\n    return row\n")
     source, created = f"s3://{PRIVATE}/{s3_prefix}none.parquet", f"s3://{PRIVATE}/{s3_prefix}made"
@@ -437,7 +437,7 @@ def test_no_rows(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
 def test_a_destination_that_cannot_be_used(
     command: tuple[str, ...], dest: str, message: str, s3: S3Server, s3_prefix: str, tmp_path: Path
 ) -> None:
-    """Said before the first unit is computed, and not after the last."""
+    """The error comes before the first unit is computed."""
     source = (
         write_files(tmp_path, {"rows.jsonl": b'{"text": "a"}\n', "fn.py": b"def same(row): return row"}) / "rows.jsonl"
     )
@@ -453,7 +453,8 @@ def test_a_destination_that_cannot_be_used(
 
 
 def test_what_others_published_since(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
-    """The bucket reports what it holds, and not the machine: found again there, and refused if it is another's."""
+    """The existing result in the bucket decides, not the local state: it is reused, and refused if it is another
+    dataset."""
     files = {"rows.jsonl": b'{"text": "a"}\n', "fn.py": b"def same(row): return row\ndef bad(row): 1 / 0"}
     source, created = write_files(tmp_path, files) / "rows.jsonl", f"s3://{PRIVATE}/{s3_prefix}made"
 
@@ -462,7 +463,7 @@ def test_what_others_published_since(s3: S3Server, s3_prefix: str, tmp_path: Pat
         result = brim("map", source, created, *options, "--json", check=check, env=own, cwd=tmp_path)
         return result.stdout
 
-    at("first", "--fn", "fn.py:bad", check=2)  # begun, and not ended
+    at("first", "--fn", "fn.py:bad", check=2)  # started and not finished
     at("second", "--fn", "fn.py:same")
     assert '"computed": 0' in at("third", "--fn", "fn.py:same")
     for machine in ("first", "first", "fourth"):

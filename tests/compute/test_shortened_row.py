@@ -1,4 +1,4 @@
-"""A line of JSON with long texts is looked at without them."""
+"""A line of JSON with long texts is parsed without them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES: Any = st.recursive(
 @example({"a": "\\"}, 1, True)
 @example({"a": '\\"' * 30}, 1, True)
 def test_a_shortened_row_has_the_row_without_its_long_texts(row: dict[str, Any], size: int, ascii: bool) -> None:
-    """Whatever the blocks: short texts stay, long ones become another text, and nothing of the next row is read."""
+    """For any blocks, short texts stay, long ones are replaced, and no byte of the next row is read."""
 
     def encoded(text: str) -> bytes:
         return json.dumps(text, ensure_ascii=ascii).encode()[1:-1]

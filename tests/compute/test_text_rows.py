@@ -1,4 +1,4 @@
-"""Rows of text are cut at row ends and nowhere else; schemas widen and tables follow."""
+"""Rows of text are cut only at row ends; schemas widen and tables are cast to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDS = st.sampled_from([b"\n", b"\r\n"])
 
 
 def rows_of(path: Path, unit_bytes: int, block_bytes: int = 64, **options: Any) -> tuple[list[Unit], list[Any]]:
-    """The units of a file, and the rows that come of reading them one at a time."""
+    """Return the units of a file, and the rows read from them one unit at a time."""
     source = open_rows(path, RowOptions(unit_size=unit_bytes, **options))
     units = list(source.units(1, indices=True))
     rows = []
@@ -44,7 +44,7 @@ def rows_of(path: Path, unit_bytes: int, block_bytes: int = 64, **options: Any) 
 
 @given(lines=st.lists(TEXT, min_size=1), end=ENDS, bom=st.booleans(), last=st.booleans(), unit=st.integers(1, 60))
 def test_lines(tmp_path_factory: Any, lines: list[str], end: bytes, bom: bool, last: bool, unit: int) -> None:
-    """The lines of all units are the lines of the file, blank ones too."""
+    """The lines of all units are the lines of the file, including blank ones."""
     path = tmp_path_factory.mktemp("lines") / "a.txt"
     lines = [*lines, "x"] if not last or not any(lines) else lines
     path.write_bytes(BOM * bom + end.join(line.encode() for line in lines) + end * last)
@@ -63,7 +63,7 @@ def test_lines(tmp_path_factory: Any, lines: list[str], end: bytes, bom: bool, l
 def test_json_lines(
     tmp_path_factory: Any, values: list[str | None], end: bytes, blank: bytes, bom: bool, last: bool, unit: int
 ) -> None:
-    """The rows of all units are the rows of the file; blank lines are none."""
+    """The rows of all units are the rows of the file, without blank lines."""
     path = tmp_path_factory.mktemp("json") / "a.jsonl"
     rows = [{"n": number, "v": value} for number, value in enumerate(values)]
     lines = [json.dumps(row, ensure_ascii=bool(row["n"] % 2)).encode() for row in rows]
@@ -90,7 +90,7 @@ def test_csv(
     unit: int,
     quoting: Any,
 ) -> None:
-    """A line end inside of quotes is not the end of a row, wherever units and blocks end."""
+    """A line break inside quotes does not end a row, for any limits of units and blocks."""
     path = tmp_path_factory.mktemp("csv") / "a.csv"
     text = io.StringIO()
     writer = csv.writer(text, quoting=quoting, lineterminator=end.decode())
@@ -105,7 +105,7 @@ def test_csv(
 
 @given(cells=st.lists(CELL, min_size=1), cut=st.integers(0, 200))
 def test_quotes_do_not_depend_on_blocks(cells: list[str], cut: int) -> None:
-    """A scanner finds the same row ends in one block and in two; quotes within plain values are only characters."""
+    """A scanner finds the same row ends in one block and in two; quotes within plain values are ordinary characters."""
     plain = [re.sub(r"[,\r\n]", "", cell).lstrip('"') for cell in cells]
     quoted = [cell.replace('"', '""') for cell in cells]
     text = "".join(f'{first},"{second}"\n' for first, second in zip(plain, quoted, strict=True))
@@ -119,7 +119,7 @@ def test_quotes_do_not_depend_on_blocks(cells: list[str], cut: int) -> None:
 
 
 def test_quote_inside_a_plain_value(tmp_path: Path) -> None:
-    """`5" disk` opens nothing, and a quoted line end after it still belongs to its row."""
+    """The quote in `5" disk` opens no quoted value, and a quoted line break after it belongs to its row."""
     path = tmp_path / "a.csv"
     path.write_bytes(b"a,b\n" + b'5" disk,"x\ny"\n' * 40)
     _, rows = rows_of(path, 37)
@@ -127,7 +127,7 @@ def test_quote_inside_a_plain_value(tmp_path: Path) -> None:
 
 
 def test_small_files_share_a_unit(tmp_path: Path) -> None:
-    """Files are taken in order; several small ones are one unit, a large one is several."""
+    """Files are taken in order; several small files form one unit, a large one several."""
     for number in range(20):
         (tmp_path / f"{number:02}.jsonl").write_text(f'{{"a": {number}}}\n' * 3)
     source = open_rows(tmp_path, RowOptions(unit_size=100))
@@ -138,7 +138,7 @@ def test_small_files_share_a_unit(tmp_path: Path) -> None:
 
 
 def test_keys_hold_elsewhere(tmp_path: Path) -> None:
-    """Keys and facts tell names and sizes, not where the files are."""
+    """Keys and facts contain names and sizes, not the location of the files."""
     created = []
     for destination in ("here", "there"):
         (tmp_path / destination / "x").mkdir(parents=True)
@@ -150,7 +150,7 @@ def test_keys_hold_elsewhere(tmp_path: Path) -> None:
 
 
 def test_unify_widens() -> None:
-    """Nothing gives way to something, numbers and texts widen, structs and lists gain fields."""
+    """Null widens to any type, numbers and texts widen, structs and lists gain fields."""
     first = pa.schema([("a", pa.null()), ("b", pa.int8()), ("c", pa.struct([("x", pa.int64())])), ("d", pa.string())])
     second = pa.schema(
         [
@@ -183,13 +183,13 @@ def test_unify_widens() -> None:
     ],
 )
 def test_unify_refuses(first: pa.DataType, second: pa.DataType) -> None:
-    """What no type holds is an error that names the column."""
+    """Types without a common type are an error that names the column."""
     with pytest.raises(InputError, match="column 'a"):
         unify([pa.schema([("a", first)]), pa.schema([("a", second)])])
 
 
 def test_unify_keeps_features() -> None:
-    """What `datasets` says about columns is kept if all files say the same, whatever their fingerprints."""
+    """Features of `datasets` are kept if all files have the same, whatever their fingerprints."""
     messages = [
         pa.schema(
             [("a", pa.int64())], {"huggingface": json.dumps({"info": {"features": {"a": 1}}, "fingerprint": mark})}
@@ -201,7 +201,7 @@ def test_unify_keeps_features() -> None:
 
 
 def test_cast_follows() -> None:
-    """Values stay what they were, in slices and behind nulls too; what is missing is null."""
+    """Casting keeps values, also in slices and after nulls; missing values become null."""
     rows = [
         {"s": {"x": 1}, "l": [1, None]},
         {"s": None, "l": None},
@@ -228,7 +228,7 @@ def test_cast_follows() -> None:
 
 @given(sizes=st.lists(st.integers(0, 40), max_size=12), rows=st.integers(1, 50))
 def test_batches_are_exact(sizes: list[int], rows: int) -> None:
-    """Whatever tables come, batches have the rows that were asked for, in order."""
+    """For any input tables, batches have the requested number of rows, in order."""
     values = iter(range(sum(sizes)))
     tables = [pa.table({"a": pa.array([next(values) for _ in range(size)], pa.int64())}) for size in sizes]
     batches = [batch.column("a").to_pylist() for batch in cut_batches(iter(tables), rows, 0)]
@@ -244,7 +244,7 @@ def test_batches_are_exact(sizes: list[int], rows: int) -> None:
     rows=st.none() | st.integers(1, 9),
 )
 def test_batches_by_bytes(lengths: list[int], cuts: list[int], limit: int, rows: int | None) -> None:
-    """Batches by bytes depend on the rows, not on the tables they come in, and hold at least one row."""
+    """Batches by bytes depend on the rows, not on the input tables, and hold at least one row."""
     whole = pa.table({"a": pa.array(["x" * length for length in lengths], pa.string())})
     edges = sorted({0, len(lengths), *(min(cut, len(lengths)) for cut in cuts)})
     segments = [whole.slice(low, high - low) for low, high in itertools.pairwise(edges)]
@@ -257,7 +257,7 @@ def test_batches_by_bytes(lengths: list[int], cuts: list[int], limit: int, rows:
 
 
 def test_where_names_the_row(tmp_path: Path) -> None:
-    """An error about a row of a unit names its file, its row there and its byte."""
+    """An error about a row of a unit states its file, its row number in the file and its byte offset."""
     path = tmp_path / "a.jsonl"
     lines = [b'{"a": %d}\n' % number for number in range(100)]
     path.write_bytes(b"".join(lines))
@@ -269,7 +269,7 @@ def test_where_names_the_row(tmp_path: Path) -> None:
 
 
 def test_rows_are_counted_by_blocks(tmp_path: Path) -> None:
-    """The count of rows is the same for lines with and without an end, and blank lines of JSON do not count."""
+    """The row count is the same with and without a final line break, and blank lines of JSON do not count."""
     path = tmp_path / "a"
     path.write_bytes(b'\n{"a": 1}\n\n  \r\n{"a": 2}')
     size = path.stat().st_size

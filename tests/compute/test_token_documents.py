@@ -1,4 +1,4 @@
-"""Documents in pieces, in splits, in shuffled order and in blocks: at the edges, and as they always were."""
+"""Documents in chunks, splits, shuffled order and blocks: edge cases, and results that must not change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batch_of(documents: list[list[int]], kind: pa.DataType | None = None, **extr
 
 
 def packed(length: int, *batches: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """The blocks, and the remainder."""
+    """Return the blocks, and the remainder."""
     packer = Packer(length, pa.int32())
     rows = [row for batch in batches for item in packer.add(batch_of(batch)) for row in item.column(IDS).to_pylist()]
     tail = packer.tail()
@@ -44,7 +44,7 @@ def packed(length: int, *batches: list[list[int]]) -> tuple[list[list[int]], lis
     [
         ([[[1, 2, 3]]], [[1, 2, 3]], []),  # exactly one block
         ([[[1, 2, 3], [4, 5, 6]]], [[1, 2, 3], [4, 5, 6]], []),
-        ([[[1, 2]], [[3]]], [[1, 2, 3]], []),  # full by the last token of another batch
+        ([[[1, 2]], [[3]]], [[1, 2, 3]], []),  # filled by the last token of another batch
         ([[[1, 2]], [[3]], [[4]]], [[1, 2, 3]], [4]),
         ([[[1, 2]]], [], [1, 2]),
         ([[[1, 2, 3, 4]]], [[1, 2, 3]], [4]),
@@ -54,7 +54,7 @@ def packed(length: int, *batches: list[list[int]]) -> tuple[list[list[int]], lis
     ],
 )
 def test_blocks_at_exact_multiples(batches: list[Any], rows: list[list[int]], remainder: list[int]) -> None:
-    """A block that is just full is a block, at once, and nothing is left of it."""
+    """A block that is exactly full is returned at once, without a remainder."""
     assert packed(3, *batches) == (rows, remainder)
 
 
@@ -72,7 +72,7 @@ def test_a_full_block_does_not_wait() -> None:
 
 
 def test_what_is_kept_is_a_copy() -> None:
-    """The memory that it came from may be unmapped."""
+    """The packer copies the tokens that it keeps, because their memory may be unmapped."""
     values = np.array([1, 2], np.int32)
     batch = pa.RecordBatch.from_pydict({IDS: pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), pa.array(values))})
     packer = Packer(5, pa.int32())
@@ -81,7 +81,7 @@ def test_what_is_kept_is_a_copy() -> None:
 
 
 def test_tokens_and_ends_of_a_slice() -> None:
-    """Of its own documents alone."""
+    """A slice only gives the tokens and ends of its own documents."""
     batch = batch_of([[1, 2], [], [3], [4, 5, 6]]).slice(1, 3)
     assert tokens_of(batch).tolist() == [3, 4, 5, 6]
     assert ends_of(batch).tolist() == [0, 1, 4]
@@ -92,7 +92,7 @@ def test_tokens_and_ends_of_a_slice() -> None:
     [
         ([[1, 2], [3, 4], [5]], 4, 99, [2, 1]),  # exactly full
         ([[1, 2], [3, 4], [5]], 3, 99, [1, 2]),
-        ([[1] * 9, [2], [3]], 4, 99, [1, 2]),  # a larger one stands alone
+        ([[1] * 9, [2], [3]], 4, 99, [1, 2]),  # a larger one is alone
         ([[2], [1] * 9, [3]], 4, 99, [1, 1, 1]),
         ([[]] * 5, 4, 2, [2, 2, 1]),
         ([], 4, 2, []),
@@ -121,7 +121,7 @@ def write_unit(path: Path, *batches: pa.RecordBatch) -> Path:
 
 
 def test_units_come_in_order_with_one_schema(tmp_path: Path) -> None:
-    """Those of other types are cast."""
+    """Units of other types are cast to the schema."""
     first = write_unit(tmp_path / "1", batch_of([[1], [2]]), batch_of([[3]]))
     two = write_unit(tmp_path / "2", batch_of([[4]], pa.int64()))
     schema = pa.schema([(IDS, pa.list_(pa.int32()))])
@@ -130,12 +130,12 @@ def test_units_come_in_order_with_one_schema(tmp_path: Path) -> None:
     assert all(batch.schema.equals(schema) for batch in actual)
 
 
-# As they were when the first datasets were shuffled and split: another number is another dataset.
+# Fixed since the first datasets were shuffled and split: another number gives another dataset.
 HASHED = [14030824919205454789, 14005454944200096763, 8143414469265454090]
 
 
 def test_the_order_of_documents_is_what_it_was() -> None:
-    """For a seed and a use; neighbouring seeds have nothing in common."""
+    """The order depends on seed and purpose; neighboring seeds are unrelated."""
     numbers = np.arange(3, dtype=np.uint64)
     assert hashed(numbers, 7, 2).tolist() == HASHED
     assert hashed(numbers, 7, 1).tolist() != HASHED
@@ -146,7 +146,7 @@ def test_the_order_of_documents_is_what_it_was() -> None:
 
 
 def test_each_document_gets_its_split_and_its_place() -> None:
-    """By its number among all, whatever batch it comes in; the note stays behind."""
+    """Split and key depend on the document's number among all, not on its batch; the column of notes is dropped."""
     splits = [TokenSplit("a", 0.5), TokenSplit("b", 0.25), TokenSplit("c", 0.25)]
     documents = [[n] for n in range(1000)]
     note = pa.array([0] * 1000, pa.uint8())
@@ -176,7 +176,7 @@ def keyed(count: int) -> list[pa.RecordBatch]:
 
 @pytest.mark.parametrize("bucket", [10**9, 4000, 300])
 def test_documents_are_sorted_by_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: int) -> None:
-    """In one bucket, in several, and in buckets of buckets; nothing is left in the folder."""
+    """Documents are sorted with one bucket, several, and nested buckets; the folder is empty afterwards."""
     monkeypatch.setattr(module, "_LEAST_BUCKET", bucket)
     monkeypatch.setattr(module, "_MOST_BUCKETS", 8)
     actual = list(in_key_order(iter(keyed(700)), 700 * 24, tmp_path / "buckets", 0))
@@ -188,18 +188,18 @@ def test_documents_are_sorted_by_their_keys(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_equal_keys_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And do not go deeper without end."""
+    """Equal keys keep their order, without endless nesting of buckets."""
     monkeypatch.setattr(module, "_LEAST_BUCKET", 10)
     keys = pa.array([5] * 20 + [2**64 - 1] * 20 + [0] * 20, pa.uint64())
     batch = batch_of([[n] for n in range(60)], **{KEY: keys})
-    (tmp_path / "buckets").mkdir()  # left by a run that was killed
+    (tmp_path / "buckets").mkdir()  # left by a killed run
     actual = list(in_key_order(iter([batch]), 60 * 20, tmp_path / "buckets", 0))
     order = [row[0] for each in actual for row in each.column(IDS).to_pylist()]
     assert order == [*range(40, 60), *range(20), *range(20, 40)]
 
 
 def test_a_bucket_has_the_keys_from_its_edge_to_the_next(tmp_path: Path) -> None:
-    """Its own edge, and not the next one's; of several batches, in order."""
+    """A bucket contains its lower edge and not the upper one; of several batches, in order."""
     keys = [29, 0, 10, 9, 20, 19]
     batches = [batch_of([[n]], **{KEY: pa.array([key], pa.uint64())}) for n, key in enumerate(keys)]
     buckets = module._scatter(iter(batches), tmp_path, [0, 10, 20, 30])
@@ -209,7 +209,7 @@ def test_a_bucket_has_the_keys_from_its_edge_to_the_next(tmp_path: Path) -> None
 
 
 def test_the_folder_of_buckets_is_made(tmp_path: Path) -> None:
-    """With those above it."""
+    """Missing parent folders are created too."""
     actual = list(in_key_order(iter(keyed(60)), 60 * 24, tmp_path / "above" / "buckets", 0))
     assert sum(map(len, actual)) == 60
     assert not list((tmp_path / "above").iterdir())
@@ -229,7 +229,7 @@ def test_the_folder_of_buckets_is_made(tmp_path: Path) -> None:
     ],
 )
 def test_how_many_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, total: int, count: int) -> None:
-    """A bucket takes a twelfth of the limit, within bounds; a quarter more of them, for those that are fuller."""
+    """A bucket takes a twelfth of the limit, within bounds; a quarter more buckets allow for uneven ones."""
     observed: list[int] = []
     plain = module._scatter
 

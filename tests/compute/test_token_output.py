@@ -1,4 +1,4 @@
-"""Finishing tokens: packing, splits, shuffling and files depend on the documents alone."""
+"""Finishing tokens: packing, splits, shuffling and files depend only on the documents."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def bytes_of(finished: FinishedTokens) -> dict[str, bytes]:
 @settings(max_examples=40, deadline=None)
 @given(DOCUMENTS, st.integers(2, 9), st.lists(st.integers(0, 40), max_size=4))
 def test_packing_is_that_of_the_concatenation(documents: Documents, length: int, cuts: list[int]) -> None:
-    """Blocks are the concatenation of all documents, cut every `length` tokens, wherever batches end.
+    """Blocks are the concatenation of all documents, cut every `length` tokens, for any batches.
 
-    `seq_lengths` are the tokens that each document has in a block, so they tell where documents begin and end.
+    `seq_lengths` are the numbers of tokens of each document in a block, which give the document boundaries.
     """
     packer = Packer(length, pa.int32())
     rows: Documents = []
@@ -104,7 +104,7 @@ def test_packing_is_that_of_the_concatenation(documents: Documents, length: int,
 def test_unit_cuts_do_not_matter(
     tmp_path_factory: pytest.TempPathFactory, documents: Documents, cuts: list[int], format: str
 ) -> None:
-    """The same documents give the same bytes, however they were cut into units."""
+    """The same documents give the same bytes, for any division into units."""
     folder = tmp_path_factory.mktemp("finish")
     options: dict[str, Any] = {"format": format, "pack": 5, "shuffle": 3, "splits": TWO}
     units = (units_of(folder / "u1", documents), units_of(folder / "u2", documents, cuts))
@@ -125,7 +125,7 @@ def many(count: int = 3000) -> Documents:
 
 
 def test_shuffle_is_a_permutation_that_memory_does_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All documents once, in another order; with little memory, buckets of buckets give the same."""
+    """All documents occur once, in another order; with little memory, nested buckets give the same order."""
     documents = many()
     units = units_of(tmp_path / "u", documents, [1000, 2500])
     plenty = finish(units, tmp_path / "plenty", shuffle=1)
@@ -142,7 +142,7 @@ def test_shuffle_is_a_permutation_that_memory_does_not_change(tmp_path: Path, mo
 
 
 def test_splits_share_the_documents(tmp_path: Path) -> None:
-    """Every document is in one split, in order, about as many as asked for."""
+    """Every document is in one split, in order, with about the requested shares."""
     documents = many()
     result = finish(units_of(tmp_path / "u", documents, [10]), tmp_path / "out", splits=splits_of("90/5/5"))
     parts = {split: rows_of(result, split) for split in ("train", "validation", "test")}
@@ -170,7 +170,7 @@ def test_wrong_splits_are_refused(text: str) -> None:
 
 
 def test_shares_have_two_spellings_and_one_meaning() -> None:
-    """Shares without names, which earlier versions also had as `split`, are those of train, validation and test."""
+    """Shares without names, which earlier versions also accepted as `split`, mean train, validation and test."""
     names = splits_of("train=0.99,validation=0.01")
     assert names == splits_of("0.99/0.01") == splits_of("99/1") == token_splits(TokenSplitOptions(split="0.99/0.01"))
     assert names == token_splits(TokenSplitOptions(split_into={"train": 0.99, "validation": 0.01}))
@@ -183,7 +183,7 @@ def test_shares_have_two_spellings_and_one_meaning() -> None:
 
 
 def test_bin_is_read_with_memmap(tmp_path: Path) -> None:
-    """Tokens lie flat, the index states where documents start, the header states what they are."""
+    """The file contains only tokens, the index the start of each document, and the header the type."""
     documents = [[1, 2, 3], [], [70, 5], [65_535]]
     units = units_of(tmp_path / "u", documents, [2], kind="uint16")
     result = finish(units, tmp_path / "out", format="bin", dtype="uint16", header=(("vocab_size", 65_536),))
@@ -204,7 +204,7 @@ def test_bin_is_read_with_memmap(tmp_path: Path) -> None:
 
 
 def test_packed_bin_is_a_view_of_blocks(tmp_path: Path) -> None:
-    """With --pack the file holds whole blocks; documents that began in the dropped tail are not in the index."""
+    """With --pack the file holds whole blocks; documents that start in the dropped tail are not in the index."""
     units = units_of(tmp_path / "u", [[1, 2, 3], [4, 5], [6, 7], [8]])
     result = finish(units, tmp_path / "out", format="bin", pack=3)
     tokens = np.memmap(tmp_path / "out/train.bin", dtype="<i4", mode="r")
@@ -217,7 +217,7 @@ def test_packed_bin_is_a_view_of_blocks(tmp_path: Path) -> None:
 
 
 def test_nothing_gives_files_without_rows(tmp_path: Path) -> None:
-    """A split that got no document has a file that reports it."""
+    """A split without documents has a file without rows."""
     for format in ("parquet", "arrow", "bin"):
         result = finish(units_of(tmp_path / "u", []), tmp_path / format, format=format, splits=TWO)
         assert sum(shard.rows for shard in result.shards) == 0
@@ -225,7 +225,7 @@ def test_nothing_gives_files_without_rows(tmp_path: Path) -> None:
 
 
 def test_counts(tmp_path: Path) -> None:
-    """Null and empty documents are counted apart and become empty lists; cuts are counted."""
+    """Null and empty documents are counted separately and become empty lists; cut documents are counted."""
     units = units_of(tmp_path / "u", [[1], [], [], [2, 3], [4]], notes=[PLAIN, NULL, PLAIN, CUT, ROUGH])
     result = finish(units, tmp_path / "out")
     counts = result.counts
@@ -247,7 +247,7 @@ def test_kept_columns_travel(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cuts", [[], [1, 50, 333], list(range(0, 1000, 90))])
 def test_shards_are_cut_at_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[int]) -> None:
-    """Shards have exactly the rows asked for, or as many groups as their size allows."""
+    """Shards have exactly the requested rows, or as many row groups as their size allows."""
     monkeypatch.setattr(token_files, "GROUP_TOKENS", 100)
     documents = many(1000)
     units = units_of(tmp_path / "u", documents, cuts)
@@ -267,7 +267,7 @@ def test_shards_are_cut_at_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_a_document_that_no_row_of_parquet_can_hold_is_refused_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the memory of writing in addition to what is held; the memory that it names is enough."""
+    """The error counts the memory for writing in addition to the used memory, and the suggested limit is sufficient."""
     monkeypatch.setattr(token_output, "GROUP_TOKENS", 1000)
     monkeypatch.setattr(token_output, "tree_bytes", lambda: 50_000_000)
     units = units_of(tmp_path / "u", [[1, 2], [3] * 200_000, [4]])
@@ -283,7 +283,7 @@ def test_a_document_that_no_row_of_parquet_can_hold_is_refused_before_it_is_writ
 @pytest.mark.parametrize("format", ["parquet", "arrow", "bin"])
 @pytest.mark.parametrize("splits", [splits_of("50/50"), (TokenSplit("train", 1.0),)])
 def test_packing_refuses_rows_that_no_tokens_fill(tmp_path: Path, format: str, splits: tuple[TokenSplit, ...]) -> None:
-    """An empty dataset is never the result; the tail can be kept, and nothing is named before."""
+    """An empty dataset is an error; the tail can be kept, and no file has its final name before the error."""
     units = units_of(tmp_path / "u", [[1, 2, 3], [4, 5]])
     options: dict[str, Any] = {"format": format, "splits": splits, "pack": 10_000_000}
     with pytest.raises(InputError, match=r"No row of 10,000,000 tokens \(.*pack.*\) is full: .* have 5 tokens"):
@@ -295,7 +295,7 @@ def test_packing_refuses_rows_that_no_tokens_fill(tmp_path: Path, format: str, s
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_failure_leaves_no_named_file_and_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names are given at the end; a second run over the ruins of the first gives the same bytes."""
+    """Files get their names at the end; a second run after the failure gives the same bytes."""
     monkeypatch.setattr(token_files, "GROUP_TOKENS", 64)  # so that shards are open when it fails
     units = units_of(tmp_path / "u", many(), [1500])
     options = FinishOptions(shuffle=0, pack=16, splits=(TokenSplit("train", 0.5), TokenSplit("validation", 0.5)))
@@ -312,7 +312,7 @@ def test_a_failure_leaves_no_named_file_and_can_be_repeated(tmp_path: Path, monk
 
 
 def test_dtypes() -> None:
-    """auto is what torch takes, or the smallest for bin; a type that is too small is refused."""
+    """`auto` is a type that torch supports, or the smallest for bin; a type that is too small is refused."""
     assert choose_dtype("auto", "parquet", 100) == "int32"
     assert choose_dtype("auto", "bin", 65_536) == "uint16"
     assert choose_dtype("auto", "bin", 65_537) == "uint32"
@@ -321,7 +321,7 @@ def test_dtypes() -> None:
 
 
 def test_kept_types_may_differ_between_units(tmp_path: Path) -> None:
-    """A kept column that is an integer in one unit, a float in another and null in a third has a type for all."""
+    """A kept column that is an integer in one unit, a float in another and null in a third gets a common type."""
     units = []
     for number, values in enumerate([pa.array([1, 2]), pa.array([0.5]), pa.nulls(1)]):
         ids = pa.array([[number]] * len(values), pa.list_(pa.int32()))
@@ -338,7 +338,7 @@ def test_kept_types_may_differ_between_units(tmp_path: Path) -> None:
 
 
 def parquet_by_one_writer(table: pa.Table, groups: Sequence[int], index: bool) -> bytes:
-    """The groups of a table, as pyarrow itself writes them to one file."""
+    """Write the row groups of a table to one file with pyarrow."""
     other_items = [name for name in table.schema.names if name != IDS]
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
@@ -360,7 +360,7 @@ def parquet_by_one_writer(table: pa.Table, groups: Sequence[int], index: bool) -
 @given(rows=st.lists(st.integers(0, 9), min_size=1, max_size=6), is_kept=st.booleans(), index=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_groups_that_are_encoded_apart(rows: list[int], is_kept: bool, index: bool) -> None:
-    """They are put together to the very bytes that one writer gives: empty groups, nulls and nested columns too."""
+    """Concatenated row groups give the bytes of a single writer, also with empty groups, nulls and nested columns."""
     count = sum(rows)
     columns = {IDS: pa.array([list(range(number % 5)) for number in range(count)], pa.list_(pa.int32()))}
     if is_kept:
@@ -391,7 +391,7 @@ def test_groups_that_are_encoded_apart(rows: list[int], is_kept: bool, index: bo
     ids=lambda options: " ".join(map(str, options.items())) or "rows",
 )
 def test_any_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    """Whoever encodes, and however many do: the same files."""
+    """Any number of encoding threads, or none, gives the same files."""
     monkeypatch.setattr(token_files, "GROUP_TOKENS", 50)
     documents = [[number % 60_000] * (number % 23) for number in range(400)]
     remaining = {} if "pack" in options or options.get("format") == "bin" else {"name": [f"{n}" for n in range(400)]}
@@ -405,14 +405,14 @@ def test_any_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_no_threads_without_room(tmp_path: Path) -> None:
-    """A small limit leaves none, a large one no more than there are cores."""
+    """A small limit allows no threads, a large one at most as many as there are cores."""
     assert token_output._encoders(FinishOptions(), 1 << 27) == 0
     assert 1 <= token_output._encoders(FinishOptions(), 1 << 33) <= (os.cpu_count() or 1)
     assert token_output._encoders(FinishOptions(pack=1 << 26), 1 << 33) <= 4
 
 
 def test_a_failure_beside_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of a thread is the job's, nothing hangs, and the next run does it all."""
+    """An error in a thread becomes the job's error without a hang, and the next run completes the job."""
 
     def broken(self: Any, table: pa.Table) -> Any:
         raise OSError(28, "No space left on device")

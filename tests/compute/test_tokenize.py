@@ -1,4 +1,4 @@
-"""brim tokenize from end to end: the real command, real files, and what a reader gets."""
+"""brim tokenize end to end: the real command, real files, and the result for readers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def expected(work: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def bare(work: Path) -> list[list[int]]:
-    """Without [CLS], and with the end of each document: what packing takes."""
+    """A tokenizer without [CLS] and with an end token for each document, as packing needs it."""
     raw = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
     end = raw.token_to_id(EOS)
     return [[*raw.encode(text, add_special_tokens=False).ids, end] if text else [] for text in TEXTS]
@@ -99,7 +99,7 @@ def write_jsonl(path: Path, texts: list[str]) -> Path:
 
 
 def tokenize(work: Path, source: str, out: Path | str, *extra: str, **options: Any) -> Any:
-    """The last line of --json, or the process if it should fail."""
+    """Return the last line of --json, or the process if it is expected to fail."""
     arguments = ["--tokenizer", "tokenizer.json", "--memory", str(LIMIT), *extra]
     result = brim("tokenize", source, str(out), *arguments, "--json", cwd=work, **options)
     return json.loads(result.stdout.splitlines()[-1])
@@ -118,7 +118,7 @@ def _as_csv(delimiter: str) -> bytes:
 
 
 def write_formats(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """The corpus in every format: (source, options)."""
+    """Write the corpus in every format; return (source, options)."""
     lines = (folder / "corpus.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "a.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[:99])) + gzip.compress(b"".join(lines[99:])))
     yield "a.jsonl.gz", []
@@ -144,7 +144,7 @@ def write_formats(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_every_format_gives_the_ids_of_encode(work: Path, expected: list[list[int]]) -> None:
-    """Whatever holds the texts, each document has the ids that encode gives for it alone."""
+    """For every source format, each document has the ids that encode gives for it alone."""
     sources = [*write_formats(work)]
 
     def run(inputs: tuple[str, list[str]]) -> list[list[int]]:
@@ -162,7 +162,7 @@ def test_every_format_gives_the_ids_of_encode(work: Path, expected: list[list[in
 def test_a_saved_dataset_and_what_stays_beside_the_ids(
     work: Path, tmp_path: Path, bare: list[list[int]], expected: list[list[int]]
 ) -> None:
-    """A split of a DatasetDict; labels keep their names; nulls are counted; --limit takes the first rows."""
+    """A split of a DatasetDict works; labels keep their names; nulls are counted; --limit takes the first rows."""
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
         text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]), input_ids=datasets.Value("int8")
@@ -183,7 +183,7 @@ def test_a_saved_dataset_and_what_stays_beside_the_ids(
 
 
 def test_packing_is_the_same_however_it_is_cut(work: Path, tmp_path: Path, bare: list[list[int]]) -> None:
-    """Blocks are those of all documents in a row, whatever the workers and units; the tail is dropped and counted."""
+    """Blocks are cut from all documents in sequence, for any workers and units; the tail is dropped and counted."""
     options = ("--pack", "64", "--eos", EOS, "--rows-per-shard", "50")
     methods = [("--workers", "1"), ("--workers", "2", "--unit-size", "5KB")]
     created = []
@@ -210,7 +210,7 @@ CONFIGS = {
 def test_packed_documents_end_with_the_eos_token_of_the_configuration(
     work: Path, tmp_path: Path, bare: list[list[int]], name: str, inputs: str
 ) -> None:
-    """It is printed, and named in the summary and in the card; the rows are those of --eos."""
+    """The end token is printed and named in the summary and the card; the rows equal those of --eos."""
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes((work / "tokenizer.json").read_bytes())
@@ -240,7 +240,7 @@ def test_packed_documents_can_follow_each_other_without_a_token(
 
 
 def test_the_eos_token_is_not_added_twice(work: Path, tmp_path: Path, bare: list[list[int]]) -> None:
-    """A tokenizer that ends its texts itself, with --special-tokens: packed with one token at each end."""
+    """A tokenizer that adds an end token, with --special-tokens, packs one token at each end."""
     encoder = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
     encoder.post_processor = tokenizers.processors.TemplateProcessing(
         single=f"$A {EOS}", special_tokens=[(EOS, encoder.token_to_id(EOS))]
@@ -257,7 +257,7 @@ def test_the_eos_token_is_not_added_twice(work: Path, tmp_path: Path, bare: list
 
 
 def test_packing_that_fills_no_row_is_an_error(work: Path, tmp_path: Path) -> None:
-    """Nothing is published, and what the hint says works."""
+    """Nothing is published, and following the hint works."""
     arguments = ("--pack", "1000000", "--eos", EOS)
     refused = tokenize(work, "corpus.jsonl", tmp_path / "out", *arguments, check=2)
     assert "No row of 1,000,000 tokens (--pack) is full" in refused["message"]
@@ -266,7 +266,7 @@ def test_packing_that_fills_no_row_is_an_error(work: Path, tmp_path: Path) -> No
 
 
 def test_bin_split_and_shuffled(work: Path, tmp_path: Path, bare: list[list[int]]) -> None:
-    """A memmap and an index give every document once, in another order; verify sees damage in each of the files."""
+    """With memmap and index every document occurs once, in another order; verify finds damage in each of the files."""
     options = ("--no-special-tokens", "--eos", EOS, "--split", "0.9/0.1", "--shuffle", "7")
     result = tokenize(work, "corpus.jsonl", tmp_path / "out", *options, "--format", "bin", "--unit-size", "9KB")
     data, documents = tmp_path / "out" / "data", {}
@@ -300,7 +300,7 @@ def test_bin_split_and_shuffled(work: Path, tmp_path: Path, bare: list[list[int]
 
 @pytest.mark.long
 def test_long_documents_without_spaces(work: Path, tmp_path: Path) -> None:
-    """Megabytes in one word: the ids are those of the whole, and the tree stays below the limit."""
+    """Megabytes without a space have the ids of the whole text, and the process tree stays below the limit."""
     draw = random.Random(0)
     texts = ["".join(draw.choices("splitwordsnumbers0123", k=1_000_000 * (1 + n % 2))) for n in range(2)]
     source = write_jsonl(tmp_path / "long.jsonl", texts)
@@ -328,7 +328,7 @@ def test_long_documents_without_spaces(work: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text of 50 MB without a space in the first row, in three formats."""
+    """Write a text of 50 MB without a space in the first row, in three formats."""
     folder = tmp_path_factory.mktemp("huge")
     draw = np.random.default_rng(1)
     text = draw.integers(97, 123, 50_000_000, np.uint8).tobytes().decode()
@@ -339,7 +339,7 @@ def huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def peak_of(arguments: list[str]) -> tuple[int, int, str]:
-    """The exit code of a command, the most that its processes held together, and what it said."""
+    """Return the exit code of a command, the peak memory of its process tree, and its output."""
     with subprocess.Popen(
         [sys.executable, "-m", "brim", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -356,7 +356,7 @@ def peak_of(arguments: list[str]) -> tuple[int, int, str]:
 def test_a_text_that_does_not_fit_is_refused_within_the_limit(
     work: Path, huge: Path, tmp_path: Path, name: str
 ) -> None:
-    """50 MB in 200 MB: neither the look at the source nor a worker passes the limit before it is refused."""
+    """With 50 MB of text and a limit of 200 MB, neither planning nor a worker exceeds the limit before the error."""
     arguments = ["tokenize", str(huge / name), str(tmp_path / "out"), "--tokenizer", str(work / "tokenizer.json")]
     code, peak, output = peak_of([*arguments, "--memory", "200MB", "--quiet"])
     assert code == 4, output
@@ -366,7 +366,8 @@ def test_a_text_that_does_not_fit_is_refused_within_the_limit(
 
 @pytest.mark.long
 def test_a_text_of_50_mb_fits_in_1_gb(work: Path, huge: Path, tmp_path: Path) -> None:
-    """With a token for nearly every byte. Everything but writing the row takes at most 12 bytes for each byte of it."""
+    """With a token for nearly every byte, all memory except for writing the row is at most 12 bytes per byte of
+    text."""
     pytest.importorskip("gigatoken")  # the reference takes minutes
     arguments = ["tokenize", str(huge / "huge.jsonl"), "--tokenizer", str(work / "tokenizer.json")]
     code, peak, output = peak_of([*arguments, str(tmp_path / "out"), "--memory", "1GB", "--quiet"])
@@ -379,7 +380,8 @@ def test_a_text_of_50_mb_fits_in_1_gb(work: Path, huge: Path, tmp_path: Path) ->
 
 @pytest.mark.long
 def test_killed_and_continued(work: Path, tmp_path: Path) -> None:
-    """kill -9 of the parent in every part of the job: the output is that of an undisturbed run, bit for bit."""
+    """After kill -9 of the parent in every part of the job, the output equals that of an uninterrupted run, bit for
+    bit."""
     write_jsonl(tmp_path / "corpus.jsonl", TEXTS * 3)
     options = ["--shuffle", "1", "--split", "0.8/0.2", "--pack", "32", "--eos", EOS, "--unit-size", "20KB", "--quiet"]
     arguments = ["tokenize", str(tmp_path / "corpus.jsonl"), "--tokenizer", "tokenizer.json", "--memory", str(LIMIT)]
@@ -423,8 +425,8 @@ main()
 
 @pytest.mark.long
 def test_killed_while_shards_are_put_together(work: Path, tmp_path: Path) -> None:
-    """kill -9 while threads encode row groups, while one is added, and between two shards: no unit is encoded again,
-    and the shards are those of an undisturbed run."""
+    """After kill -9 while threads encode row groups, while one is added, and between two shards, no unit is encoded
+    again, and the shards equal those of an uninterrupted run."""
     arguments = [
         "tokenize",
         "corpus.jsonl",
@@ -449,7 +451,7 @@ def test_killed_while_shards_are_put_together(work: Path, tmp_path: Path) -> Non
 
 
 def test_to_the_hub(work: Path, tmp_path: Path, expected: list[list[int]]) -> None:
-    """The same shards and a card arrive; a second run has nothing to do."""
+    """The same shards and a card are published; a second run has nothing to do."""
     with TestHub(tmp_path / "hub") as hub:
         machine = Machine(hub, tmp_path)
         arguments = [
@@ -491,21 +493,21 @@ REFUSED = [
 
 
 def test_refused_in_words(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is encoded first, and nothing is left at the destination."""
+    """The error comes before any encoding, and no files are left at the destination."""
     (work / "cut.jsonl.gz").write_bytes(gzip.compress((work / "corpus.jsonl").read_bytes())[:-9])
     (work / "surrogate.jsonl").write_bytes(b'{"text": "good"}\n{"text": "bad \\ud83d"}\n')
     monkeypatch.chdir(work)
     monkeypatch.setattr("brim.wording._in_terminal", True)
     for source, options, message in REFUSED:
         arguments = ["--tokenizer", "tokenizer.json", "--memory", str(LIMIT), *options]
-        with pytest.raises(BrimError) as caught:  # a command would take half a second each
+        with pytest.raises(BrimError) as caught:  # a separate command would take half a second each
             run_command(["tokenize", source, str(tmp_path / "out"), *arguments])
         assert message in f"{caught.value.message} {caught.value.hint}"
         assert not (tmp_path / "out").exists()
 
 
 def test_document_without_a_safe_cut_is_named(tmp_path: Path) -> None:
-    """The count alone leaves no one any wiser about which text it was."""
+    """The error names the text, because a count would not help to find it."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -518,7 +520,7 @@ def test_document_without_a_safe_cut_is_named(tmp_path: Path) -> None:
 
 
 def test_splits_by_name_and_by_share(work: Path, tmp_path: Path) -> None:
-    """--split names the split, --split-into the shares; shares without names still work, with one line."""
+    """--split names the split, --split-into the shares; shares without names still work, with a one-line warning."""
     arguments = ("--tokenizer", "tokenizer.json", "--memory", str(LIMIT))
     names = brim("tokenize", "corpus.jsonl", tmp_path / "dev", *arguments, "--split", "dev", cwd=work)
     assert [path.name for path in (tmp_path / "dev" / "data").iterdir()] == ["dev-00000-of-00001.parquet"]

@@ -1,4 +1,4 @@
-"""Tokenising gives what the tokenizers library gives, document by document."""
+"""Tokenizing gives the ids of the tokenizers library, document by document."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 
 
 def opened(path: Path, **options: Any) -> TokenizeStep:
-    """As a worker gets it."""
+    """Return the step as a worker receives it."""
     step = TokenizeStep(find_tokenizer(path), TokenizeStepOptions(**options))
     step = pickle.loads(pickle.dumps(step))
     step.open(SCHEMA)
@@ -58,7 +58,7 @@ def run(step: TokenizeStep, texts: list[str | None], small: bool = False) -> tup
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("special", [True, False])
 def test_ids_are_those_of_encode(tokenizer_files: dict[str, Path], kind: str, special: bool) -> None:
-    """Each document has the ids that encode gives for it alone, in small steps too; only empty texts have none."""
+    """Each document has the ids that encode gives for it alone, also in small steps; only empty texts have none."""
     raw = tokenizers.Tokenizer.from_file(str(tokenizer_files[kind]))
     step = opened(tokenizer_files[kind], add_special_tokens=special)
     expected = [raw.encode(text, add_special_tokens=special).ids if text else [] for text in TEXTS]
@@ -68,7 +68,7 @@ def test_ids_are_those_of_encode(tokenizer_files: dict[str, Path], kind: str, sp
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_prose_is_cut_without_a_trace(tokenizer_files: dict[str, Path], kind: str) -> None:
-    """A long document in pieces has the ids of the whole, special tokens and all."""
+    """A long document that is encoded in chunks has the ids of the whole, including special tokens."""
     text = prose(6000)
     raw = tokenizers.Tokenizer.from_file(str(tokenizer_files[kind]))
     ids, notes = run(opened(tokenizer_files[kind], long_chars=5000), ["short", text, "short"])
@@ -81,12 +81,12 @@ def test_long_prose_is_cut_without_a_trace(tokenizer_files: dict[str, Path], kin
 def test_a_long_document_by_itself_has_the_ids_of_one_among_others(
     tokenizer_files: dict[str, Path], kind: str, options: dict[str, Any]
 ) -> None:
-    """A document of more than 256 KB is encoded without a copy of its ids; with all that is put around it."""
+    """A document of more than 256 KB is encoded without copying its ids, and has its special tokens."""
     text = prose(45_000)
     assert len(text) > 1 << 18
     single = run(opened(tokenizer_files[kind], long_chars=5000, **options), [text])
     step = opened(tokenizer_files[kind], long_chars=5000, **options)
-    step.threads = 100  # a hundred times as much is encoded at once
+    step.threads = 100  # a hundred times this size is encoded at once
     among = run(step, ["short", text, ""])
     assert single[0] == among[0][1:2]
     assert single[1] == [CUT]
@@ -97,7 +97,7 @@ def test_a_long_document_by_itself_has_the_ids_of_one_among_others(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_end_where_characters_do(tokenizer_files: dict[str, Path], kind: str) -> None:
-    """Characters of one to four bytes, cut anywhere: the pieces are the text but for spaces at cuts."""
+    """Characters of one to four bytes are never split: the chunks are the text, except for spaces at cuts."""
     draw = random.Random(kind)
     text = "".join(draw.choice("aé你🙂 \n") for _ in range(20_000))
     loaded = LoadedTokenizer(tokenizer_files[kind].read_bytes(), kind)
@@ -112,7 +112,7 @@ def test_pieces_end_where_characters_do(tokenizer_files: dict[str, Path], kind: 
 
 
 def test_long_text_without_spaces(tokenizer_files: dict[str, Path]) -> None:
-    """BPE finds the ends of tokens; where even that fails, the document is counted as cut roughly."""
+    """BPE finds the ends of tokens; if even this fails, the document is counted as cut approximately."""
     draw = random.Random(1)
     text = "".join(draw.choice("splitswordsnumbers你好🙂") for _ in range(30_000))
     raw = tokenizers.Tokenizer.from_file(str(tokenizer_files["bpe"]))
@@ -121,12 +121,12 @@ def test_long_text_without_spaces(tokenizer_files: dict[str, Path]) -> None:
     step = opened(tokenizer_files["wordpiece"], long_chars=4000)
     ids, notes = run(step, ["acgt" * 3000])
     assert notes == [ROUGH]
-    assert ids == [[1, 0, 0, 0, 2]]  # a word of more than 100 characters is [UNK], in each of three pieces
+    assert ids == [[1, 0, 0, 0, 2]]  # a word of more than 100 characters is [UNK], once in each of three chunks
 
 
 @OLD
 def test_pieces_are_the_text() -> None:
-    """Nothing is lost, whatever the pieces, except a space where the tokenizer adds one."""
+    """For any chunk size no character is lost, except a space where the tokenizer adds one."""
     raw = tokenizers.Tokenizer(tokenizers.models.BPE())
     text = prose(5000)
     parts = [
@@ -143,7 +143,7 @@ def test_pieces_are_the_text() -> None:
 def test_long_texts_that_a_strip_normalizer_changes_at_cuts_are_counted_as_rough(
     tokenizer_files: dict[str, Path], splitter: str, sides: dict[str, bool]
 ) -> None:
-    """A document whose ids are not those of the whole text is never counted as cut exactly."""
+    """A document whose ids differ from those of the whole text is never counted as cut exactly."""
     raw = tokenizers.Tokenizer.from_file(str(tokenizer_files["bpe"]))
     raw.normalizer = tokenizers.normalizers.Sequence(
         [tokenizers.normalizers.NFKC(), tokenizers.normalizers.Strip(**sides)]
@@ -159,7 +159,7 @@ def test_long_texts_that_a_strip_normalizer_changes_at_cuts_are_counted_as_rough
 
 
 def test_refused_by_row(tokenizer_files: dict[str, Path]) -> None:
-    """A long document can be refused; the error tells the row."""
+    """Long documents can be refused; the error names the row."""
     step = opened(tokenizer_files["bpe"], long_chars=1000, long_documents="refuse")
     with pytest.raises(BadRow) as caught:
         run(step, ["a", None, "word " * 300])
@@ -168,7 +168,7 @@ def test_refused_by_row(tokenizer_files: dict[str, Path]) -> None:
 
 
 def test_null_and_empty(tokenizer_files: dict[str, Path]) -> None:
-    """They are documents without tokens, and null is noted."""
+    """Null and empty texts are documents without tokens, and null is recorded."""
     assert run(opened(tokenizer_files["wordpiece"], eos="[SEP]"), [None, "", None]) == (
         [[], [], []],
         [NULL, PLAIN, NULL],
@@ -176,7 +176,7 @@ def test_null_and_empty(tokenizer_files: dict[str, Path]) -> None:
 
 
 def test_eos_ends_every_document_once(tokenizer_files: dict[str, Path]) -> None:
-    """It is appended, unless the tokenizer does so itself."""
+    """The end token is appended unless the tokenizer adds it."""
     bpe = tokenizers.Tokenizer.from_file(str(tokenizer_files["bpe"]))
     assert run(opened(tokenizer_files["bpe"], eos="</s>"), ["a b"])[0] == [
         [*bpe.encode("a b").ids, SPECIALS.index("</s>")]
@@ -190,7 +190,7 @@ def test_eos_ends_every_document_once(tokenizer_files: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_max_length(tokenizer_files: dict[str, Path], kind: str) -> None:
-    """It counts everything, and long documents are truncated like others."""
+    """The maximum length includes special tokens, and long documents are truncated like others."""
     raw = tokenizers.Tokenizer.from_file(str(tokenizer_files[kind]))
     if generation() == 1:
         raw.truncation = tokenizers.Truncation(19)
@@ -205,7 +205,7 @@ def test_max_length(tokenizer_files: dict[str, Path], kind: str) -> None:
 
 @OLD
 def test_truncation_and_padding_of_the_file_are_off(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
-    """A tokenizer.json that pads to 128 does not ruin a corpus, and it is said."""
+    """A tokenizer.json that pads to 128 does not change the output, and a note reports it."""
     raw = tokenizers.Tokenizer.from_file(str(tokenizer_files["wordpiece"]))
     whole = raw.encode(prose(300)).ids
     raw.enable_truncation(8)
@@ -221,7 +221,7 @@ def test_truncation_and_padding_of_the_file_are_off(tokenizer_files: dict[str, P
 @OLD
 @pytest.mark.parametrize("special", [True, False])
 def test_ids_are_never_a_matter_of_chance(tokenizer_files: dict[str, Path], tmp_path: Path, special: bool) -> None:
-    """A tokenizer that leaves out some of its merges at random is refused; one that leaves out all or none is not."""
+    """A tokenizer that skips some merges randomly is refused; one that skips all or none is accepted."""
     raw = tokenizers.Tokenizer.from_file(str(tokenizer_files["bpe"]))
     for dropout, refused in ((0.0, False), (0.1, True), (1.0, False)):
         raw.model.dropout = dropout
@@ -235,7 +235,7 @@ def test_ids_are_never_a_matter_of_chance(tokenizer_files: dict[str, Path], tmp_
 
 
 def test_kept_columns_and_types(tokenizer_files: dict[str, Path]) -> None:
-    """Kept columns stand next to the ids, whose type is the one asked for."""
+    """Kept columns are next to the ids, which have the requested type."""
     step = opened(tokenizer_files["bpe"], keep_columns=("name",), dtype="uint16")
     table = pa.table({"text": ["a", "b"], "name": ["x", None]}, schema=SCHEMA)
     result = pa.concat_tables(step.apply(RowBatch(table, 0, None), False))
@@ -247,7 +247,8 @@ def test_kept_columns_and_types(tokenizer_files: dict[str, Path]) -> None:
 def test_what_is_wrong_is_said(
     tokenizer_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Missing and wrong columns, files that are not tokenizers, names that cannot be fetched."""
+    """Missing and wrong columns, files that are not tokenizers, and names that cannot be downloaded are clear
+    errors."""
     with pytest.raises(InputError, match="no column 'txt'") as caught:
         opened(tokenizer_files["bpe"], column="txt")
     assert "'text'" in caught.value.hint
@@ -268,7 +269,7 @@ def test_what_is_wrong_is_said(
 
 
 def test_a_tokenizer_that_changes_is_noticed(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
-    """The fingerprint knows its content, not its place; a worker refuses another content."""
+    """The fingerprint depends on its content, not on its location; a worker refuses other content."""
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     for path in (first, second):
         path.write_bytes(tokenizer_files["bpe"].read_bytes())
@@ -282,7 +283,7 @@ def test_a_tokenizer_that_changes_is_noticed(tokenizer_files: dict[str, Path], t
 
 
 def test_an_object_travels_as_bytes(tokenizer_files: dict[str, Path]) -> None:
-    """A tokenizer that was made in Python needs no file."""
+    """A tokenizer created in Python needs no file."""
     raw = tokenizers.Tokenizer.from_file(str(tokenizer_files["unigram"]))
     step = pickle.loads(pickle.dumps(TokenizeStep(find_tokenizer(raw))))
     step.open(SCHEMA)
@@ -291,7 +292,7 @@ def test_an_object_travels_as_bytes(tokenizer_files: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("pack", [None, 8])
 def test_datasets_reads_what_is_made(tokenizer_files: dict[str, Path], tmp_path: Path, pack: int | None) -> None:
-    """Parquet and Arrow shards are datasets of the same rows, packed or not."""
+    """`datasets` reads the same rows from Parquet and Arrow shards, packed or not."""
     datasets = pytest.importorskip("datasets")
     step = opened(tokenizer_files["bpe"])
     table = pa.table({"text": TEXTS, "name": TEXTS}, schema=SCHEMA)

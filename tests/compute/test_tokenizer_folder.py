@@ -1,4 +1,4 @@
-"""A folder with a tokenizer gives the ids that `AutoTokenizer.from_pretrained(folder)` gives, or is refused."""
+"""A tokenizer folder gives the ids of `AutoTokenizer.from_pretrained(folder)`, or is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.generators.tokenizers import SPECIALS, made_tokenizers
 pytest.importorskip("tokenizers")
 FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
 NEW = {"content": "numbers", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
-# Settings that give some texts other ids than tokenizer.json alone: kind of tokenizer, file, content, what is said.
+# Settings that change the ids of tokenizer.json for some texts: kind of tokenizer, file, content, part of the error.
 CHANGES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "added_tokens_decoder": (
         "bpe",
@@ -103,7 +103,7 @@ def no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_whose_configuration_changes_ids_is_refused_without_transformers(
     tokenizer_files: dict[str, Path], tmp_path: Path, change: str
 ) -> None:
-    """The setting is named, and so is the file that can be used alone."""
+    """The error names the setting, and the file that can be used alone."""
     kind, name, content, expected_message = CHANGES[change]
     folder = folder_of(tokenizer_files, tmp_path, kind, name, content)
     with pytest.raises(InputError, match="change its ids") as caught:
@@ -156,7 +156,8 @@ TEXTS = [text for text in fuzz_texts(1500, [*SPECIALS, "numbers", "don't", "Hell
 @pytest.mark.transformers
 @pytest.mark.parametrize("change", [*CHANGES, *SAME, "a class of its own"])
 def test_a_folder_has_the_ids_of_auto_tokenizer(tokenizer_files: dict[str, Path], tmp_path: Path, change: str) -> None:
-    """With special tokens and without, for 1,500 texts; where transformers changes nothing, the file is used."""
+    """1,500 texts have the same ids, with and without special tokens; the file is used if transformers changes no
+    ids."""
     from transformers import AutoTokenizer
 
     kind, name, content, _ = CHANGES.get(change) or (
@@ -183,7 +184,7 @@ def test_a_folder_has_the_ids_of_auto_tokenizer(tokenizer_files: dict[str, Path]
 
 @pytest.mark.transformers
 def test_neither_the_job_nor_its_workers_import_transformers(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
-    """It takes hundreds of megabytes: a child process that ends loads the folder, without torch."""
+    """transformers takes hundreds of megabytes, so a child process loads the folder, without torch."""
     folder = folder_of(tokenizer_files, tmp_path, *CHANGES["extra_special_tokens"][:3])
     program = f"""
 import pickle, sys
@@ -199,7 +200,7 @@ assert not {{"transformers", "torch"}} & set(sys.modules)
 
 @pytest.mark.transformers
 def test_the_command_says_that_transformers_loaded_the_folder(tokenizer_files: dict[str, Path], tmp_path: Path) -> None:
-    """The ids are those of the folder; the same command has nothing to do."""
+    """The ids are those of the folder; a repeated command has nothing to do."""
     (tmp_path / "folder").mkdir()
     folder = folder_of(tokenizer_files, tmp_path / "folder", *CHANGES["extra_special_tokens"][:3])
     (tmp_path / "texts.jsonl").write_text('{"text": "a numbers b"}\n')
@@ -212,7 +213,7 @@ def test_the_command_says_that_transformers_loaded_the_folder(tokenizer_files: d
 def test_a_folder_that_transformers_cannot_load_is_judged_by_its_files(
     tokenizer_files: dict[str, Path], tmp_path: Path
 ) -> None:
-    """A class that does not exist: taken if no setting changes ids, refused with the reason if one does."""
+    """A folder with an unknown class is accepted if no setting changes ids, and otherwise refused with the reason."""
     config = {"tokenizer_class": "NoSuchTokenizer", "auto_map": {"AutoTokenizer": ["no.NoSuch", None]}}
     folder = folder_of(tokenizer_files, tmp_path, "bpe", "tokenizer_config.json", config)
     assert find_tokenizer(folder).read() == tokenizer_files["bpe"].read_bytes()

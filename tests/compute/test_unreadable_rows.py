@@ -1,4 +1,4 @@
-"""Rows that cannot be read, with --on-error: left out with file and line, and every other row is kept."""
+"""Unreadable rows with --on-error are left out with file and line, and every other row is kept."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ ROWS = 120
 
 
 def write_source(folder: Path, kind: str) -> tuple[Path, dict[int, int]]:
-    """A file with bad rows, and the line of each. A blank line follows every tenth row, apart from lines of text."""
+    """Write a file with bad rows; return the line number of each. Except in text files,
+    every tenth row is followed by a blank line."""
     bad = {"jsonl": BAD_JSON, "csv": BAD_CSV, "txt": BAD_LINES}[kind]
     content, lines = (b"id,text\r\n" if kind == "csv" else b""), {}
     for number in range(ROWS):
@@ -59,7 +60,7 @@ def write_source(folder: Path, kind: str) -> tuple[Path, dict[int, int]]:
 
 
 def read(source: Any, tmp_path: Path, **options: Any) -> tuple[list[dict[str, Any]], list[tuple[int, UnreadableRow]]]:
-    """The rows, and those that were left out with their numbers in the source."""
+    """Return the rows, and the left-out rows with their numbers in the source."""
     reader = open_rows(source, RowOptions(leave_out_unreadable=True, **options))
     rows: list[dict[str, Any]] = []
     left_out: list[tuple[int, UnreadableRow]] = []
@@ -112,7 +113,7 @@ def test_the_type_of_most_rows_decides_which_rows_are_wrong(tmp_path: Path, firs
 
 @pytest.mark.long
 def test_csv_values_behind_the_samples_that_would_change_are_left_out(tmp_path: Path) -> None:
-    """A whole number widens to a float, but 007, 0x10 and digits that a float loses are not numbers."""
+    """An integer widens to a float; 007, 0x10 and digits that a float would lose do not count as numbers."""
     good = b"1,2.5," + b"x" * 1000 + b"\n"
     odd = b"7.5,1,x\n007,1,x\n0x10,1,x\n1,12345678901234567,x\n1,1e999,x\nabc,1,x\n"
     (tmp_path / "a.csv").write_bytes(b"a,b,c\n" + good * 4000 + odd + good * 9000)
@@ -184,7 +185,7 @@ def test_map_quarantines_unreadable_and_failing_rows_in_one_file(work: Path, kin
 
 @pytest.mark.parametrize("extra", [[], ["--unit-size", "700"], ["--where", "id >= 40"]])
 def test_indices_count_unreadable_rows(work: Path, extra: list[str]) -> None:
-    """A row has the number that it has in the source, unless rows were selected, which are renumbered."""
+    """Rows keep their number in the source, unless rows were selected, which are renumbered."""
     arguments = [
         "map",
         "a.jsonl",
@@ -289,7 +290,7 @@ def test_an_empty_file_among_others_is_left_out_with_a_note(tmp_path: Path, kind
 
 
 def test_the_ledger_counts_unreadable_rows_of_units_that_are_kept(work: Path) -> None:
-    """The same command again does nothing and reports the same rows."""
+    """Repeating the command computes nothing and reports the same rows."""
     arguments = ["map", "a.jsonl", "out", "--fn", "steps.py:batch", "--batched", "--on-error", "skip", "--json"]
     first = json.loads(command(*arguments, cwd=work).stdout.splitlines()[-1])
     assert first["bad_rows"] == len(BAD_JSON)
@@ -297,7 +298,7 @@ def test_the_ledger_counts_unreadable_rows_of_units_that_are_kept(work: Path) ->
 
 
 def test_messages_and_quarantine_number_rows_alike(tmp_path: Path) -> None:
-    """Rows count from 0 in the error, the error's attributes and quarantine.parquet; lines from 1."""
+    """Rows count from 0 in the error, its attributes and quarantine.parquet; lines count from 1."""
     (tmp_path / "steps.py").write_text("def f(row):\n    return {'y': 1 / (row['x'] - 7)}\n")
     pq.write_table(pa.table({"x": list(range(10))}), tmp_path / "a.parquet")
     arguments = ["map", "a.parquet", "out", "--fn", "steps.py:f"]

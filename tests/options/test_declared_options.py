@@ -136,8 +136,7 @@ def test_declared_option_is_in_the_docs() -> None:
 
 
 def test_help_texts_fit_the_terminal_and_python() -> None:
-    """Repeated options and switches to turn off exist only in the terminal, other types and argument names only in
-    Python."""
+    """In Python, help texts have no repetition or negated switches, but additional types and parameter names."""
     help_texts = {name: item.help for name, item in declared_options(CookOptions).items()}
     assert help_texts["salt"] == "Do not add salt."
     assert help_texts["spices"] == "Spice for DEST. May be repeated."

@@ -188,7 +188,7 @@ def test_a_small_build(tmp_path: Path) -> None:
 
 
 def test_the_command_imports_only_its_verb() -> None:
-    """The list of commands needs no parser; a command's help imports no other command and nothing that runs it."""
+    """The list of commands needs no parser; a command's help imports no unrelated command and nothing that runs it."""
     from brim.cli.commands import COMMANDS
 
     names = [name for name in COMMANDS if name != "help"]

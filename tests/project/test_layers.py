@@ -95,7 +95,7 @@ def test_imports_go_one_way() -> None:
 
 
 def test_monitor_depends_only_on_memory_state_and_root_modules() -> None:
-    """The monitor could be a separate package."""
+    """The monitor imports only memory, state and root modules, so it could be a separate package."""
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")} - {"monitor", "memory", "state"}
     wrong = [
         f"{module} imports {name}"
@@ -177,7 +177,7 @@ def test_the_runner_asks_no_destination_for_its_type() -> None:
 
 
 def test_backends_import_the_network_libraries() -> None:
-    """A process that works on local files loads no network library."""
+    """Only these storage modules import network libraries, so that a process with local files loads none."""
     actual = {
         module
         for module, path in modules().items()
@@ -195,7 +195,7 @@ def test_no_room_hides_a_function() -> None:
 
 
 def test_packages_are_empty() -> None:
-    """Package __init__ files are empty, because every worker would execute their imports."""
+    """Package __init__ files except those of brim and cli are empty, because every worker would run their imports."""
     full = [
         p for p in SOURCE.rglob("__init__.py") if p.parent not in (SOURCE, SOURCE / "cli") and p.read_text().strip()
     ]
@@ -203,7 +203,7 @@ def test_packages_are_empty() -> None:
 
 
 def test_modules_stay_small() -> None:
-    """No module exceeds a readable length."""
+    """No module has more than MOST_LINES lines."""
     assert not [f"{p.name}: {n}" for p in SOURCE.rglob("*.py") if (n := len(p.read_text().splitlines())) > MOST_LINES]
 
 

@@ -262,7 +262,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_the_table_is_aligned(tmp_path: Path) -> None:
-    """Counts have a separate column, and the problem is printed next to the file."""
+    """Counts are aligned in one column, and the problem is printed next to the file."""
     root = scans(tmp_path / "a", 4)
     (root / "bad.nii.gz").write_bytes(b"text")
     lines = brim("check", root, check=3).stdout.splitlines()

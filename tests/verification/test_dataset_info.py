@@ -119,7 +119,7 @@ def test_damage_in_what_is_published(aomic: Layout, tmp_path: Path) -> None:
 
 
 def crooked_table(rows: int) -> pa.Table:
-    """Write the table of a script that forgot one gradient, with the types of `datasets` and without brim."""
+    """Return the table of a script that forgot one gradient, with the types of `datasets` and without brim."""
     image = nib.Nifti1Image(np.zeros((4, 5, 6), np.uint8), np.eye(4)).to_bytes()
     files = [[{"bytes": image, "path": f"{row}-{n}.nii"} for n in range(2)] for row in range(rows)]
     texts = [["0 1000"] * (1 if row == rows - 2 else 2) for row in range(rows)]

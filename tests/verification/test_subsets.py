@@ -27,8 +27,8 @@ EACH = ("--rows-per-shard", "1")
 
 
 def test_unfinished_by_direct(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
-    """For an unfinished `--direct` build, verify, unpack and info report its progress and the next step, with exit code
-    3."""
+    """verify and unpack of an unfinished `--direct` build exit with 3; they and info report its progress and the next
+    step."""
     items = write_files(tmp_path / "many", {f"f{i:03d}.bin": random_bytes(300, i) for i in range(200)})
     small = write_files(tmp_path / "small", {"s.bin": random_bytes(300, 500)})
     machine.publish(small, "--config", "small")

@@ -51,7 +51,7 @@ def test_as_many_calls_run_as_the_location_takes(is_remote: bool, reads: bool, t
 
 
 def test_an_error_of_one_shard_ends_the_others() -> None:
-    """Running calls end when they next report bytes; waiting calls are not started."""
+    """After an error, running calls end when they next report bytes, and waiting calls are not started."""
     started_at: list[str] = []
     ended: list[str] = []
 
