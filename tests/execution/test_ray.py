@@ -258,7 +258,7 @@ def test_map_loses_a_worker_and_a_node(cluster: TestCluster, work: Path, tmp_pat
     with cluster.node() as third:
         running = Run("map", "rows.jsonl", tmp_path / "out", *arguments, *cluster.options, cwd=work)
         running.until_shards(1)
-        until(lambda: cluster.kill_worker(third, "run_task"))
+        until(lambda: cluster.kill_worker(third, "compute_unit"))
         running.until_shards(len(running.shards) + 3)
         cluster.kill(third)
         result = running.end()
@@ -292,14 +292,15 @@ def test_a_node_a_worker_and_the_driver_are_lost(
     with cluster.node() as third:
         running = Run(*command, cwd=work, environment=environment)
         running.until_shards(2)
-        until(lambda: cluster.kill_worker(third, "run_task"))
+        until(lambda: cluster.kill_worker(third, "compute_unit"))
         running.until_shards(8)
         cluster.kill(third)
         running.until_shards(len(running.shards) + 4)
         running.kill()
     reopened = Run(*command, cwd=work, environment=environment)
     until(
-        lambda: any(cluster.kill_worker(node, "finish_there") for node in cluster.workers) or reopened.ended, seconds=90
+        lambda: any(cluster.kill_worker(node, "combine_units") for node in cluster.workers) or reopened.ended,
+        seconds=90,
     )
     result = reopened.end()
     assert 0 < result["computed"] < result["units"]
@@ -339,7 +340,7 @@ def test_build_loses_a_node(
         running = Run("build", source, DEST, "--rows-per-shard", "1", *cluster.options, cwd=tmp_path,
                       environment=machine.environment)  # fmt: skip
         running.until_shards(2)
-        until(lambda: cluster.kill_worker(third, "run_task"))
+        until(lambda: cluster.kill_worker(third, "upload_shard"))
         running.until_shards(6)
         cluster.kill(third)
         running.end()
@@ -361,7 +362,7 @@ def test_the_driver_is_stopped_and_killed(
     first = Run(*arguments, cwd=tmp_path, environment=machine.environment)
     first.until_shards(3)
     maps: list[str] = []
-    until(lambda: maps.extend(cluster.maps("run_task")) or any("/pyarrow/" in item for item in maps))
+    until(lambda: maps.extend(cluster.maps("upload_shard")) or any("/pyarrow/" in item for item in maps))
     assert not any("/pandas/" in entry for entry in maps)
     first.stop()
     assert first.end(6)["error"] == "Stopped"

@@ -131,7 +131,8 @@ class RayBackend:
             free = max(self._nodes, key=lambda node: 1 - busy[node.id] / (self._slots_of(node) + 1))
             node = self._largest if attempt.is_exclusive else free
             options, *values = self._request(attempt, node)
-            remote = self._remote.options(max_retries=0, scheduling_strategy=self._strategy(attempt, node), **options)
+            options |= {"name": values[0].task_name, "max_retries": 0}
+            remote = self._remote.options(scheduling_strategy=self._strategy(attempt, node), **options)
             self._running[remote.remote(self.monitors.run, attempt.task.name, *values)] = attempt, node.id
             self.monitors.task_submitted()
 

@@ -53,6 +53,7 @@ def run_task(run: str, name: str, order: UploadOrder | UnitRequest | FinishOrder
 class UploadOrder:
     """A shard to upload. `slice` makes its bytes on the node."""
 
+    task_name = "upload_shard"  # in the dashboard of Ray, and the title of the process
     name: str
     slice: Slice
     uploader: Uploader
@@ -68,6 +69,7 @@ class UploadOrder:
 class UnitRequest:
     """A unit to compute, within the share of `limit_bytes` that its CPUs are of the node."""
 
+    task_name = "compute_unit"
     digest: str  # of the setup
     order: UnitOrder
     limit_bytes: int
@@ -247,6 +249,7 @@ class _UnitRun:
 class FinishOrder:
     """All units of a job, as the driver names them. `location` is the bucket of their files, if they are in one."""
 
+    task_name = "combine_units"
     output: Output
     units: Units
     shard_folder: str

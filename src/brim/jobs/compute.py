@@ -89,9 +89,9 @@ class ComputeRun:
             )
         if paths.has_card:
             refuse_foreign_in_folder(existing, self._run.ledger)
+        requirements = self._node_requirements()
         with destination.reserved():  # two machines must not compute the same for hours
             uploader = destination.check_access()
-            requirements = self._node_requirements()
             units = open_units(paths.units_dir, self._plan, self._run.ledger, self._settings, self._was_removed())
             work_dir = destination.open_work_dir(self._plan.fingerprint, self._settings.fresh)
             try:
