@@ -1,14 +1,14 @@
 """pyarrow without pandas: it imports pandas at its first array where it is installed, for 35 MB and 0.3 s.
 
-The command line and workers that run nothing of the user's have no use for it. Where a user's function runs, pyarrow
-goes without it until the function imports it. This is also the one place that touches a private name of pyarrow
+The command line and workers that run nothing of the user's have no use for it. In a process of the user, pyarrow goes
+without it until the user imports it. This is also the one place that touches a private name of pyarrow
 (`tests/project/test_private_names.py`).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -16,8 +16,13 @@ from typing import Any
 
 
 class _NoPandas:
+    """Hides pandas, from one thread or from all."""
+
+    def __init__(self, thread: int | None = None) -> None:
+        self._thread = thread
+
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
+        if name == "pandas" and self._thread in (None, threading.get_ident()):
             raise ModuleNotFoundError("this process of brim does without pandas", name=name)
 
 
@@ -32,13 +37,14 @@ class _Noticed:
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         if name != "pandas":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = [finder for finder in sys.meta_path if finder is not self]
+        spec = next((found for finder in others if (found := finder.find_spec(name, path, target)) is not None), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
                 _ask_pyarrow()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
@@ -51,7 +57,7 @@ def postpone_pandas() -> None:
 
     if "pandas" in sys.modules or any(isinstance(finder, _Noticed) for finder in sys.meta_path):
         return
-    blocked = _NoPandas()
+    blocked = _NoPandas(threading.get_ident())
     sys.meta_path.insert(0, blocked)
     try:
         pa.array([None])

@@ -299,7 +299,7 @@ def test_ctrl_c_is_a_keyboard_interrupt(marks: Path) -> None:
 
 
 def test_sigterm_ends_the_process_as_it_would(marks: Path) -> None:
-    """SIGTERM ends the process: no thread blocks it, and no worker survives."""
+    """SIGTERM terminates the caller: no thread blocks it, and no worker survives."""
     code, _, _ = interrupted(marks, signal.SIGTERM, "finally:\n    pass\n")
     assert code == -signal.SIGTERM
     time.sleep(0.2)

@@ -324,3 +324,22 @@ def test_ctrl_c_ends_a_loop_at_once(rows: Path) -> None:
         assert time.monotonic() - began < 5
     assert "KeyboardInterrupt" in errors
     assert process.returncode in (-signal.SIGINT, 1, 130)
+
+
+WITHOUT_PANDAS = """
+import importlib.util, sys, brim
+loader = brim.Loader(sys.argv[1], batch_size=10, shuffle=True)
+print(sum(len(batch["id"]) for batch in loader), "pandas" in sys.modules)
+assert importlib.util.find_spec("pandas") is not None and "pandas" not in sys.modules
+import pandas, pyarrow
+print(pyarrow.array(pandas.Series([1.0, float("nan")])).null_count, len(pyarrow.table({"a": [1]}).to_pandas()))
+"""
+
+
+def test_reading_does_without_pandas_until_the_user_imports_it(rows: Path) -> None:
+    """pyarrow would import pandas for the first batch; it still takes the pandas that the user imports later."""
+    pytest.importorskip("pandas", reason="needs pandas")
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PANDAS, str(rows)], capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout == "200 False\n1 1\n", result.stderr

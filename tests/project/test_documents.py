@@ -116,7 +116,7 @@ def test_twenty_tasks(tmp_path: Path) -> None:
     assert not wrong
 
 
-# Rows of the README's table that cannot run in this test, and the tests that run them.
+# Rows of the README's table that cannot run in this test, and the reasons.
 NOT_RUN = {
     "embed": "needs torch; make test-embed",
     "run": "names a program of the reader's",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from brim.block_pandas import postpone_pandas
 from brim.errors import ArgumentError, InputError, MemoryLimitError, PlanMismatchError
 from brim.loader.epoch_order import EpochOrder
 from brim.loader.parquet_groups import open_row_groups
@@ -331,8 +332,9 @@ class Loader:
         """Yield the rows of ranges in batches."""
         if not ranges:
             return
+        postpone_pandas()
         groups, order = self._groups.first_files(start.files), self._order(start)
-        ahead_bytes = self._window_budget(workers)
+        ahead_bytes, most_held_bytes = self._window_budget(workers)
         is_remote = any(file.remote is not None for file in groups.files)
         process = None
         if is_remote and self._opened_by not in (None, os.getpid()):
@@ -343,7 +345,7 @@ class Loader:
             tables = reader.tables(stretches_of(order, ranges))
         ahead = ReadAhead(tables, ahead_bytes // 2)
         try:
-            yield from batches_of(order, ranges, ahead, self.batch_size)
+            yield from batches_of(order, ranges, ahead, self.batch_size, most_held_bytes)
         finally:
             if process is not None:
                 process.close()
@@ -405,8 +407,11 @@ class Loader:
         window_bytes = min(max(size // _WINDOWS, _LEAST_WINDOW_BYTES), _WINDOW_BYTES)
         return max(self.rows * window_bytes // max(size, 1), 1)
 
-    def _window_budget(self, workers: int) -> int:
-        """Return how many bytes a reader may read ahead, after its window; MemoryLimitError if that does not fit."""
+    def _window_budget(self, workers: int) -> tuple[int, int]:
+        """Return how many bytes a reader may read ahead, and how many its process may hold between two windows.
+
+        MemoryLimitError: a window does not fit.
+        """
         local = min(_environment_number("LOCAL_WORLD_SIZE", self.world_size), self.world_size)
         readers = max(local, 1) * max(workers, 1)
         reader_limit = self._limit_bytes // readers
@@ -427,7 +432,8 @@ class Loader:
                 need_bytes=needed * readers,
                 limit_bytes=self._limit_bytes,
             )
-        return min(reader_limit - needed + _LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES)
+        ahead_bytes = min(reader_limit - needed + _LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES)
+        return ahead_bytes, reader_limit - ahead_bytes - window_bytes - 2 * int(row_bytes * self.batch_size)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_shared": None, "_opened_by": None}

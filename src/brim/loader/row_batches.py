@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 from brim.file_set import Ints
 from brim.loader.epoch_order import EpochOrder, Stretch
 from brim.loader.row_shares import Range
+from brim.memory.meter import process_bytes
 
 _LARGE_ROW_BYTES = 16 << 10  # rows from this size on are copied one by one, so that a window is not copied as a whole
 
@@ -44,11 +46,14 @@ class _Rows:
 
 
 def batches_of(
-    order: EpochOrder, ranges: Sequence[Range], tables: Iterable[pa.Table], batch_size: int
+    order: EpochOrder, ranges: Sequence[Range], tables: Iterable[pa.Table], batch_size: int, most_held_bytes: int
 ) -> Iterator[pa.Table]:
-    """Yield the rows of ranges in batches; the last may be smaller. `tables` has the rows of `stretches_of`."""
+    """Yield the rows of ranges in batches; the last may be smaller. `tables` has the rows of `stretches_of`.
+
+    `most_held_bytes`: between two windows, a larger process gives memory that pyarrow keeps for later back.
+    """
     parts, missing = list[pa.Table](), batch_size
-    for table in _in_order(order, ranges, _Rows(iter(tables)), batch_size):
+    for table in _in_order(order, ranges, _Rows(iter(tables)), batch_size, most_held_bytes):
         start = 0
         while len(table) - start >= missing:
             parts.append(table.slice(start, missing))
@@ -67,7 +72,9 @@ def _joined(parts: list[pa.Table]) -> pa.Table:
     return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
 
-def _in_order(order: EpochOrder, ranges: Sequence[Range], rows: _Rows, most_rows: int) -> Iterator[pa.Table]:
+def _in_order(
+    order: EpochOrder, ranges: Sequence[Range], rows: _Rows, most_rows: int, most_held_bytes: int
+) -> Iterator[pa.Table]:
     """Yield the rows of ranges in their order, a batch or less at a time."""
     for start, stop in ranges:
         position = start
@@ -86,7 +93,8 @@ def _in_order(order: EpochOrder, ranges: Sequence[Range], rows: _Rows, most_rows
                 yield window_rows.pick(numbers[cut : cut + most_rows])
             del window_rows
             del window
-            pa.default_memory_pool().release_unused()  # it would keep the memory of each window for the next
+            if process_bytes(os.getpid()) > most_held_bytes:
+                pa.default_memory_pool().release_unused()  # it keeps the memory of each window for the next
 
 
 class _Window:
