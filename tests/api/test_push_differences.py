@@ -29,16 +29,16 @@ datasets.disable_progress_bars()
 said = {}
 
 def both(name, do):
-    "The same with the original and with brim: what it gave, or raised."
-    for who in ("original", "brim"):
+    "The same with the original and with brim: the result, or the error."
+    for library in ("original", "brim"):
         def push(dataset, *given, **options):
-            if who == "original":
+            if library == "original":
                 return dataset.push_to_hub(f"ada/{name}-original", *given, **options)
             return brim.push_to_hub(dataset, f"ada/{name}-brim", *given, progress=False, **options)
         try:
-            said[f"{name}-{who}"] = type(do(push)).__name__
+            said[f"{name}-{library}"] = type(do(push)).__name__
         except Exception as error:
-            said[f"{name}-{who}"] = [one.__name__ for one in type(error).__mro__]
+            said[f"{name}-{library}"] = [one.__name__ for one in type(error).__mro__]
 
 ds = datasets.Dataset.from_dict({"n": list(range(1000)), "t": ["x" * 100] * 1000}, split="train")
 few = datasets.Dataset.from_dict({"n": [1, 2, 3]})
@@ -91,10 +91,10 @@ both("odd-folder", lambda push: push(few, data_dir="a b"))
 
 api, old = HfApi(), {"features": {"n": {"dtype": "int64", "_type": "Value"}}, "dataset_size": 1, "download_size": 1}
 old["splits"] = {"train": {"name": "train", "num_bytes": 1, "num_examples": 1}}
-for who in ("original", "brim"):
-    api.create_repo(f"ada/old-{who}", repo_type="dataset")
+for library in ("original", "brim"):
+    api.create_repo(f"ada/old-{library}", repo_type="dataset")
     api.upload_file(path_or_fileobj=json.dumps({"default": old}).encode(), path_in_repo="dataset_infos.json",
-                    repo_id=f"ada/old-{who}", repo_type="dataset")
+                    repo_id=f"ada/old-{library}", repo_type="dataset")
 both("old", lambda push: push(few))
 assert datasets.load_dataset("ada/old-brim", split="train").num_rows == 3
 print(json.dumps(said))

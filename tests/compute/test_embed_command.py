@@ -388,7 +388,7 @@ import os, signal, sys
 from brim.state.ledger import Ledger
 plain = Ledger.finish
 def finish(self, receipts, *more):
-    if self.path.parent.name.startswith(".emb"):  # the file has its name, and the ledger does not say so
+    if self.path.parent.name.startswith(".emb"):  # the file has its name, and no receipt yet
         if "kill" in os.environ["CUT"]:
             os.kill(os.getpid(), signal.SIGKILL)
         raise OSError(28, os.strerror(28))

@@ -225,8 +225,8 @@ ADDED: dict[str, list[tuple[str, dict[str, bool]]]] = {
     "overlapping": [("xab", {}), ("abc", RAW)],
     "white space": [("  ", {}), ("\n\n", {}), ("two words", {})],
     "stripping": [("façade", {"lstrip": True}), ("cafe", RAW | {"rstrip": True})],
-    "stripping beside white space": [("  ", {}), ("<m>", RAW | {"lstrip": True, "rstrip": True})],
-    "stripping beside white space of its kind": [("  ", RAW), ("<m>", RAW | {"lstrip": True, "rstrip": True})],
+    "stripping next to white space": [("  ", {}), ("<m>", RAW | {"lstrip": True, "rstrip": True})],
+    "stripping next to white space of its kind": [("  ", RAW), ("<m>", RAW | {"lstrip": True, "rstrip": True})],
     "a leading space": [(" x", {}), ("a ", RAW)],
 }
 SEGMENTS = [

@@ -107,7 +107,7 @@ def contents() -> dict[str, bytes]:
         "saved/dataset_info.json": b"{}",
         "saved/state.json": json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}).encode(),
         "saved/data-0.arrow": arrow(pa.ipc.new_stream),
-        "saved/cache-1.arrow": b"of somebody else",
+        "saved/cache-1.arrow": b"another program",
     }
 
 

@@ -81,7 +81,7 @@ def test_what_is_kept_is_a_copy() -> None:
 
 
 def test_tokens_and_ends_of_a_slice() -> None:
-    """A slice only gives the tokens and ends of its own documents."""
+    """A slice only gives the tokens and ends of its documents."""
     batch = batch_of([[1, 2], [], [3], [4, 5, 6]]).slice(1, 3)
     assert tokens_of(batch).tolist() == [3, 4, 5, 6]
     assert ends_of(batch).tolist() == [0, 1, 4]
@@ -165,7 +165,7 @@ def test_each_document_gets_its_split_and_its_place() -> None:
     (single,) = with_places(iter([whole]), [TokenSplit("a", 1.0)], 7, False)
     assert set(single.column(SPLIT).to_pylist()) == {0}
     (remainder,) = with_places(iter([whole]), [TokenSplit("a", 0.25), TokenSplit("b", 0.25)], 7, False)
-    assert set(remainder.column(SPLIT).to_pylist()) == {0, 1}, "the last one takes what is left"
+    assert set(remainder.column(SPLIT).to_pylist()) == {0, 1}, "the last one takes the rest"
 
 
 def keyed(count: int) -> list[pa.RecordBatch]:

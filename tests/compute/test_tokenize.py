@@ -408,15 +408,15 @@ def test_killed_and_continued(work: Path, tmp_path: Path) -> None:
 _KILLED = """
 import os, signal, sys, threading
 from brim.compute.outputs.token_files import ParquetShard
-place, beside, seen = sys.argv[1], sys.argv[2] == "beside", []
-usual = getattr(ParquetShard, place)
+method, in_pool, seen = sys.argv[1], sys.argv[2] == "beside", []
+usual = getattr(ParquetShard, method)
 def killed(*given):
     seen.append(given)
     if len(seen) == 3:
-        assert (threading.current_thread() is not threading.main_thread()) == beside
+        assert (threading.current_thread() is not threading.main_thread()) == in_pool
         os.kill(os.getpid(), signal.SIGKILL)
     return usual(*given)
-setattr(ParquetShard, place, killed)
+setattr(ParquetShard, method, killed)
 sys.argv[1:] = sys.argv[3:]
 from brim.cli import main
 main()

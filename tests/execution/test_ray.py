@@ -51,7 +51,7 @@ import os
 held = b"x" * (300_000_000 if os.environ.get("ON_A_NODE") else 1)
 
 def fn(row):
-    if row["id"] == 30 and not os.path.exists("mended"):
+    if row["id"] == 30 and not os.path.exists("fixed"):
         raise ValueError
     return {"n": len(row["text"])}
 """
@@ -426,7 +426,7 @@ def test_imports_that_break_a_share(cluster: TestCluster, work: Path, tmp_path: 
         "700MB",
     )
     run(*arguments, *cluster.options, cwd=work, code=2)
-    (work / "mended").touch()  # the types are known now, so no worker waits for the first unit
+    (work / "fixed").touch()  # the types are known now, so no worker waits for the first unit
     result = run(*arguments, *cluster.options, cwd=work)
     assert result.events[-1]["rows"] == 400
     assert max(result.nodes.values()) < 700_000_000

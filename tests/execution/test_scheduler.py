@@ -281,14 +281,14 @@ def test_the_ladder_of_parts(segments: int, then: int | None) -> None:
     should_retry = Retries(3, splittable=True, parts=5).next_attempt(loss)
     assert (None if should_retry is None else should_retry.parts) == then
     assert Retries(3, splittable=False).next_attempt(loss) is None
-    assert Retries(3).next_attempt(loss) is None, "rows stay together where nobody said that they may be split"
+    assert Retries(3).next_attempt(loss) is None, "rows stay together unless the step may split them"
 
 
 def test_in_words() -> None:
-    retries = Retries(2, True, "on a node of its own")
+    retries = Retries(2, True, "on a separate node")
     attempt = Attempt(Task("t", 1, Unit(0, (), 1, "")))
     loss = TaskLost(attempt, "memory", "t", lambda: ValueError())
-    assert retries.text(loss, attempt) == "on a node of its own"
+    assert retries.text(loss, attempt) == "on a separate node"
     assert retries.text(loss, replace(attempt, parts=16)) == "in 16 parts"
     assert retries.text(loss, replace(attempt, parts=0)) == "row by row"
     assert retries.text(replace(loss, cause="crash"), attempt) == "again"

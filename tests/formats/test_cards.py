@@ -20,7 +20,7 @@ ROWS = ("--rows-per-shard", "2")
 
 
 HAND_WRITTEN = """---
-# who may use it
+# its license
 license: 'cc-by-4.0'   # asked in May
 configs: []
 
@@ -169,8 +169,8 @@ def test_a_split_beside_data_without_a_card(hub: TestHub, machine: Machine) -> N
         import brim, datasets
         ds = datasets.Dataset.from_dict({{"n": ["one", "two"]}})
         brim.push_to_hub(ds, "{REPO}", split="test")
-        told = {{name: split.num_rows for name, split in datasets.load_dataset("{REPO}").items()}}
-        assert told == {{"train": 3, "test": 2}}, told
+        counts = {{name: split.num_rows for name, split in datasets.load_dataset("{REPO}").items()}}
+        assert counts == {{"train": 3, "test": 2}}, counts
     """)
 
 

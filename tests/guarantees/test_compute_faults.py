@@ -110,7 +110,7 @@ def test_a_receipt_waits_for_the_disk(work: Path) -> None:
     deadline = time.monotonic() + 30
     while not shim.fired or len(list(units.glob("*.parquet"))) < 4:
         assert process.poll() is None
-        assert time.monotonic() < deadline, "nobody went on while the disk was waited for"
+        assert time.monotonic() < deadline, "no worker continued while the disk was busy"
         time.sleep(0.01)
     assert not Ledger(units).receipts
     process.kill()

@@ -34,7 +34,7 @@ def resident():
 
 folder, count, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 rng, kinds, read = random.Random(seed), sorted(folder.glob("*.parquet")), 0
-rows_of(open_dataset(kinds[0]).table())  # what is loaded once
+rows_of(open_dataset(kinds[0]).table())  # modules that are loaded once
 for number in range(count):
     whole = rng.choice(kinds).read_bytes()
     footer = int.from_bytes(whole[-8:-4], "little") + 8
@@ -47,7 +47,7 @@ for number in range(count):
     damaged = folder / "damaged"
     damaged.write_bytes(broken)
     damaged = damaged.rename(folder / f"{number}.damaged.parquet")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = resident()[0]
     some = None if number % 3 else sorted(rng.sample(range(9), rng.randrange(1, 9)))
     try:
@@ -137,7 +137,7 @@ def test_info_check_and_verify_report_damaged_footers(writer: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", ["info", "check", "verify"])
-@pytest.mark.parametrize("harm", ["zeros", "offset", "no end", "a byte that is no text"])
+@pytest.mark.parametrize("harm", ["zeros", "offset", "no end", "a byte outside UTF-8"])
 def test_commands_name_the_file_whose_footer_is_damaged(harm: str, command: str, tmp_path: Path) -> None:
     source, out = write_files(tmp_path / "source", {"a.bin": b"a" * 500}), tmp_path / "out"
     brim("build", source, out)

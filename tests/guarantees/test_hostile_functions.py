@@ -24,7 +24,7 @@ def orphan(row):
             os._exit(0)
         with open("pids", "a") as file:
             file.write(f"{child}\\n")
-        time.sleep(0.6)  # the line looks at least five times a second
+        time.sleep(0.6)  # the memory limiter measures at least five times per second
         os.kill(os.getpid(), signal.SIGSEGV)
     return {"y": 1}
 

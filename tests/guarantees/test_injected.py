@@ -181,7 +181,7 @@ def blamed_wrongly(job: Job, fault: Fault, outcome: UnitStats) -> list[str]:
     if "bug" in message or "Traceback" in message or outcome.code not in (2, 3, 5):
         actual.append("called a bug")
     if fault.how == "short":
-        actual.append("a short call is no error")
+        actual.append("a short call is not an error")
     if fault.how == "EMFILE" and "ulimit" not in message:
         actual.append("nothing said about the limit of open files")
     if fault.how == "ENOSPC" and "full" not in message and "No space" not in message:

@@ -81,7 +81,7 @@ def verify(request: Request) -> Answer:
     payload = request.json()
     repo = request.hub.repo(request)
     if request.hub.object_size(repo, payload["oid"]) != payload["size"]:
-        raise HubError(422, f"Object {payload['oid']} is not here with {payload['size']} bytes")
+        raise HubError(422, f"Object {payload['oid']} was not uploaded with {payload['size']} bytes")
     return Answer({})
 
 

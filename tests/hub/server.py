@@ -63,7 +63,7 @@ class TestHub:
         self.stopping = threading.Event()
         self.repos = Repos()
         self.moved: dict[str, str] = {}
-        """Repositories with another name now, by the old one: whoever asks is sent there, as the Hub does."""
+        """Repositories with another name now, by the old one: requests are redirected, as the Hub does."""
         self.buckets: dict[str, buckets.Bucket] = {}
         self.objects = Objects(Path(folder), self.counters, keep=keep, tail_bytes=tail_bytes)
         self.xet = cas.XetStore(Path(folder), keep=keep) if xet else None

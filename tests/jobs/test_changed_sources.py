@@ -130,8 +130,8 @@ def test_map_reads_a_rewritten_source_again(kind: str, work: Path) -> None:
     second = library.map(source, None, progress=False)
     assert "two" in texts(second)
     assert texts(second) == texts(datasets.Dataset.from_list(list(library.map(source, None, fresh=True))))
-    assert first._fingerprint != second._fingerprint, "what is computed from it next would be found in a cache"
-    assert set(texts(first)) == {"one"}, "a dataset that is open stays what it is"
+    assert first._fingerprint != second._fingerprint, "a result computed from it would be taken from the cache"
+    assert set(texts(first)) == {"one"}, "an open dataset does not change"
 
 
 @pytest.mark.parametrize("kind", SOURCES)

@@ -245,8 +245,8 @@ def test_configs_and_splits(hub: TestHub, machine: Machine, source: Path, tmp_pa
     assert re.search(r"\| test \| 4 \|", text)
     machine.python("""
         from datasets import load_dataset
-        told = {name: split.num_rows for name, split in load_dataset("ada/data").items()}
-        assert told == {"train": 5, "test": 4}, told
+        counts = {name: split.num_rows for name, split in load_dataset("ada/data").items()}
+        assert counts == {"train": 5, "test": 4}, counts
         assert load_dataset("ada/data", "extra", split="train").num_rows == 3
     """)
 
@@ -656,9 +656,9 @@ def test_nifti_columns_load(hub: TestHub, machine: Machine, tmp_path: Path) -> N
             assert [row["subject"] for row in rows] == ["000", "001", "002", "003", "009"]
             assert rows[4]["t1w"] is None
             for i in range(4):
-                wanted = nibabel.load({str(scans)!r} + f"/s{{i}}.nii.gz")
-                assert numpy.array_equal(rows[i]["t1w"].get_fdata(), wanted.get_fdata())
-                assert numpy.array_equal(rows[i]["t1w"].affine, wanted.affine)
+                original = nibabel.load({str(scans)!r} + f"/s{{i}}.nii.gz")
+                assert numpy.array_equal(rows[i]["t1w"].get_fdata(), original.get_fdata())
+                assert numpy.array_equal(rows[i]["t1w"].affine, original.affine)
     """)
 
 

@@ -629,4 +629,4 @@ def test_a_job_that_crashes_anywhere_reaches_the_same_result(
         world.reopen()
         world.left = moments.randrange(4)
     remaining, right = ((w.folder / "ledger.jsonl").read_bytes() for w in (world, whole))
-    assert remaining == right, "the ledger depends on what was built, not on interruptions"
+    assert remaining == right, "the ledger depends on the shards, not on interruptions"

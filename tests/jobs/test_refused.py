@@ -77,7 +77,7 @@ def test_a_stranger_with_the_name_of_a_shard_stays(home: Path, arguments: str) -
 def test_a_folder_with_something_else_stays_as_it_is(home: Path, arguments: str) -> None:
     """Foreign files among the shards, or the source itself, are refused, and nothing is written next to them."""
     (home / "DEST" / "data").mkdir(parents=True)
-    (home / "DEST" / "data" / "other.parquet").write_bytes(b"a stranger's")
+    (home / "DEST" / "data" / "other.parquet").write_bytes(b"another program")
     command = [*arguments.split(), *(["--fn", "same.py:same"] if arguments.endswith("jsonl files") else [])]
     before = {location: everything(home / location) for location in ("DEST", "files")}
     if arguments.endswith("jsonl files"):

@@ -146,7 +146,7 @@ def limited_group() -> Iterator[Path]:
         group.mkdir()
         (group / "memory.limit_in_bytes").write_text(str(80 << 20))
     except OSError as error:
-        pytest.skip(f"a real kill needs a cgroup of its own, which cannot be made here: {error}")
+        pytest.skip(f"a real kill needs a separate cgroup, which cannot be made here: {error}")
     yield group
     for _ in range(50):
         try:

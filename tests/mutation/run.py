@@ -202,7 +202,7 @@ class _Pool:
     def _run(self, module: Module, waiting: list[Mutant]) -> Iterator[tuple[Mutant, int, float]]:
         while waiting or self._running:
             if self.cut_short:
-                sys.exit("cut short: what was found is kept")
+                sys.exit("interrupted: results so far are kept")
             while waiting and len(self._running) < self._jobs:
                 mutant = waiting.pop(0)
                 log = self._folder / f"{len(self._running)}.log"

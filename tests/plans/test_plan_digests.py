@@ -50,7 +50,7 @@ def table(kind: str) -> FileTable:
 
 PLANS = {
     "plain": ("parquet", ShardOptions()),
-    "plain, one row a shard": ("webdataset", ShardOptions(rows_per_shard=1)),
+    "plain, one row per shard": ("webdataset", ShardOptions(rows_per_shard=1)),
     "plain, by value": ("parquet", ShardOptions(shard_by="a")),
     "lists": ("parquet", ShardOptions(rows_per_shard=3)),
     "bundles": ("parquet", ShardOptions(num_shards=2)),
@@ -60,7 +60,7 @@ PLANS = {
 # positions, keys, and dates of all shards.
 EXPECTED = {
     "plain": ["9fa7729a29b885e7", "38a3d283e20a286f", "3c207b3403621561", "7777f322cca6db0c"],
-    "plain, one row a shard": ["796738a060337e9e", "624a064c8f629b67", "80e2bb50e7f53484", "169908010de40316"],
+    "plain, one row per shard": ["796738a060337e9e", "624a064c8f629b67", "80e2bb50e7f53484", "169908010de40316"],
     "plain, by value": ["951d61070ab377dd", "ee029871ccb6d138", "97a1a055826939c7", "cf8cfd051bd446a9"],
     "lists": ["36729ae6bf019d04", "ab39dd396fb50410", "00604ab4b22940f9", "7883a045a9ef6b01"],
     "bundles": ["f79676e9e84c03f3", "7e163c1626791176", "d0b38e814bd439a5", "4a6e08e13f67bac4"],

@@ -12,11 +12,11 @@ CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubcla
 @pytest.mark.parametrize("kind", CLASSES)
 def test_errors_survive_pickling(kind: type[errors.BrimError]) -> None:
     """An error that is pickled between processes keeps its message, hint and facts."""
-    error = kind("It broke.", hint="Mend it.", path="a/b", size=3)
+    error = kind("It broke.", hint="Fix it.", path="a/b", size=3)
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
-    assert (copy.message, copy.hint, copy.facts) == ("It broke.", "Mend it.", {"path": "a/b", "size": 3})
-    assert str(copy) == "It broke. Mend it."
+    assert (copy.message, copy.hint, copy.facts) == ("It broke.", "Fix it.", {"path": "a/b", "size": 3})
+    assert str(copy) == "It broke. Fix it."
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -21,7 +21,7 @@ from brim.wording import worded
         ("Leave --no-bidsignore out", "Leave bidsignore=False out"),
         ("Try brim plan SOURCE --save PLAN. Or --drop=x.", "Try brim plan SOURCE --save PLAN. Or drop='x'."),
         ("Type `ray start --head`; then --address.", "Type `ray start --head`; then address=."),
-        ("The file '--odd' is there.", "The file '--odd' is there."),
+        ("The file '--odd' exists.", "The file '--odd' exists."),
         ("a--b", "a--b"),
     ],
 )  # fmt: skip

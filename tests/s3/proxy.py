@@ -107,7 +107,7 @@ class FaultProxy(Rules):
         self.target = (parts.hostname or "", parts.port or 80)
         self.requests: list[Exchange] = []
         self.delay_s = 0.0
-        """How far away the server is: every request waits so long before it is passed on."""
+        """Seconds that every request waits before it is passed on."""
         self.at_once = self.most_at_once = 0
         """Requests under way: now, and the most there ever were."""
         self._stopping = threading.Event()
