@@ -26,9 +26,10 @@ def caches(options: CachesOptions) -> list[CacheEntry]:
 
 @takes(CleanOptions)
 def clean(options: CleanOptions) -> list[CacheEntry]:
-    """List cached results, and remove them with `remove`.
+    """List cached results; with `remove`, remove them too.
 
-    A cache that a running job uses is kept: see `removed`. A dataset that is open stays readable until it is closed.
+    A cache that a running job uses is kept, and its `removed` is False. A dataset that is open stays readable until it
+    is closed.
 
     Returns:
         The caches that were chosen.

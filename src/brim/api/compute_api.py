@@ -209,8 +209,8 @@ def _document_end(
 def embed_job(options: EmbedToDestinationOptions | EmbedToCacheOptions, *, held_bytes: int) -> Job:
     """Make the job that embeds texts and images.
 
-    A destination with the suffix of a vector file is one file, another one a dataset of shards. Without a destination,
-    the vectors go to a file in the cache.
+    If the destination has the suffix of a vector file, the result is one file; otherwise it is a dataset of shards.
+    Without a destination, the vectors go to a file in the cache.
     """
     to = None if options.destination is None else os.fspath(options.destination)
     as_file = to is None or (not is_dataset_address(to) and Path(to).suffix in SUFFIXES)

@@ -514,7 +514,7 @@ def train_test_split(
     arguments, datasets = locals(), import_datasets("brim.train_test_split")
     if not isinstance(dataset, datasets.Dataset):
         raise _wrong_type(dataset)
-    with tempfile.TemporaryDirectory(prefix="brim-order-", dir=scratch_folder()) as folder:  # as in `sort`
+    with tempfile.TemporaryDirectory(prefix="brim-order-", dir=scratch_folder()) as folder:  # see `sort`
         parts = dataset.train_test_split(
             test_size=test_size,
             train_size=train_size,

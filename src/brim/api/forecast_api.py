@@ -135,5 +135,5 @@ def _add_source(forecast: Forecast, table: FileTable, total: int, shards: int, b
 
 
 def largest_shard(row_bytes: np.ndarray[Any, Any], shards: int) -> int:
-    """Return the bytes of the largest shard if the rows are divided into equally many per shard, as `datasets` does."""
+    """Return the bytes of the largest shard if all shards get the same number of rows, as `datasets` divides them."""
     return max(int(shard.sum()) for shard in np.array_split(row_bytes, min(shards, len(row_bytes))))

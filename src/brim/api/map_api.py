@@ -307,7 +307,7 @@ def _is_stream(part: Any) -> bool:
 
 
 def _format_of(dataset: Any) -> dict[str, Any]:
-    """Return the format in which a dataset of `datasets` returns its rows."""
+    """Return the options of a step that give its function rows in the format set on the dataset."""
     if _is_stream(dataset):
         return {"format_type": format_of_stream(dataset)}
     format = getattr(dataset, "format", None)

@@ -104,7 +104,7 @@ def write_plan(
     *,
     measure_caller: Callable[[], int],
 ) -> SavedComputation:
-    """Make the job of the options, and save it as a plan for parts."""
+    """Make the job that the options describe, and save it as a plan that can be processed in parts."""
     verb = next(verb for verb, (kind, _) in _KINDS.items() if isinstance(options, kind))
     for item in options.changed():
         if item.name in _NOT_IN_PARTS:
@@ -172,7 +172,7 @@ def no_caller() -> int:
 
 
 def _saved_options(plan: JobPlan, running: RunOptions) -> JobOfCommand:
-    """Make the options of a saved plan, as this machine runs it."""
+    """Combine the options of a saved plan with those of this run."""
     try:
         stored, (kind, _) = dict(plan.words), _KINDS[plan.verb]
         renamed = old_names(kind)

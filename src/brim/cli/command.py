@@ -80,7 +80,7 @@ def click_command(name: str, command: Command, summary: str = "") -> "ClickComma
     settings = {
         "help_option_names": ["-h", "--help"],
         "allow_interspersed_args": not command.is_wrapper,
-        "allow_extra_args": True,  # reported by `invoke`
+        "allow_extra_args": True,  # `_make_options` refuses them, with a hint
     }
     result = ClickCommand(name, params=params, callback=None, context_settings=settings)
     result.command, result.declared, result.old_flags = command, declared, old_flags

@@ -12,7 +12,7 @@ from brim.execution.worker_process import start_warm_worker
 from brim.options.groups import SavedPlanOptions
 from brim.storage.location import Access
 
-# Lines for people, and values for the JSON object, about a result that took some seconds.
+# Takes a job, its result and the seconds that it took. Returns lines for people, and values for the JSON object.
 Describe = Callable[[Any, Any, float], tuple[list[tuple[str, str]], dict[str, Any]]]
 
 
@@ -23,7 +23,10 @@ def run_compute(
     describe: Describe = lambda *_: ([], {}),
     workers: int = 0,
 ) -> None:
-    """Run a job, save it as a plan (--save), or process a saved plan (--plan). `workers` is the usual number."""
+    """Run a job, save it as a plan (--save), or process a saved plan (--plan).
+
+    `workers` is how many workers the command uses without --workers.
+    """
     if getattr(options, "engine", "local") == "local":
         # The first worker imports its modules while this process opens the source.
         start_warm_worker(f"brim.compute.steps.{command}_step", options.workers or workers or None)

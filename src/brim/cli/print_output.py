@@ -122,7 +122,7 @@ def show_progress(
 
 
 def waiting_for(source: str) -> AbstractContextManager[None]:
-    """Return a context for reading a source that prints a message if a bucket takes long to answer."""
+    """Return a context in which a source is read. It prints a message if a bucket takes long to answer."""
     if not is_object_address(source):
         return nullcontext()
     return notify_if_slow(

@@ -53,7 +53,7 @@ class MemoryBudget:
 
     @property
     def kill_bytes(self) -> int:
-        """Above this a worker is killed. Only workers need the margin: the parent's memory does not change."""
+        """Above this a worker is killed. The margin is for the workers: the parent's memory does not change."""
         return self.limit_bytes - max(_MARGIN_BYTES, round(_MARGIN * (self.limit_bytes - self.parent_bytes)))
 
     @property
@@ -78,7 +78,7 @@ class MemoryBudget:
 
 
 def divide_node(node_cpus: float, need_bytes: int, limit_bytes: int) -> int:
-    """Return the CPUs that a Ray task requests, so that the tasks of a node stay within its limit."""
+    """Return how many CPUs each Ray task must request so that the tasks of a node fit in its memory limit."""
     slots = max(limit_bytes // max(need_bytes, 1), 1)
     return max(-(-int(node_cpus) // int(slots)), 1)
 
@@ -93,7 +93,7 @@ class WorkMemory:
         self._units.append(max(peak_bytes - base_bytes, 0))
 
     def usual_bytes(self, default: int = 0) -> int:
-        """Return the third quartile of the last units."""
+        """Return the third quartile of the memory of the last units; `default` before the first."""
         return sorted(self._units)[3 * len(self._units) // 4] if self._units else default
 
 
@@ -175,7 +175,7 @@ class MemoryLimiter:
             self.most_workers = max(self.most_workers - 1, 1)
 
     def record_failed_start(self) -> None:
-        """Run no more workers than now: another one did not fit while it was starting."""
+        """Run no more workers than now, because there was not enough memory to start another one."""
         self.most_workers = max(len(self._workers()), 1)
 
     def should_replace(self, worker: WorkerProcess, held_bytes: int) -> bool:

@@ -247,7 +247,7 @@ class UnitReceipts:
         return self._files.folder / self._name(task.work.number)
 
     def has_receipt(self, number: int) -> bool:
-        """Return whether a unit has a receipt of this job, and its file."""
+        """Return whether a unit has a receipt of this job, and its file exists."""
         receipt = self._ledger.receipts.get(self._name(number))
         return receipt is not None and receipt.job == self._mark and self._files.has_receipt(receipt)
 

@@ -42,7 +42,7 @@ def bad_rows_name(unit: str) -> str:
 
 
 def upload_unit(location: Location, folder: Path, name: str) -> None:
-    """Upload the file of a unit, after that of its skipped rows, if there is one."""
+    """Upload the file with the skipped rows of a unit, if there is one, and then the file of the unit."""
     for file in (folder / bad_rows_name(name), folder / name):
         if file.exists():
             upload_file(location, file, file.name)

@@ -231,7 +231,7 @@ def threads_per_worker(workers: int | None) -> int:
 
 @contextmanager
 def keeping_worker() -> Iterator[None]:
-    """Keep a worker of the jobs in this block for the next call, which is likely to be the same."""
+    """Keep one worker of the jobs in this block warm, because the next call is likely to do the same work."""
     _WARM.callers += 1
     try:
         yield

@@ -179,7 +179,7 @@ def _structs(fields: Struct, number: int) -> list[Struct]:
     """Return the structs of a list; none if the field is absent."""
     items = fields[number][1].items if number in fields else []
     if not all(isinstance(item, dict) for item in items):
-        raise ValueError("a list of its footer holds other things than it should")
+        raise ValueError("a list in its footer has items of another type than it should")
     return list(items)
 
 

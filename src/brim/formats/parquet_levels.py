@@ -335,7 +335,7 @@ def merge_leaves(kind: pa.DataType, parts: Sequence[Any]) -> Any:
     if is_list_type(kind) and len(parts) > 1:
         lengths = list_lengths(first)
         if any((list_lengths(part) != lengths).any() for part in parts[1:]):
-            raise ValueError("the lists of a struct have other lengths")
+            raise ValueError("the lists of a struct have different lengths")
         elements = merge_leaves(kind.value_type, [part.flatten() for part in parts])
         return list_array(kind, lengths, elements, nulls_of(first))
     return first

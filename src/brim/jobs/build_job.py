@@ -89,7 +89,7 @@ class BuildPlan(Described):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The plan for programs."""
+        """The plan as a dictionary, for programs."""
         return plan_facts(self.plan, self.forecast, self.limit)
 
     @property
@@ -146,12 +146,12 @@ class BuildPlan(Described):
                 "--save --update can only be used with a destination on the Hub.",
                 hint="Build on one machine, or choose another destination.",
             )
-        receipts_at(path, access).all(self.plan.fingerprint)  # parts of another plan must not be mixed with these
+        receipts_at(path, access).all(self.plan.fingerprint)  # raises if there are receipts of another plan
         job = job_facts(location, options.hub, options.update)
         save_to(path, lambda file: save_plan(file, self.plan, job, job_versions()), access)
 
     def _destination_text(self, destination: Location) -> str:
-        """Describe what a build would find at the destination, by the ledger of this machine."""
+        """Describe what a build would find at the destination, according to the ledger on this machine."""
         ledger = Ledger(dataset_paths(destination, self.options.state_dir, self.options.hub).ledger_dir)
         if ledger.job is None:
             if not destination.is_local:

@@ -193,7 +193,7 @@ class Job:
         return UploadBudget(max(self.limit.bytes - tree_bytes(), 0), workers, self.limit.asked_for)
 
     def task_bytes(self, shard_bytes: int) -> int:
-        """Return the memory that a Ray task takes, above its interpreter, to make and upload a shard."""
+        """Return the memory that a Ray task needs to make and upload a shard, besides that of its interpreter."""
         return shard_bytes + upload_bytes(self.paths.location, self.settings.hub)
 
     # Results

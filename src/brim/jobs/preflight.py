@@ -71,7 +71,7 @@ _Settings = TypeVar("_Settings", bound=JobSettings)
 
 
 def job_settings(kind: type[_Settings], options: JobOptions, **internal: Any) -> _Settings:
-    """Take from the options of a command what its job needs. The destination is never reached without credentials."""
+    """Make the settings of a job from the options of its command. --anonymous is for the source alone."""
     hub = PublishOptions(**options.values(HubOptions))
     return kind(**shared_values(kind, options), hub=hub, access=Access(options.endpoint_url), **internal)
 

@@ -252,7 +252,7 @@ class Reconciliation:
         return Receipt(shard.name, shard.split, shard.rows, size, sha256, key, mtimes, self._job, staged_at, etag)
 
     def _is_unchanged(self, receipt: Receipt) -> bool:
-        """Return whether the content of an earlier shard is at the destination, under its name or retained."""
+        """Return whether the destination still has the content of an earlier shard, under its name or another."""
         is_named = self._ledger.receipts.get(receipt.name) == receipt and self._destination.has_receipt(receipt)
         return is_named or self._destination.has_content(receipt)
 

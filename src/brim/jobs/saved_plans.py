@@ -175,7 +175,7 @@ class SavedPlan(Described, Generic[R]):
         if count is None:
             raise InputError(
                 "No part of this plan has run yet.",
-                hint=f"Run {self.command('--part', '1/N')} and so on; without --part or --finish, all runs here.",
+                hint=f"Run {self.command('--part', '1/N')} and so on. To run all here, leave out --part and --finish.",
             )
         parts = self._parts_of(missing, count)
         commands = [self.command("--part", f"{number}/{count}") for number in parts[:_SHOWN_PARTS]]
@@ -318,14 +318,14 @@ class SavedBuild(SavedPlan[BuildResult]):
             return True
         if existing.sha256 == receipt.sha256 or not self._location.is_local:
             return existing != replace(receipt, staged_at=0)
-        # Files of the same size were changed between two builds: the shard itself decides.
+        # The shard's files changed between two builds, but kept their sizes: the content shows which receipt is right.
         return is_content_of(self._location.path / receipt.name, receipt)
 
     def refuse_missing_shards(self, missing: Sequence[Shard], receipts: dict[str, Receipt]) -> None:
         """Raise InputError for shards that no part has uploaded, or that no longer exist."""
         is_remote = self._location.is_repository
         expired = [shard.name for shard in missing if shard.name in receipts]
-        # A receipt that its part considers valid must not keep the part from uploading the shard again.
+        # A part does not upload a shard again while it considers its receipt valid, so that receipt is removed.
         now = time.time()
         self.receipts.forget(name for name in expired if now - receipts[name].staged_at < STAGED_S or not is_remote)
         text = ""

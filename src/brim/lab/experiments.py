@@ -125,7 +125,7 @@ def _batches(rows: int, dims: int, batch_size: int, action: str) -> Iterator[np.
 
 
 def append_and_join(path: str, rows: int, dims: int, batch_size: int) -> None:
-    """Child: the usual loop."""
+    """Child: the usual loop, which collects batches in a list and joins them at the end."""
     import numpy as np
 
     step("started")
@@ -238,7 +238,7 @@ def run_map(
         """Check whether enough shards are finished."""
         if mode == "shard":
             finished = sum("shard" in message for message in messages)
-        elif num_proc == 1:  # one cache file at the end: count the rows
+        elif num_proc == 1:  # the only cache file is written at the end, so count rows
             finished = sum(int(message.get("rows", 0)) for message in messages) // rows_per_file
         else:
             finished = sum(1 for _ in texts.glob("cache-*.arrow"))
@@ -313,7 +313,7 @@ def map_texts(folder: str, mode: str, batch_size: int, writer_batch_size: int, n
     for number, shard in enumerate(shards, start=1):
         mapped = shard.map(
             upper,
-            fn_kwargs={"report": send if workers else send_and_wait},  # a worker has another standard input
+            fn_kwargs={"report": send if workers else send_and_wait},  # a worker cannot wait for an answer
             batched=True,
             batch_size=batch_size,
             writer_batch_size=writer_batch_size,
@@ -331,7 +331,7 @@ def map_texts(folder: str, mode: str, batch_size: int, writer_batch_size: int, n
 
 
 def upper(batch: dict[str, list[str]], report: Callable[..., None]) -> dict[str, list[str]]:
-    """Child: the mapped function. It reports its rows, so that rows from the cache can be counted."""
+    """Child: the mapped function. It reports the rows that it computes; rows from the cache are not reported."""
     report(rows=len(batch["text"]))
     return {"text": [text.upper() for text in batch["text"]]}
 

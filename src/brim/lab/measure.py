@@ -193,7 +193,7 @@ def scratch(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
 
 
 def _disk_folder() -> str:
-    """Return a temporary folder that is not in memory, where file pages could not be reclaimed."""
+    """Return a temporary folder on a disk, if there is one: the kernel cannot reclaim pages of files in memory."""
     import psutil
 
     kinds = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}

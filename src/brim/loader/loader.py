@@ -143,7 +143,7 @@ class Loader:
         return self._now().epoch
 
     def _now(self) -> Start:
-        """Return where reading stands, as far as this process knows: workers report epochs that they have finished."""
+        """Return where reading stands. Of workers, this process knows only the epochs that they have finished."""
         workers = 0 if self._shared is None else self._shared.workers()
         if not workers:
             return self._after(self._taken, 1)
@@ -161,7 +161,7 @@ class Loader:
         return max(shares.batches(self.rank) - done, 0)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of this rank that are left of the epoch; then the next iteration is the next epoch."""
+        """Yield the batches of this rank that are left of the epoch. The next `for` loop reads the next epoch."""
         origin = self._start
         for batch in self.read(self._after(self._taken, 1), 0, 1):
             self._taken += 1

@@ -87,7 +87,7 @@ def open_row_groups(
 
 
 def _selected_files(source: Selection, split: str | None) -> tuple[list[DatasetFile], Ints | None, list[str]]:
-    """Return the files of a selection, its rows counted over all of them (None: all rows), and its columns."""
+    """Return the files of a selection, its row numbers across these files (None: all rows), and its column names."""
     parts = source.rows_of
     if split is None and len(parts) > 1:
         raise InputError(
@@ -244,7 +244,7 @@ def _common_schema(files: Sequence[DatasetFile], schemas: Sequence[pa.Schema], n
     except pa.ArrowException as error:
         raise SourceError(
             f"The files have columns of different types: {str(error).splitlines()[0]}.",
-            hint="Name columns with the same type with columns=, or one config with from_config=.",
+            hint="Name columns that have one type in all files with columns=, or one config with from_config=.",
         ) from error
 
 

@@ -31,7 +31,7 @@ class _Rows:
         self._tables, self._held = tables, list[pa.Table]()
 
     def take(self, rows: int, *, at_least_one: bool = False) -> list[pa.Table]:
-        """Return the next rows; with `at_least_one`, at most that many."""
+        """Return the next `rows` rows; with `at_least_one`, those of the next table only, which may be fewer."""
         parts, found = [], 0
         while found < rows:
             table = self._held.pop() if self._held else next(self._tables)

@@ -64,7 +64,7 @@ class Shares:
         return self._rank_start(rank + 1) - self._rank_start(rank)
 
     def _reader(self, rank: int, worker: int) -> Range:
-        """Return the rows of a reader, counted in what is left."""
+        """Return the range of a worker of a rank, in positions among the rows that are left of the epoch."""
         size, workers = self.layout.batch_size, self.layout.workers
         batches, rows = self.batches(rank), self._rank_rows(rank)
         start = self._rank_start(rank)

@@ -8,9 +8,9 @@ from brim.errors import InputError
 
 
 def refuse_collation(batch_type: type) -> None:
-    """Make a DataLoader that would put finished batches into batches again raise InputError.
+    """Make every DataLoader raise InputError if it would collate batches that are already finished.
 
-    torch has no public way to register a type. Without it, such a DataLoader yields nested batches.
+    torch has no public way to register a type. Unregistered, finished batches would be nested without an error.
     """
     try:
         from torch.utils.data._utils.collate import default_collate_fn_map

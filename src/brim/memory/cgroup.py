@@ -109,10 +109,10 @@ def hard_limit_here(root: Path = Path("/")) -> str:
     except OSError as error:
         home = f"no cgroups can be read ({error.strerror})"
     if isinstance(home, str):
-        return f"no limit that the kernel enforces: {home}"
+        return f"brim run cannot set a limit that the kernel enforces: {home}"
     folder, version = home
     if not os.access(folder, os.W_OK):
-        return f"no limit that the kernel enforces: {folder} (v{version}) cannot be written by this user"
+        return f"brim run cannot set a limit that the kernel enforces: this user cannot write {folder} (v{version})"
     return f"brim run can set a limit that the kernel enforces (v{version}, {folder})"
 
 

@@ -45,7 +45,7 @@ class Limit:
 
     @property
     def warning(self) -> str:
-        """Return the warning to print before any work; empty if nothing above allows less."""
+        """Return the warning, to print before any work, that a cgroup or scheduler allows less; empty if none does."""
         if not self.above:
             return ""
         return f"{self.reason} is {format_size(self.bytes)}, but {self.above}: the kernel kills a job that uses more"

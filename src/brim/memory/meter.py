@@ -58,7 +58,7 @@ class Machine:
 
     @property
     def used_bytes(self) -> int:
-        """Return the memory that is not available."""
+        """Return the total memory without what is available; 0 if the system does not report both."""
         if self.total_bytes is None or self.available_bytes is None:
             return 0
         return self.total_bytes - self.available_bytes

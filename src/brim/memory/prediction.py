@@ -98,7 +98,7 @@ class MemoryHistory:
         return True
 
     def seconds_above(self, level: float) -> float:
-        """Return how long ago a reading was below this level; the length of the history if none was."""
+        """Return for how long all readings have been at this level or above; at most the length of the history."""
         for age, floor in enumerate(reversed(self.floors)):
             if floor < level:
                 return age * self.bin_s
@@ -166,7 +166,10 @@ def _is_growth(high: list[Point], low: list[Point], limit: float) -> bool:
 
 
 def _time_to(target: float, high: list[Point], end_s: float) -> float | None:
-    """Return seconds from `end_s` until the peaks reach the target, with their acceleration; None if they fall."""
+    """Return the seconds from `end_s` until the peaks reach the target; None if they do not rise.
+
+    If they rose faster in the second half of the windows than in the first, they are taken to accelerate further.
+    """
     half = _WINDOWS // 2
     first, second = theil_sen_slope(high[: half + 1]), theil_sen_slope(high[half:])
     if second <= 0:

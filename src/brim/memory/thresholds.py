@@ -225,7 +225,7 @@ class Guard:
         return Alarm(kind, used_bytes, self.limit_bytes, level, left_s, prediction.bytes_per_s)
 
     def _stop_reason(self, now: float, used_bytes: int, stop_bytes: int) -> Prediction | None:
-        """Return the prediction because of which the stop must be requested now, if there is one."""
+        """Return the prediction that is the reason to request the stop now; None if there is no reason."""
         end, start = self.end_bytes, _PREDICT_FROM * self.limit_bytes
         if used_bytes >= stop_bytes - _RUSH_MARGIN * self.limit_bytes:
             is_above = used_bytes >= stop_bytes
@@ -235,7 +235,7 @@ class Guard:
         if used_bytes >= start:
             stairs = predict_staircase(self._fast, end, self.limit_bytes)
             if stairs is not None and stairs.left_s <= max(stairs.step_s, _STAIRCASE_LEFT_S):
-                return stairs  # the next step does not fit, or is about to be the last
+                return stairs  # the end is at most one step, or a few seconds, away
         if max(self._history.peaks[-_RECENT_BINS:]) < start:
             return None
         aged_s, soon_s = now - self._predicted, _LEAD_MARGIN * self.lead_s + self._history.bin_s

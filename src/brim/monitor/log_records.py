@@ -128,7 +128,9 @@ Record = Head | LogSample | LogEvent | End
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Record | None]]:
-    """Read (line, record) of a log; None for each line that is not a record. A damaged file ends at the damage.
+    """Yield the number and the record of each line of a log; the record is None if the line is not one.
+
+    A damaged compressed file is read up to the damage.
 
     Raises:
         OSError: The file cannot be read at all.

@@ -69,7 +69,7 @@ class CheckOptions(ReadFilesOptions, CheckFileOptions, FilterOptions, StateOptio
     tolerance: Annotated[
         float | None,
         Option(
-            "How far counts may be from what the recipe expects, such as 0.1.",
+            "Largest accepted difference from the numbers that the recipe expects, as a share such as 0.1.",
             "SHARE",
             default="that of the recipe, or 0.1",
             minimum=0,

@@ -407,13 +407,13 @@ class TokenSplitOptions(Options, panel="Output"):
 
     @property
     def _slashed(self) -> str | None:
-        """Shares as earlier versions wrote them, such as 0.99/0.01; they had the name `split` too."""
+        """The shares if they are written as in earlier versions, such as 0.99/0.01, which `split` accepted too."""
         shares = self.split if self.split_into is None else self.split_into
         return shares if isinstance(shares, str) and "/" in shares else None
 
     @property
     def deprecated_shares(self) -> tuple[str, str, str] | None:
-        """The option, its value and the one to write instead, if shares were written like 0.99/0.01."""
+        """The option, its value and the value to write instead; None unless shares are written like 0.99/0.01."""
         if self._slashed is None or (shares := self.shares) is None:
             return None
         total = sum(shares.values())

@@ -80,7 +80,7 @@ def _check_size(value: Any) -> Any:
 
 
 def text_tuple(value: Any) -> tuple[str, ...]:
-    """Return one text or several as a tuple; None is an empty one."""
+    """Return one text or several as a tuple; None becomes an empty tuple."""
     texts = () if value is None else (value,) if isinstance(value, str) else tuple(value)
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(value)
@@ -200,7 +200,7 @@ class Declared(NamedTuple):
 
     @property
     def spelling(self) -> str:
-        """The name in messages, which `wording` shows as `--shard-size` or `shard_size=`."""
+        """The name in messages, such as `--shard-size`; `wording` shows it to callers from Python as `shard_size=`."""
         return self.option.metavar or self.name if self.option.argument else self.flags[0].partition("/")[0]
 
     @property
@@ -308,9 +308,9 @@ class Options:
         return {name: getattr(self, name) for name in declared_options(group or type(self))}
 
     def changed(self, *groups: type["Options"]) -> list[Declared]:
-        """List the options, of all or of some groups, whose value is not the default."""
+        """List the options whose value is not the default: those of the given groups, or all."""
         options = [item for group in groups or (type(self),) for item in declared_options(group).values()]
-        # A required value may be a table, which cannot be compared with a default.
+        # Required options are left out: they have no default, and their value may be a table, which cannot be compared.
         return [i for i in options if i.default is not MISSING and getattr(self, i.name) != i.empty_default]
 
 

@@ -384,7 +384,7 @@ class ShardOptions(Options, panel="Output"):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return warnings about small shards. A number without a unit is in bytes, and often megabytes were meant."""
+        """Return warnings about small shards. A size without a unit is in bytes, but the user often meant megabytes."""
         size = self.shard_bytes
         if size is None or size >= SMALL_SHARD_BYTES:
             return ()

@@ -115,7 +115,7 @@ class Shards(Sequence[Shard]):
             first += count
 
     def _shards_of(self, split: int, first: int, start: int, stop: int) -> Iterator[Shard]:
-        """Yield shards `start` to `stop` of a split that begins at shard `first`."""
+        """Yield shards `start` to `stop` of a split whose first shard is `first`; all three count over all splits."""
         name, count = self.splits[split], self.counts[split]
         columns = (self.starts, self.stops, self.file_bytes, self.value_bytes)
         values = (column[start:stop].tolist() for column in columns)

@@ -162,7 +162,7 @@ def plan_facts(plan: Plan, forecast: BuildForecast, limit: Limit) -> dict[str, A
     """Return the facts of a plan for programs."""
     table = plan.table
     row_bytes = table.file_bytes()
-    # A source that is published unchanged may have values only.
+    # Shards of a source that is published unchanged may have no files, only values.
     sizes = plan.shards.file_bytes + (plan.shards.value_bytes if table.verbatim else 0)
     trap = metadata_trap(plan)
     spooled_bytes = sum(cuts.arrow_bytes(table.rows.column(name)) for name in mapped_columns(table.rows))

@@ -147,7 +147,7 @@ def absent_text(table: FileTable) -> str:
 
 
 def raise_refused(table: FileTable, *, planning: bool = False) -> None:
-    """Raise InvalidFilesError if files are refused. Planning allows files that git-annex keeps elsewhere."""
+    """Raise InvalidFilesError if files are refused. With `planning`, git-annex may keep their content elsewhere."""
     absent = () if planning else table.absent
     refused = [*table.refused, *(Refused("annex", path) for path in absent)]
     if refused:

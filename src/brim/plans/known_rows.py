@@ -205,7 +205,7 @@ def _same_bytes(
 
 
 def has_equal_bytes(shard: Readable, file: ShardFile, table: FileTable, number: int, advance: Advance) -> bool:
-    """Return whether the range of a shard and the source's value have the same bytes."""
+    """Return whether the content of a file in a shard equals that of source file `number`, byte by byte."""
     value = SpliceBuilder(table.files)
     value.value(number)
     offset = file.offset

@@ -195,7 +195,7 @@ def _runs(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:
-    """Return the stored type of a file column from the type of its file numbers."""
+    """Return the type of a file column in shards. In the table its type is `kind`: file numbers, or lists of them."""
     if pa.types.is_large_list(kind):
         return pa.large_list(FILE_TYPE)
     return pa.list_(FILE_TYPE) if is_list_type(kind) else FILE_TYPE

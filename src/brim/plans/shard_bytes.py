@@ -119,7 +119,7 @@ def count_rows(shard: Readable) -> int | None:
 
 
 def columns_without_content(file: pq.ParquetFile) -> list[str]:
-    """Return file columns of a Parquet shard in which no file has content: only paths were uploaded."""
+    """Return the file columns of a Parquet shard that have paths only: none of their files has content."""
     content: dict[str, bool] = {}
     footer = file.metadata
     for group in range(footer.num_row_groups):

@@ -151,7 +151,7 @@ def _instead(text: str) -> str:
 
 
 def _as_parquet(text: str) -> str:
-    """Return the command that makes shards of rows of text, whose values are not ranges of a file."""
+    """Return the hint to convert text such as JSONL to Parquet: its values are not stored as ranges of bytes."""
     return f"Make Parquet of it first: brim map {shlex.quote(text)} shards/ --fn builtins:dict"
 
 

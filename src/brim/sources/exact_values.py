@@ -122,7 +122,7 @@ def reaches(array: Any, limit: float) -> bool:
 
 
 def _has_large_float(array: Any) -> bool:
-    """Return whether a value may have been an integer that a float64 does not hold."""
+    """Return whether a float is so large that it may stand for an integer that float64 cannot represent."""
     kind = array.type
     if pa.types.is_floating(kind):
         return reaches(array, _EXACT_IN_FLOAT)

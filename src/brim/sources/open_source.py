@@ -191,7 +191,7 @@ def open_dataset(
 
         origin: Origin = TableOrigin(webdataset_table(dataset.files, about), name)
     else:
-        from brim.sources.parquet_source import ParquetOrigin  # folders of files are asked whether they are one too
+        from brim.sources.parquet_source import ParquetOrigin  # imported here: folders of files do not need it
 
         origin = ParquetOrigin(name, dataset.files, about, features_in(dataset.card, dataset.config))
     return Selection(origin, name=name, reading=reading, within=within)

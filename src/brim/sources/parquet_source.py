@@ -250,7 +250,7 @@ class SmallColumns:
         return None if mask.all() else mask
 
     def _read_groups(self, names: list[str], rows: Ints) -> dict[str, pa.ChunkedArray]:
-        """Return columns with the values of those row groups that have some rows; nothing if that is too much."""
+        """Return columns, read only in row groups with some of `rows` and null in others; {} if they are too large."""
         all_shards = self._shards.shards()
         groups = [(number, group) for number, shard in enumerate(all_shards) for group in range(len(shard.groups))]
         ends = [self._shards.edges[number] + shard.edges[1:] for number, shard in enumerate(all_shards)]

@@ -56,7 +56,7 @@ class Origin(Protocol):
     def __len__(self) -> int: ...
 
     def small(self, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
-        """Return columns of all rows. If only `rows` are asked for, other rows may be null."""
+        """Return columns with an entry for every row. If `rows` are given, entries of other rows may be null."""
 
     def possible(self, expression: str) -> Bools | None:
         """Return which rows a condition can choose, as far as known before they are read; None for all."""
@@ -539,7 +539,7 @@ class _SelectedRows:
         self._keep(mask)
 
     def _content_codes(self, column: str) -> Ints:
-        """Return a number for each content of a file column. Only files of the same size are read."""
+        """Return a number for each row, the same for equal content. Files whose size is unique are not read."""
         table = self._origin.locate(self.rows, [column])
         cells = one_array(table.rows.column(column))
         if is_list_type(cells.type):

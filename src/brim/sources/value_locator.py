@@ -286,9 +286,9 @@ def numbers_type(kind: pa.DataType) -> pa.DataType:
 
 
 def fetch_chosen(shards: Sequence[ShardValues], stores: ValueStores) -> None:
-    """Fetch the pages with chosen values of remote shards, and begin to follow lengths in their other pages.
+    """Fetch the pages of remote shards that have chosen values, or begin to follow lengths in them if that is cheaper.
 
-    If a manifest lists the values of a shard, or a shard needs too much, nothing is fetched here.
+    Shards whose values a manifest lists, and those that need too many bytes, are skipped.
     """
     remotes = [(s, s.chunks.source) for s in shards if isinstance(s.chunks.source, RemoteShard)]
     chunks = [(source, values.chunks) for values, source in remotes]
@@ -306,7 +306,7 @@ def fetch_chosen(shards: Sequence[ShardValues], stores: ValueStores) -> None:
         size = sum(stop - start for start, stop in needed)
         remaining -= size
         if remaining < 0 or size > FETCHED_BYTES:
-            continue  # it is read where it is
+            continue  # too much to copy: its values are read from the shard itself
         copy = values.chunks.copy = FarCopy(remote, stores.copy.size, needed)
         stores.copy.extend(stores.copy.size + remote.size)
         for start, data in remote.kept_blocks():

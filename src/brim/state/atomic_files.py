@@ -123,7 +123,7 @@ def write_whole(
 
 
 def write_all(descriptor: int, data: memoryview | bytes, offset: int | None = None) -> None:
-    """Write all bytes at the position of the descriptor, or at an offset: the system may take fewer per call."""
+    """Write all bytes at the position of the descriptor, or at an offset, in as many calls as it takes."""
     view = memoryview(data)
     while view:
         written = os.write(descriptor, view) if offset is None else os.pwrite(descriptor, view, offset)

@@ -46,7 +46,7 @@ def locked(
     except OSError as error:
         raise DestinationError(
             f"The lock {str(folder / 'lock')!r} cannot be opened: {reason(error)}.",
-            hint="Make that possible, or keep the ledger in another folder with --state-dir DIR.",
+            hint="Fix the cause, or keep the ledger in another folder with --state-dir DIR.",
         ) from error
     try:
         lock_file(
@@ -86,7 +86,7 @@ def wait_for_lock(folder: Path, make: Callable[[], None], on_wait: Callable[[], 
 
 
 def _unlock(descriptor: int) -> None:
-    """Release the lock explicitly: a process forked in between has the descriptor too, and would keep the lock."""
+    """Release the lock, then close: if a forked process shares the descriptor, closing alone would not release it."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

@@ -177,7 +177,7 @@ def asked_s(status: int, headers: Mapping[str, str]) -> float:
 
 
 def capped_wait(asked_for_s: float) -> tuple[float, str]:
-    """Return how long to wait if a server asks for this long, and how to say it: no server may stop a job for a day."""
+    """Return the wait that a server asks for, limited to `MOST_ASKED_S`, and a text about it for messages."""
     if asked_for_s <= MOST_ASKED_S:
         return asked_for_s, f"{asked_for_s:g} s"
     return MOST_ASKED_S, f"{MOST_ASKED_S:g} s, not the {asked_for_s:g} s that it asks for"

@@ -90,7 +90,7 @@ def _remove(descriptor: int, path: str | None) -> None:
 
 
 def scratch_folder() -> str:
-    """Return the folder for temporary files; /var/tmp if that one is in memory, where its files would count."""
+    """Return the folder for temporary files: the default, or /var/tmp if files in the default one would take memory."""
     folder = tempfile.gettempdir()
     if is_in_memory(folder) and os.access("/var/tmp", os.W_OK) and not is_in_memory("/var/tmp"):
         return "/var/tmp"

@@ -215,7 +215,7 @@ def _watch(stop: RunStop, was_handled: threading.Event, is_over: threading.Event
 
 @contextmanager
 def _keyboard_interrupt(stop: RunStop) -> Iterator[None]:
-    """Raise KeyboardInterrupt for Ctrl-C, but only after the job has ended; at the second one immediately."""
+    """Raise KeyboardInterrupt when the job has ended after a Ctrl-C; a second Ctrl-C raises it immediately."""
     was_handled = threading.Event()
 
     def on_interrupt(number: int, _frame: FrameType | None) -> None:
@@ -223,7 +223,7 @@ def _keyboard_interrupt(stop: RunStop) -> Iterator[None]:
         stop.request("Ctrl-C")
         signal.signal(number, signal.default_int_handler)
 
-    # A program with another handler, or that ignores the signal, keeps that.
+    # If the program has its own handler or ignores the signal, leave that unchanged.
     python_handles = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     earlier = _set_handlers((signal.SIGINT,), on_interrupt) if python_handles else {}
     try:
@@ -234,7 +234,7 @@ def _keyboard_interrupt(stop: RunStop) -> Iterator[None]:
         raise
     finally:
         _restore_handlers(earlier)
-    if was_handled.is_set():  # too late to stop the job, but the user wants the program to end
+    if was_handled.is_set():  # Ctrl-C came too late to stop the job, but the user wants the program to end
         raise KeyboardInterrupt
 
 

@@ -248,7 +248,7 @@ class S3Account:
 
 
 def account_of(access: Access) -> S3Account:
-    """Return the account for the few requests that obstore does not make."""
+    """Return what signs the few requests to S3 that brim makes without obstore."""
     profile = find_profile()
     keys = known_keys(profile)
     if keys is None and profile is not None and profile.has_provider:
@@ -369,7 +369,7 @@ _ENDPOINTS = {"s3": aws_endpoint, "gs": google_endpoint, "az": azure_endpoint}
 
 
 def endpoint_of(location: Location) -> str | None:
-    """Return where requests go by the option, the environment or a profile; None is the scheme's own cloud."""
+    """Return the endpoint that the option, the environment or a profile sets; None for the scheme's own cloud."""
     if location.scheme == "hf":
         return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
     find = _ENDPOINTS.get(location.scheme)

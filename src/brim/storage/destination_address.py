@@ -82,7 +82,7 @@ def identity(destination: Location) -> str:
 
 
 def user_state(kind: str, subject: str, label: str) -> Path:
-    """Return the folder in the user's state for a subject; `label` is the part of its name for people."""
+    """Return the folder for a subject among the state of this user; `label` is the readable part of its name."""
     name = f"{label[:80].replace('/', '--')}-{hashlib.sha256(subject.encode()).hexdigest()[:12]}"
     return state_root() / kind / name
 

@@ -73,7 +73,10 @@ class HttpStorage(Storage):
         return data
 
     def _request(self, url: str, byte_range: ByteRange) -> tuple[bytes, str | None]:
-        """Return a range and the version of the file; a redirect is used again until it is refused."""
+        """Return a range and the version of the file.
+
+        The address that a redirect led to is used for later requests, until the server refuses it.
+        """
         start, stop, version = byte_range.start, byte_range.stop, byte_range.version
         headers = {} if stop == TO_END else {"Range": f"bytes={start}-{stop - 1}"}
         target, xet_hash = _TARGETS.get(url, ("", ""))

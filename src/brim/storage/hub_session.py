@@ -220,7 +220,7 @@ def hub_tries() -> Retry:
 
 
 def ask_again(call: Callable[[], T]) -> T:
-    """Make a request with the library, again while its failures are transient: the library makes it once."""
+    """Make a request with the library, and repeat it while it fails for a transient reason: the library tries once."""
     return hub_tries().call(lambda: ask_hub(call))
 
 

@@ -75,7 +75,10 @@ class Lease:
         return json.dumps({"owner": self._owner, "count": self._count, "at": time.time_ns()}).encode()
 
     def _replace(self, expected: FileInfo | None) -> FileInfo:
-        """Write our object over the expected version, or as a new one (None); StorageError "changed" if that fails."""
+        """Write our object in place of the expected version; None: no object is expected.
+
+        StorageError "changed" if something else is there.
+        """
         if self._is_guarded:
             try:
                 return self._storage.put_bytes(self._name, self._body(), expected)

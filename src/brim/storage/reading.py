@@ -93,7 +93,7 @@ class RangeStream:
         self._group = max(min(_GROUP, requests // 2), 1)
         self._ranges = iter(ranges)
         self._next = next(self._ranges, None)
-        self._waiting: deque[tuple[ByteRange, Future[Answers], int]] = deque()  # with its number in the answers
+        self._waiting: deque[tuple[ByteRange, Future[Answers], int]] = deque()  # range, answers, its index in them
         self._requested = 0
 
     def start(self) -> Self:
@@ -101,7 +101,7 @@ class RangeStream:
         while self._next is not None and self._fits(self._next):
             is_small = _weight(self._next) <= _SMALL_BYTES
             if is_small and len(self._waiting) > self._requests - self._group:
-                break  # until several fit
+                break  # wait until several small ranges fit: they are requested together
             group = [self._next]
             self._requested += _weight(self._next)
             while (follows := next(self._ranges, None)) is not None and is_small and len(group) < self._group:

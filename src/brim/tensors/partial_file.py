@@ -60,7 +60,7 @@ class PartialFile:
             self._open(resume, overwrite)
 
     def _open(self, resume: bool, overwrite: bool) -> None:
-        """Start, resume or refuse the job, by the contents of the folder."""
+        """Start, resume or refuse the job, depending on what the folder contains."""
         if not (self.folder / RECEIPTS).exists() and not overwrite:
             self._check_finished(resume)
             if self.finished:
@@ -70,7 +70,7 @@ class PartialFile:
         receipts = self._receipts = CheckpointLog(self.folder)
         try:
             if receipts.is_empty or overwrite:
-                # A job that was started may have been meant to replace an existing file.
+                # A job without rows starts over. It may have been begun with overwrite=True, so do not refuse a resume.
                 self._start_over(receipts, resume, overwrite or (resume and receipts.job is not None))
             elif not resume:
                 raise DestinationError(
@@ -123,7 +123,7 @@ class PartialFile:
         assert receipts.job is not None
         if changes := _changes(receipts.job, self._job):
             raise PlanMismatchError(
-                f"{self.folder.name} was begun otherwise: {'; '.join(changes)}.",
+                f"{self.folder.name} was begun by a different request: {'; '.join(changes)}.",
                 hint="Ask for the same as before, or start over with overwrite=True.",
                 changes=changes,
             )
@@ -163,7 +163,7 @@ class PartialFile:
             )
 
     def add(self, batches: Mapping[str, TensorBatch]) -> None:
-        """Write batches after the existing rows. Either all of them count, or none."""
+        """Write batches after the existing rows. Either all batches are added, or none."""
         for name, batch in batches.items():
             written, promised = self.rows[name], None if self.request.rows is None else self.request.rows[name]
             if promised is not None and written + batch.rows > promised:
@@ -177,7 +177,7 @@ class PartialFile:
             for name, batch in batches.items():
                 for stream, blocks in zip(self._streams[name], batch.streams, strict=True):
                     stream.put(blocks())
-        self._is_broken = True  # a Ctrl-C below leaves tensors with different rows: then the receipts decide
+        self._is_broken = True  # a Ctrl-C below may leave tensors with different rows: the receipts say which count
         for name, batch in batches.items():
             for stream in self._streams[name]:
                 stream.commit()
@@ -200,7 +200,7 @@ class PartialFile:
                 stream.start_block(self.rows[tensor.name] * tensor.row_bytes)
 
     def checkpoint(self, wait: bool = True) -> None:
-        """Sync all rows and write a receipt for them; without `wait`, while the next rows are being written."""
+        """Sync all rows and write a receipt for them; without `wait`, do so in the background."""
         assert self._receipts is not None
         self._wait_for_sync()
         rows = max(self.rows.values())
@@ -239,7 +239,7 @@ class PartialFile:
             self._is_broken = False
 
     def finish(self) -> None:
-        """Give the file its name, with the rows written so far."""
+        """Finish the file with the rows written so far: give it its final name."""
         assert self._receipts is not None
         self.sync()
         with failures(self.folder, self._retry_hint):

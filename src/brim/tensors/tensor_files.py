@@ -99,7 +99,7 @@ class Tensor:
 
     @property
     def row_bytes(self) -> int:
-        """Return the size of a row; 0 for strings, whose rows differ."""
+        """Return the size of a row; 0 for strings, whose rows differ in size."""
         return 0 if self.is_text else self.carrier.itemsize * int(np.prod(self.dims, dtype=object))
 
     def shape(self, rows: int) -> tuple[int, ...]:

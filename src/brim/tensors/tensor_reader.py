@@ -114,7 +114,7 @@ class ShardedTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
-            raise ValueError("rows in several files become one array by a copy")
+            raise ValueError("rows in several files cannot become one array without a copy")
         array = np.concatenate([np.asarray(part) for part in self.parts])
         return array if dtype is None else array.astype(dtype, copy=False)
 

@@ -193,7 +193,7 @@ class _DatasetCheck:
             facts.keys |= set(zip(*keys, strict=True))
 
     def _pairs(self, columns: ParquetColumns) -> dict[str, str]:
-        """Return aligned lists: those of the recipe, or of the recipe that built the dataset."""
+        """Return list columns and the columns they must match in length, by the given recipe or that of the build."""
         if self.recipe is not None:
             return self.recipe.aligned_columns()
         pairs: dict[str, str] = {}

@@ -363,7 +363,7 @@ def _open_bucket(location: Location, state: str | os.PathLike[str] | None) -> Pu
     record = read_manifests(manifests, functools.partial(read_file, location))
     if not record.jobs:  # the ledger of an unfinished build is on the machine that builds
         record = record_of(Ledger(state_folder(location, state, "default/*")))
-    record = replace(record, unfinished=UNFINISHED.encode() in (card or b""))  # other machines have the card only
+    record = replace(record, unfinished=UNFINISHED.encode() in (card or b""))  # other machines see it only in the card
     shards = sorted(name for name in infos if name.startswith("data/"))
     if not shards and not record.receipts:  # not built by brim: Parquet files, wherever they are
         infos |= {name: info for name, info in list_files(location) if name.endswith(".parquet")}

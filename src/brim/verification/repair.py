@@ -213,7 +213,7 @@ def _is_equal(plan: Plan, shard: Shard, path: Path | None, deep: bool = True) ->
 
 
 def refuse_append_to_damaged(ledger: Ledger, destination: str) -> None:
-    """Refuse to append rows to a damaged dataset, whose shards need their own source for a repair."""
+    """Refuse to append to a damaged dataset: to repair it, brim needs the source of its shards, not the new rows."""
     fault = ledger_fault(ledger)
     if fault is not None:
         raise DestinationError(

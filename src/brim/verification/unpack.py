@@ -50,7 +50,7 @@ _CASE = "Unpack to a case-sensitive file system, or choose one of them."
 
 
 def safe_target(name: str, origin: str, root: str) -> str:
-    """Return the path of a file to write; refuse one that leaves the folder, also by an existing link."""
+    """Return the path of a file to write; refuse a path that leaves the folder, directly or through a link."""
     path = path_below(root, name, origin)
     if path[len(root) :].lstrip(os.sep).partition(os.sep)[0].casefold() == TEMPORARY_FOLDER:
         raise InputError(f"{origin} names {name!r}, which is where brim keeps unfinished files.")
@@ -475,7 +475,7 @@ def _members(shard: Readable, folder: ShardFile) -> Iterator[ShardFile]:
 
 
 def _safe_path(file: ShardFile, shard_name: str, root: str) -> str:
-    """Return the path of a file to write; refuse one that leaves the folder, also by an existing link."""
+    """Return the path of a file to write; refuse a path that leaves the folder, directly or through a link."""
     name = file.path or ""
     if file.path is None:
         raise InputError(

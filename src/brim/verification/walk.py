@@ -28,8 +28,8 @@ def walk_shards(
 ) -> Iterator[tuple[str, T]]:
     """Yield each name with the result of `inspect`, which is called in threads.
 
-    `inspect` reports bytes to the function that it is passed. When the caller stops or an error is raised, calls that
-    are running end at their next report or network request.
+    `inspect` gets a name and a function, which it must call with the number of bytes that it has read. When the caller
+    stops or an error is raised, calls that are running end at their next report or network request.
     """
     threads = usable_cores()
     if is_remote:

@@ -257,7 +257,7 @@ class _Cutter:
         self._count = self._size = 0
 
     def edges(self, rows: int) -> Sequence[int]:
-        """Return the row numbers, of the next `rows` rows, before which a batch ends."""
+        """Return the positions in the next `rows` rows at which a batch ends; at position n it ends before row n."""
         edges = range(self._rows - self._count, rows + 1, self._rows)
         self._count = rows - edges[-1] if edges else self._count + rows
         return edges

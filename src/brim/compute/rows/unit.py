@@ -119,8 +119,8 @@ class RowSource(Protocol):
         """Yield the units in order, made on demand.
 
         If rows can be addressed (Parquet, Arrow) or are counted, every unit but the last has a multiple of `align`
-        rows, so that batches of `align` rows are the same as over the undivided source. With `indices`, `first_row` is
-        known for every unit, which may take a pass that counts rows.
+        rows. Then batches of `align` rows are the same as if the source were not divided. With `indices`, `first_row`
+        is known for every unit; for that, the source may be read once more to count its rows.
 
         Sources that cannot be read from the middle (compressed files, iterators) are read in order by this call, and
         each unit is written to files in the folder `spool`, unless `skip` returns True for its number.

@@ -340,7 +340,7 @@ def _risks(runs: Sequence[MeasuredPoint], fractions: Sequence[float], goal: floa
             "The high end follows the bend; run a larger part to be sure"
         )
     if goal / fractions[-1] >= _FAR_FACTOR:
-        yield f"the forecast reaches {goal / fractions[-1]:.0f} times beyond the largest part that was run"
+        yield f"the forecast is for {goal / fractions[-1]:.0f} times the largest part that was run"
     highest = max(runs, key=lambda run: run.peak_bytes)
     if highest.fraction < fractions[-1]:
         yield (

@@ -212,7 +212,7 @@ def embed_files(
     fits = int(available / count / (EMBED_FACTORS[1] + ROW_GROUP_FACTORS[1]))
     if max(largest, 1) <= fits < shard:
         better.append(f"shards of at most {format_size(fits)} would be LOW")
-    unknown = "a large file takes 3 to 6 times its size while its page is written: give --largest-file"
+    unknown = "writing a file takes 3 to 6 times its size in memory: give the size of the largest with --largest-file"
     reasons = Reasons(
         for_crash=() if largest else (unknown,),
         against=("the files of one shard are released before the next: the largest shard decides, not the dataset",),

@@ -104,7 +104,7 @@ def _explain_cut(run: RunLog, present: Present) -> list[Kill]:
     pid = size(head.raw.get("watcher_pid")) or head.pid
     if present.now - last.t < _STILL_WRITTEN_S or (pid is not None and present.is_running(pid)):
         return []
-    reason = "the log has no end, and the machine is the same boot: the watcher was killed together with the run"
+    reason = "the log has no end, and the machine was not restarted: the watcher was killed together with the run"
     return [_kill(run, "unknown", "possible", reason, [])]
 
 

@@ -124,7 +124,10 @@ class Table:
         return True
 
     def page_bytes(self, pid: int | None, total_vm_bytes: int | None) -> int:
-        """Return the page size: 4 KiB, unless a process of known size shows larger ones (64 KiB on ARM, POWER)."""
+        """Return the page size: 4 KiB, or larger (such as 64 KiB on ARM and POWER) if the size of a process shows it.
+
+        The table gives the size of the process in pages, and `total_vm_bytes` is the same size in bytes.
+        """
         row = self.rows.get(pid) if pid is not None else None
         if row is None or not total_vm_bytes or not row[0].get("total_vm"):
             return 4096

@@ -207,7 +207,7 @@ class _Outline:
         return ""
 
     def end(self, before: list[str]) -> str:
-        """Handle the end of the path `before`; [] is the end of the document."""
+        """Handle the end of the block at the path `before` ([] for the end of the document); return its summary."""
         return ""
 
 

@@ -219,7 +219,7 @@ def _amount(state: ProgressSnapshot) -> str:
 
 
 def _nodes_text(memory_by_node: Mapping[str, int]) -> str:
-    """Return how many nodes there are and what the fullest holds."""
+    """Return how many nodes there are, and the memory of the node that uses most."""
     return (
         f"{plural(len(memory_by_node), 'node')} up to {format_size(max(memory_by_node.values()))}"
         if memory_by_node

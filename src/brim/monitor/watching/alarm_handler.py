@@ -224,7 +224,7 @@ class AlarmHandler:
         self.stopping = self._new_sequence()
 
     def end_facts(self, group_kills: int) -> dict[str, Any]:
-        """Return the keys of the log's end: whether brim stopped it, and why."""
+        """Return what the last record of the log says about a stop: how the process was stopped, and why."""
         stopped = "oom" if group_kills else self.stopping.stage or self._earlier_stage
         return {"stopped": stopped, "why": self._why if stopped else None}
 

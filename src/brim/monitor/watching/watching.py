@@ -169,7 +169,7 @@ class MemoryWatch:
         return self.stop_file is not None and self.stop_file.exists()
 
     def callback(self, save: Callable[[], Any] | None = None) -> StopCallback:
-        """Return a function for a training loop: True when it should end, after calling `save` once."""
+        """Return a function for a training loop. When the loop should end, it calls `save` once and returns True."""
         return StopCallback(self, save)
 
     def trainer_callback(self) -> Any:
