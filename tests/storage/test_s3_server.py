@@ -298,11 +298,12 @@ def test_proxy_fails_and_logs(s3: S3Server, s3_prefix: str, s3_proxy: FaultProxy
     obstore.put(store, "a", content, chunk_size=PART, max_concurrency=3)
     assert s3.read("private", f"{s3_prefix}a") == content
     assert (busy.fired, broken.fired) == (2, 1)
-    parts = [request for request in s3_proxy.requests if request.method == "PUT"]
+    # A client of an earlier test may still write to a port that is used again.
+    path = f"/private/{s3_prefix}a"
+    parts = [request for request in s3_proxy.requests if request.method == "PUT" and request.path == path]
     assert sorted(part.status for part in parts) == [0, 200, 200, 200, 503, 503]
     assert [one.sent_bytes for one in parts if one.status == 0] == [MIB]
     assert [one.sent_bytes for one in parts if one.status == 200] == [PART] * 3
-    assert {one.path for one in parts} == {f"/private/{s3_prefix}a"}
     assert s3_proxy.count("POST") == 2
     assert 1 <= s3_proxy.most_at_once <= 3
 
