@@ -20,14 +20,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from peak import measure
 from tables import MB, Part, at_most, comma_list, machine, print_goals, print_machine, print_part, progress, write_json
+
+from tests.s3 import S3Server
 
 HERE = Path(__file__).resolve().parent
 MODEL = """
@@ -45,7 +49,7 @@ def main() -> int:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    names = ("package", "files", "publish", "map", "tokenize", "embed", "scale")
+    names = ("package", "files", "publish", "bucket", "select", "map", "tokenize", "embed", "scale")
     parser.add_argument("--only", type=comma_list(*names), default=",".join(names), help="separated by commas")
     parser.add_argument("--data", type=Path, help="where files are made (default: a temporary folder)")
     parser.add_argument("--json", type=Path, help="write every run to this file")
@@ -152,11 +156,24 @@ def jobs_in(folder: Path, wanted: Sequence[str]) -> Iterator[dict[str, tuple[Job
         ),
         "scale": (lambda _, checkout: [str(checkout / "benchmarks" / "scale.py"), "--only", "plan"], {}),
     }  # fmt: skip
-    with local_hub(folder) as environment:
-        to = "hf://datasets/me/compared"
-        jobs["publish"] = (
-            lambda out, _: [*brim, "build", str(large), to, "--fresh", "--state", f"{out}.state", *limit], environment
+    if "select" in wanted:  # half of 200 MB, in pages compressed by snappy
+        values = pa.array([random.bytes(500) for _ in range(400_000)])
+        pq.write_table(pa.table({"n": range(400_000), "value": values}), folder / "values.parquet")
+        where = ("--where", "n < 200_000")
+        jobs["select"] = (
+            lambda out, _: [*brim, "select", str(folder / "values.parquet"), str(out), *where, *limit], {}
         )  # fmt: skip
+    with ExitStack() as servers:
+
+        def upload(out: Path, to: str) -> list[str]:
+            return [*brim, "build", str(large), to, "--fresh", "--state", f"{out}.state", *limit]
+
+        if "publish" in wanted:
+            hub = servers.enter_context(local_hub(folder))
+            jobs["publish"] = (lambda out, _: upload(out, "hf://datasets/me/compared"), hub)
+        if "bucket" in wanted:
+            server = servers.enter_context(S3Server(folder / "s3"))
+            jobs["bucket"] = (lambda out, _: upload(out, "s3://private/large"), server.environment)
         yield {name: jobs[name] for name in wanted}
 
 
