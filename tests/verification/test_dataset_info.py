@@ -168,7 +168,7 @@ def test_datasets_that_brim_did_not_build(tmp_path: Path) -> None:
     assert actual.head[0]["dwi"][0] == {"type": "nifti", "path": "0-0.nii", "shape": (4, 5, 6), "bytes": 472}
     code = checks(brim_run(), str(folder), "--recipe", str(recipe), "--deep", code=3)
     assert [name for name, check in code.items() if not check["ok"]] == ["lists go together"]
-    assert "row 8: 'dwi_bvals' holds 1 and 'dwi', which it is beside, 2" in code["lists go together"]["detail"]
+    assert "row 8: 'dwi_bvals' holds 1 and 'dwi', with which it is aligned, 2" in code["lists go together"]["detail"]
     assert code["NIfTI headers"]["counted"] == 20
     plain = checks(brim_run(), str(folder), code=0)
     assert plain["lists go together"]["status"] == "skip"
@@ -198,7 +198,7 @@ def test_verify_finds_lists_out_of_line(tmp_path: Path) -> None:
     shutil.copy(shard, repeated)
     ledger = next((tmp_path / "again/.brim").rglob("*.jsonl"))
     _rewrite_receipt(ledger, repeated)
-    with pytest.raises(VerificationError, match="row 0: 'dwi_bvals' holds 1 and 'dwi', which it is beside, 2"):
+    with pytest.raises(VerificationError, match="row 0: 'dwi_bvals' holds 1 and 'dwi', with which it is aligned, 2"):
         brim.verify(tmp_path / "again")
 
 

@@ -112,7 +112,7 @@ class ParquetColumns:
             for name, partner in pairs.items():
                 for row in np.flatnonzero(lengths[name] != lengths[partner])[:3].tolist():
                     own, other = lengths[name][row], lengths[partner][row]
-                    yield f"row {first + row}: {name!r} holds {own} and {partner!r}, which it is beside, {other}"
+                    yield f"row {first + row}: {name!r} holds {own} and {partner!r}, with which it is aligned, {other}"
             first += self.footer.row_group(group).num_rows
 
     def __enter__(self) -> Self:
